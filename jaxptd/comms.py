@@ -19,7 +19,7 @@ from rich.console import Console
 from jaxptd import plot
 from jaxptd.analysis.collective import add_up, subtract
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
-from jaxptd.analysis.traffic.report import CommsReport
+from jaxptd.analysis.traffic.step import CommsReport
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.common_options import add_compiled, add_words, picture_path
 from jaxptd.config import Config

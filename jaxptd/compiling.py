@@ -15,12 +15,12 @@ from jax.experimental import topologies
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
-from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.hlo.text import Pipeline
+from jaxptd.analysis.hlo.timeline import Move, moves
 from jaxptd.config import Config
 from jaxptd.errors import UserError, install
 from jaxptd.mesh import make_mesh
-from jaxptd.planner.own.compiled import Figures
+from jaxptd.planner.steps.traffic import Figures
 from jaxptd.step import Program
 
 # ---- absent H200s --------------------------------------------------------------------------------

@@ -26,11 +26,9 @@ from jaxptd.errors import UserError, run_command
 from jaxptd.fields import check_range, checked
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.models.families import with_vocabulary
-from jaxptd.planner.compiled import Compiling, Measure
-from jaxptd.planner.planning import MAX_MEMORY, RANGES, Plan, expected_error
+from jaxptd.planner.planning import MAX_MEMORY, RANGES, Compiling, Measure, Plan, expected_error
 from jaxptd.planner.search.best import Search
-from jaxptd.planner.search.pins import PINNED, checked_pins
-from jaxptd.planner.search.space import Space
+from jaxptd.planner.search.space import PINNED, Space, checked_pins
 
 ACTIONS = ("validate", "calibrate")
 USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")

@@ -3,9 +3,10 @@
 `python -m jaxptd.profile --config configs/gpt2-124m.yaml [--steps 5] [--picture step.svg]`
 
 Prints the milliseconds of each part of a step: a scope of the model, and products, attention
-kernel, other kernels or collectives (`step_parts.py`). Times are averaged over the devices; kernels
-that run at once on one device each count in full. `--trace DIR` keeps the trace, which Perfetto and
-XProf open. The tokens are random; no data is read. From Python: `jaxptd.profile(config)`.
+kernel, other kernels or collectives (`analysis/profiling.py`). Times are averaged over the devices;
+kernels that run at once on one device each count in full. `--trace DIR` keeps the trace, which
+Perfetto and XProf open. The tokens are random; no data is read. From Python:
+`jaxptd.profile(config)`.
 """
 
 import functools

@@ -27,25 +27,44 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.bias import add_gradients, bias_for, check_distances
-from jaxptd.attention.kernel import CORE, Kernel, Lengths, Saved, Scores, Sites, add_at, merge_at
+from jaxptd.attention.groups import add_gradients, bias_for, check_distances
+from jaxptd.attention.kernel import (
+    CORE,
+    Kernel,
+    Lengths,
+    Saved,
+    ScoreCoordinates,
+    Scores,
+    add_at,
+    merge_at,
+)
 from jaxptd.attention.ring import (
+    AttentionInputs,
+    AttentionSpec,
     Ring,
-    Tokens,
+    Tile,
     check_lengths,
+    over_local_chunks,
+    over_tiles,
     pin_to_backward,
     travel,
     travel_back,
 )
 from jaxptd.attention.rsa import attend_rsa, ring_av, ring_qk
-from jaxptd.attention.tiles import Task, Tile, over_local_chunks, over_tiles
 from jaxptd.collectives import alike
 
-__all__ = ["Kernel", "Ring", "Scores", "Tokens", "attend", "ring_av", "ring_qk"]
+__all__ = ["AttentionInputs", "Kernel", "Ring", "Scores", "attend", "ring_av", "ring_qk"]
 
 
 def attend(
-    q: Array, k: Array, v: Array, tokens: Tokens, *, ring: Ring, kernel: Kernel, scores: Scores
+    q: Array,
+    k: Array,
+    v: Array,
+    inputs: AttentionInputs,
+    *,
+    ring: Ring,
+    kernel: Kernel,
+    scores: Scores,
 ) -> Array:
     """Attention of this device's queries with every device's keys: -> o[B, T, N, H].
 
@@ -54,7 +73,7 @@ def attend(
         k: local keys, `[B, S, K, H]`; K divides N, see `attention/kernel.py`. S differs from T if
             they are those of another sequence.
         v: local values, shaped as the keys.
-        tokens: their documents, dropout seeds, and a bias of the scores.
+        inputs: their documents, dropout seeds, and a bias of the scores.
         ring: the devices that share the sequence; possibly a single one.
         kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.
         scores: their factor, and which keys a query sees.
@@ -64,59 +83,74 @@ def attend(
     """
     devices, lengths = lax.axis_size(ring.axis), Lengths(q.shape[1], k.shape[1])
     check_lengths(lengths, scores)
-    check_distances(tokens.bias_NR, devices * max(lengths))
-    q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
-    tokens = tokens._replace(bias_NR=bias_for(q, tokens.bias_NR))
+    check_distances(inputs.bias_NR, devices * max(lengths))
+    q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(inputs))
+    inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
     if ring.kind == "rsa" and devices > 1:
-        sites = ring.all_sites(tokens, lengths)
-        return attend_rsa(q, k, v, sites, ring=ring, dropout=kernel.dropout, scores=scores)
+        coordinates = ring.all_coordinates(inputs, lengths)
+        return attend_rsa(q, k, v, coordinates, ring=ring, dropout=kernel.dropout, scores=scores)
     kernel = kernel.within(ring.at_once(max(lengths), scores))
-    return _blockwise(q, k, v, tokens, Task(ring, kernel, scores, tokens.bias_NR is not None))
+    return _blockwise(
+        q, k, v, inputs, AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _blockwise(q: Array, k: Array, v: Array, tokens: Tokens, task: Task) -> Array:
-    return _forward(q, k, v, tokens, task)[0]
+def _blockwise(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
+    return _forward(q, k, v, inputs, spec)[0]
 
 
 # ---- forward --------------------------------------------------------------------------------
 
 
 def _forward(
-    q: Array, k: Array, v: Array, tokens: Tokens, task: Task
-) -> tuple[Array, tuple[Saved, Tokens]]:
-    ring, lengths = task.ring, Lengths(q.shape[1], k.shape[1])
-    total = _local(q, k, v, ring.sites(tokens, lengths, lax.axis_index(ring.axis)), task)
-    visit = partial(_visit, q=q, tokens=tokens, task=task)
-    o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=task.hops(lengths.keys))
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Array, tuple[Saved, AttentionInputs]]:
+    ring, lengths = spec.ring, Lengths(q.shape[1], k.shape[1])
+    total = _local(q, k, v, ring.coordinates(inputs, lengths, lax.axis_index(ring.axis)), spec)
+    visit = partial(_visit, q=q, inputs=inputs, spec=spec)
+    o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=spec.hops(lengths.keys))
     o, lse = checkpoint_name((o.astype(q.dtype), lse), CORE)
-    return o, (Saved(q, k, v, o, lse), tokens)
+    return o, (Saved(q, k, v, o, lse), inputs)
 
 
-def _local(q: Array, k: Array, v: Array, sites: Sites, task: Task) -> tuple[Array, Array]:
+def _local(
+    q: Array, k: Array, v: Array, coordinates: ScoreCoordinates, spec: AttentionSpec
+) -> tuple[Array, Array]:
     """Attention to the local block: (o, lse)."""
-    if task.has_gap:
+    if spec.has_gap:
         o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
-        merge_tile = partial(_merge_tile, q=q, kv=jnp.stack((k, v)), sites=sites, task=task)
+        merge_tile = partial(
+            _merge_tile, q=q, kv=jnp.stack((k, v)), coordinates=coordinates, spec=spec
+        )
         lengths = Lengths(q.shape[1], k.shape[1])
-        return over_local_chunks(merge_tile, (o, o[..., 0] - jnp.inf), lengths, task)
-    o, lse = task.kernel.fwd(q, k, v, sites, scores=task.scores)
+        return over_local_chunks(merge_tile, (o, o[..., 0] - jnp.inf), lengths, spec)
+    o, lse = spec.kernel.fwd(q, k, v, coordinates, scores=spec.scores)
     return o.astype(lse.dtype), lse
 
 
-def _visit(total: Any, kv: Array, source: Array, *, q: Array, tokens: Tokens, task: Task) -> Any:
+def _visit(
+    total: Any, kv: Array, source: Array, *, q: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> Any:
     """Merges attention to the block of device `source` into `total`, (o, lse)."""
     lengths = Lengths(q.shape[1], kv.shape[2])
-    sites = task.ring.sites(tokens, lengths, source)
-    merge_tile = partial(_merge_tile, q=q, kv=kv, sites=sites, task=task)
-    return over_tiles(merge_tile, total, source, lengths, task)
+    coordinates = spec.ring.coordinates(inputs, lengths, source)
+    merge_tile = partial(_merge_tile, q=q, kv=kv, coordinates=coordinates, spec=spec)
+    return over_tiles(merge_tile, total, source, lengths, spec)
 
 
 def _merge_tile(
-    total: Any, tile: Tile, scores: Scores, *, q: Array, kv: Array, sites: Sites, task: Task
+    total: Any,
+    tile: Tile,
+    scores: Scores,
+    *,
+    q: Array,
+    kv: Array,
+    coordinates: ScoreCoordinates,
+    spec: AttentionSpec,
 ) -> Any:
     qs, (ks, vs) = tile.queries(q), tile.keys(kv)
-    found = task.kernel.fwd(qs, ks, vs, tile.sites(sites), scores=scores)
+    found = spec.kernel.fwd(qs, ks, vs, tile.coordinates(coordinates), scores=scores)
     return merge_at(total, found, tile.query, dim=1)
 
 
@@ -131,29 +165,29 @@ class _Sums(NamedTuple):
 
 
 def _backward(
-    task: Task, residuals: tuple[Saved, Tokens], do: Array
-) -> tuple[Array, Array, Array, Tokens]:
-    ring, (saved, tokens) = task.ring, residuals
+    spec: AttentionSpec, residuals: tuple[Saved, AttentionInputs], do: Array
+) -> tuple[Array, Array, Array, AttentionInputs]:
+    ring, (saved, inputs) = spec.ring, residuals
     saved = pin_to_backward(saved)
     # Scores wait for do, or XLA computes them in forward; keys and values may travel before.
     q, do = lax.optimization_barrier((saved.q, do))
     saved = saved._replace(q=q)
     lengths = Lengths(saved.q.shape[1], saved.k.shape[1])
-    sums = _Sums(*_zeros((saved.q, tokens.bias_NR), saved))
-    visit = partial(_visit_back, saved=saved, do=do, tokens=tokens, task=task)
+    sums = _Sums(*_zeros((saved.q, inputs.bias_NR), saved))
+    visit = partial(_visit_back, saved=saved, do=do, inputs=inputs, spec=spec)
     kv = jnp.stack((saved.k, saved.v))
-    sums, dkv = travel_back(kv, ring, sums, visit, hops=task.hops(lengths.keys))
+    sums, dkv = travel_back(kv, ring, sums, visit, hops=spec.hops(lengths.keys))
     if lax.axis_size(ring.axis) > 1:
         # The local block is last, during the last hop: earlier, its gradients would take up memory
         # all along.
         saved, do, sums = lax.optimization_barrier((saved, do, sums))
-    local = ring.sites(tokens, lengths, lax.axis_index(ring.axis))
-    local_sums, local_dkv = _local_back(saved, do, local, task)
+    local = ring.coordinates(inputs, lengths, lax.axis_index(ring.axis))
+    local_sums, local_dkv = _local_back(saved, do, local, spec)
     sums = jax.tree.map(jnp.add, sums, local_sums)
     dk, dv = local_dkv + dkv
-    primals, found = (saved.q, saved.k, saved.v, tokens.bias_NR), (sums.q, dk, dv, sums.bias)
+    primals, found = (saved.q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
     dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, found)
-    return dq, dk, dv, Tokens(bias_NR=bias)
+    return dq, dk, dv, AttentionInputs(bias_NR=bias)
 
 
 def _zeros(like: Any, saved: Saved) -> Any:
@@ -161,14 +195,16 @@ def _zeros(like: Any, saved: Saved) -> Any:
     return jax.tree.map(lambda x: jnp.zeros_like(x, saved.lse.dtype), like)
 
 
-def _local_back(saved: Saved, do: Array, sites: Sites, task: Task) -> tuple[_Sums, Array]:
+def _local_back(
+    saved: Saved, do: Array, coordinates: ScoreCoordinates, spec: AttentionSpec
+) -> tuple[_Sums, Array]:
     """Gradients by attention to the local block: sums, d(kv)."""
-    if task.has_gap:
+    if spec.has_gap:
         kv = jnp.stack((saved.k, saved.v))
-        zeros = _zeros((_Sums(saved.q, sites.bias_NR), kv), saved)
-        add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, sites=sites, task=task)
-        return over_local_chunks(add_tile, zeros, Lengths(do.shape[1], kv.shape[2]), task)
-    found = task.kernel.bwd(saved, do, sites, scores=task.scores)
+        zeros = _zeros((_Sums(saved.q, coordinates.bias_NR), kv), saved)
+        add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
+        return over_local_chunks(add_tile, zeros, Lengths(do.shape[1], kv.shape[2]), spec)
+    found = spec.kernel.bwd(saved, do, coordinates, scores=spec.scores)
     return _Sums(found.q, found.bias), jnp.stack((found.k, found.v))
 
 
@@ -179,14 +215,14 @@ def _visit_back(
     *,
     saved: Saved,
     do: Array,
-    tokens: Tokens,
-    task: Task,
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
 ) -> tuple[_Sums, Array]:
     """Adds to the sums, and returns d(kv), the gradients by attention to the block of `source`."""
     lengths = Lengths(saved.q.shape[1], kv.shape[2])
-    sites = task.ring.sites(tokens, lengths, source)
-    add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, sites=sites, task=task)
-    return over_tiles(add_tile, (sums, _zeros(kv, saved)), source, lengths, task)
+    coordinates = spec.ring.coordinates(inputs, lengths, source)
+    add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
+    return over_tiles(add_tile, (sums, _zeros(kv, saved)), source, lengths, spec)
 
 
 def _add_tile(
@@ -197,14 +233,14 @@ def _add_tile(
     saved: Saved,
     do: Array,
     kv: Array,
-    sites: Sites,
-    task: Task,
+    coordinates: ScoreCoordinates,
+    spec: AttentionSpec,
 ) -> tuple[_Sums, Array]:
     sums, dkv = total
     qs, os, lses, dos = (tile.queries(x) for x in (saved.q, saved.o, saved.lse, do))
     ks, vs = tile.keys(kv)
     of_tile = Saved(qs, ks, vs, os, lses)
-    found = task.kernel.bwd(of_tile, dos, tile.sites(sites), scores=scores)
+    found = spec.kernel.bwd(of_tile, dos, tile.coordinates(coordinates), scores=scores)
     for number, x in enumerate((found.k, found.v)):
         dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
     bias = add_gradients(sums.bias, found.bias)

@@ -30,9 +30,9 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.matmul.dot import COLUMNS_BY_COLUMNS, ROWS_BY_COLUMNS, ROWS_BY_ROWS, Dot, dot
 from jaxptd.matmul.grid import Grid, PanelMove, panel_moves
 from jaxptd.matmul.padding import panels
+from jaxptd.matmul.precision import COLUMNS_BY_COLUMNS, ROWS_BY_COLUMNS, ROWS_BY_ROWS, Dot, dot
 
 __all__ = ["Grid", "matmul", "matmul_nt", "matmul_tn", "multiply"]
 

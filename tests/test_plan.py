@@ -9,20 +9,10 @@ from pathlib import Path
 import pytest
 from command_lines import refused
 
+from benchmarks.published.fit import ROWS
 from jaxptd import plan as command
-from jaxptd.planner.published.rows import PACKAGED
 
-ROW = PACKAGED / "h100_calibration.csv"
-
-
-def test_table_1(capsys: pytest.CaptureFixture) -> None:
-    assert command.main(["validate"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "a fit to all rows"
-    assert len(lines) == 15
-    assert lines[12] == "mean error 1.2% (bar 2.5%), worst 3.5%"
-    assert lines[13] == "a constant TFLOP/s: mean error 6.8%, worst 11.7%"
-    assert lines[14].startswith("shares of peak fitted to all rows: products 0.819, hbm 0.617")
+ROW = ROWS / "h100_calibration.csv"
 
 
 def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -50,7 +40,8 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["calibrat"], "calibrat"),
         (["validate", "--rows", "no.csv"], "no.csv: No such file"),
         (["validate", "--rows", str(unknown)], "hardware=h300: no such accelerator; did you mean"),
-        (["validate", "--hardware", str(broken)], "is not YAML"),
+        (["validate", "--rows", str(ROW), "--hardware", str(broken)], "is not YAML"),
+        (["validate"], "--rows and --run-dir name the steps to predict, and neither is given"),
         (["validate", "--held"], "unrecognized arguments: --held"),
     ):
         assert words in refused(capsys, command.main, options)

@@ -17,8 +17,8 @@ from turns import latin, slow
 
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
-from jaxptd.attention.kernel import Dropout, Scores, Sites
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.ring_attention import attend
@@ -84,7 +84,7 @@ class Case:
         draw = np.random.default_rng(0).standard_normal
         return [draw((B, len(order), self.heads, H)) for order in self.orders]
 
-    def sites(self) -> Sites:
+    def coordinates(self) -> ScoreCoordinates:
         """Sites of the whole sequences."""
         rng, both = np.random.default_rng(1), {T, self.keys}
         seed = rng.integers(0, 2**32, (B, self.heads, 2)).astype(np.uint32)
@@ -94,25 +94,29 @@ class Case:
             each[:, -5:] = -1
         segments = (segment[T], segment[self.keys]) if self.documents else (None, None)
         bias = rng.standard_normal((self.heads, 2 * max(both) - 1)) if self.bias else None
-        return Sites(place[T], place[self.keys], *segments, seed if self.rate else None, bias)
+        return ScoreCoordinates(
+            place[T], place[self.keys], *segments, seed if self.rate else None, bias
+        )
 
-    def tokens(self) -> Tokens:
-        sites = self.sites()
-        segments = zip((sites.query_segment_BT, sites.key_segment_BS), self.orders, strict=False)
+    def tokens(self) -> AttentionInputs:
+        coordinates = self.coordinates()
+        segments = zip(
+            (coordinates.query_segment_BT, coordinates.key_segment_BS), self.orders, strict=False
+        )
         each = (None if x is None else x[:, o].reshape(B, self.layout.cp, -1) for x, o in segments)
-        return Tokens(*each, sites.seed_BN2, sites.bias_NR)
+        return AttentionInputs(*each, coordinates.seed_BN2, coordinates.bias_NR)
 
-    def attention(self, tokens: Tokens) -> Callable[[Array, Array, Array], Array]:
+    def attention(self, tokens: AttentionInputs) -> Callable[[Array, Array, Array], Array]:
         kernel = Xla(Dropout(self.rate, mixed), self.chunk)
         return partial(attend, tokens=tokens, ring=self.ring, kernel=kernel, scores=self.scores)
 
     def on_mesh(self, body: Callable, outs: Any) -> Callable:
         """Maps `body(tokens, q, k, v, do)` over the devices' blocks."""
-        tokens = Tokens(P(Axis.DP), P(Axis.DP), P(Axis.DP, Axis.TP), P(Axis.TP))
+        tokens = AttentionInputs(P(Axis.DP), P(Axis.DP), P(Axis.DP, Axis.TP), P(Axis.TP))
         specs = {"in_specs": (tokens, *[TENSOR] * 4), "out_specs": outs}
         return jax.shard_map(body, mesh=self.mesh, **specs, check_vma=True)
 
-    def arguments(self, dtype: str) -> tuple[Tokens, *tuple[Array, ...]]:
+    def arguments(self, dtype: str) -> tuple[AttentionInputs, *tuple[Array, ...]]:
         inputs = zip(self.inputs(), self.orders, strict=True)
         return self.tokens(), *(jnp.asarray(x[:, order], dtype) for x, order in inputs)
 
@@ -120,7 +124,7 @@ class Case:
 def both_ways(case: Case, wrap: Callable = lambda attention: attention) -> Callable:
     """-> o, dq, dk, dv and the gradient of the bias, which every device has whole."""
 
-    def body(tokens: Tokens, *qkvdo: Array) -> tuple[Array, ...]:
+    def body(tokens: AttentionInputs, *qkvdo: Array) -> tuple[Array, ...]:
         *qkv, do = qkvdo
 
         def attention(bias: Array | None, *qkv: Array) -> Array:
@@ -145,7 +149,7 @@ def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
     backs = [np.argsort(order) for order in case.orders]
     inputs = zip(arguments[1:], backs, strict=True)
     whole = [np.asarray(x, np.float64)[:, back] for x, back in inputs]
-    want = plain(*whole, case.sites(), scores=case.scores, rate=case.rate)
+    want = plain(*whole, case.coordinates(), scores=case.scores, rate=case.rate)
     *found, d_bias = found
     assert {x.dtype for x in found} == {jnp.dtype(dtype)}
     results = zip(found, [backs[0], *backs[:3]], strict=True)
@@ -167,7 +171,7 @@ def hold(case: Case, dtype: str) -> None:
         assert difference(found.pop(), want.dbias) <= TOLERANCES[dtype]
     padding = np.isneginf(want.lse).all(-1)
     assert padding.any() == case.documents
-    segment = case.sites().key_segment_BS
+    segment = case.coordinates().key_segment_BS
     unread = np.zeros((B, case.keys), bool) if segment is None else segment < 0
     for name, x in zip(("o", "dq", "dk", "dv"), found, strict=True):
         assert difference(x, getattr(want, name)) <= TOLERANCES[dtype], name

@@ -3,7 +3,7 @@
 `python -m benchmarks.context.overlap --config configs/gpt-1.3b-131k.yaml [--layout.cp 8 --compiler
 a=b]`
 
-Reads the collective-permutes from the schedule; `jaxptd/analysis/hlo/overlap.py` says what is read.
+Reads the collective-permutes from the schedule; see `jaxptd/analysis/hlo/timeline.py`.
 """
 
 import collections
@@ -14,8 +14,8 @@ import jax
 
 from benchmarks.lib.compiler import compiler_options
 from jaxptd.analysis.collective import PERMUTE
-from jaxptd.analysis.hlo.overlap import Move as Permute
-from jaxptd.analysis.hlo.overlap import Work, moves
+from jaxptd.analysis.hlo.timeline import Move as Permute
+from jaxptd.analysis.hlo.timeline import Work, moves
 from jaxptd.analysis.report import table
 from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.compiling import gpus

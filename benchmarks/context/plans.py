@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import ring_attention
 from jaxptd.attention.kernel import KEPT, Kernel, Lengths, Saved, Scores
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.collectives import alike
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
@@ -24,7 +24,14 @@ from jaxptd.step import Program
 
 
 def attend_gathered(
-    q: Array, k: Array, v: Array, tokens: Tokens, *, ring: Ring, kernel: Kernel, scores: Scores
+    q: Array,
+    k: Array,
+    v: Array,
+    tokens: AttentionInputs,
+    *,
+    ring: Ring,
+    kernel: Kernel,
+    scores: Scores,
 ) -> Array:
     """Computes `ring_attention.attend` with all keys and values gathered on every device."""
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
@@ -32,15 +39,17 @@ def attend_gathered(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _gathered(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> Array:
+def _gathered(q: Array, k: Array, v: Array, tokens: AttentionInputs, task: Any) -> Array:
     return _gathered_fwd(q, k, v, tokens, task)[0]
 
 
-def _gathered_fwd(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> tuple[Array, Any]:
+def _gathered_fwd(
+    q: Array, k: Array, v: Array, tokens: AttentionInputs, task: Any
+) -> tuple[Array, Any]:
     ring, kernel, scores = task
     every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
     o, lse = kernel.fwd(
-        q, *every, ring.all_sites(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
+        q, *every, ring.all_coordinates(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
     )
     o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
     return o, (Saved(q, k, v, o, lse), tokens)
@@ -51,8 +60,8 @@ def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, A
     saved, tokens = residuals
     every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
     whole = saved._replace(k=every[0], v=every[1])
-    sites = ring.all_sites(tokens, Lengths(do.shape[1], saved.k.shape[1]))
-    dq, dk, dv, _ = kernel.bwd(whole, do, sites, scores=scores)
+    coordinates = ring.all_coordinates(tokens, Lengths(do.shape[1], saved.k.shape[1]))
+    dq, dk, dv, _ = kernel.bwd(whole, do, coordinates, scores=scores)
     sums = jnp.stack((dk, dv)).astype(saved.lse.dtype)
     dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)
     dtype = saved.q.dtype

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention.kernel import Dropout, Scores
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import RingKind
@@ -72,7 +72,7 @@ def ours(kind: RingKind, chunk: int | None) -> Program:
 
     def attention(q: Array, k: Array, v: Array) -> Array:
         return attend(
-            q, k, v, Tokens(), ring=ring, kernel=kernel, scores=Scores(q.shape[-1] ** -0.5)
+            q, k, v, AttentionInputs(), ring=ring, kernel=kernel, scores=Scores(q.shape[-1] ** -0.5)
         )
 
     return Program(f"jaxptd {kind}", attention, chunk, kind, ours=True)

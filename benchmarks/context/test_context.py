@@ -18,7 +18,7 @@ from benchmarks.context import formulas, plans
 from benchmarks.context import pictures as context_pictures
 from jaxptd.analysis.collective import Collective
 from jaxptd.attention.kernel import Dropout, Scores
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import Layout, make_mesh
@@ -64,7 +64,7 @@ def test_peer_computes_what_the_ring_computes() -> None:
 
     def gradients(attend: Any) -> jax.Array:
         def loss(qkv: jax.Array) -> jax.Array:
-            tokens = Tokens(seed_BN2=seed_BN2)
+            tokens = AttentionInputs(seed_BN2=seed_BN2)
             o = attend(*qkv, tokens, ring=ring, kernel=kernel, scores=Scores(0.5))
             return jnp.sum(jnp.sin(o))
 

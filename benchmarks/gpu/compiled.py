@@ -22,11 +22,11 @@ import jax
 
 from benchmarks.lib.measure import append, write
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH
 from jaxptd.analysis.hlo.kernels import largest, summary
-from jaxptd.analysis.hlo.overlap import moves
 from jaxptd.analysis.hlo.text import Pipeline
+from jaxptd.analysis.hlo.timeline import moves
+from jaxptd.analysis.jaxprs import attention_flops, executed, flops
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
 from jaxptd.compiling import PLUGINS, gpus

@@ -16,7 +16,7 @@ from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, run_command
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.cost.terms import HBM
-from jaxptd.planner.own.step import predict
+from jaxptd.planner.steps.step import predict
 
 KERNELS = ("elementwise", "accumulation", "optimizer")
 HEAD = ("case", "product TFLOP, predicted", "compiled", "difference")

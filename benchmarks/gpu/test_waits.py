@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.gpu import waits
 from benchmarks.gpu.waits import WAYS
-from jaxptd.analysis.hlo.waits import host_waits
+from jaxptd.analysis.hlo.timeline import host_waits
 from jaxptd.errors import UserError
 
 

@@ -27,9 +27,9 @@ from benchmarks.lib.child import answer, first_gpu
 from benchmarks.lib.measure import last_section
 from benchmarks.lib.steps import Step, queued
 from jaxptd.analysis.compiled_step import compile_step, random_batch
-from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
 from jaxptd.analysis.hlo.timeline import estimate
+from jaxptd.analysis.jaxprs import attention_flops, executed, flops
 from jaxptd.analysis.profiling import NAMED, SCOPES, events, of_events
 from jaxptd.analysis.report import table, versions
 from jaxptd.calibration.timer import table_name
@@ -37,7 +37,7 @@ from jaxptd.config import Config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.hardware import Cluster, accelerators
 from jaxptd.mesh import make_mesh
-from jaxptd.planner.own.step import predict
+from jaxptd.planner.steps.step import predict
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 

@@ -1,9 +1,9 @@
 """Times how long a GPU stands still where the host waits for it: a conditional, a trip of a loop.
 
 `python -m benchmarks.gpu.waits [--out FILE]`. A pipeline's step has such waits, which
-`jaxptd/analysis/hlo/waits.py` counts. A chain of small products runs plainly, under a conditional
-each, in a loop whose length is computed, and in loops of one trip, with CUDA graphs and without.
-What a product then takes longer is the wait.
+`jaxptd/analysis/hlo/timeline.py` counts. A chain of small products runs plainly, under a
+conditional each, in a loop whose length is computed, and in loops of one trip, with CUDA graphs
+and without. What a product then takes longer is the wait.
 """
 
 import statistics

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.lib.measure import gib
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
-from jaxptd.analysis.hlo.overlap import Move, moves
+from jaxptd.analysis.hlo.timeline import Move, moves
 from jaxptd.analysis.report import table, versions
 from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config

@@ -9,7 +9,7 @@ from benchmarks.grid import gpu as grid_gpu
 from benchmarks.grid.__main__ import Held, held
 from benchmarks.grid.gpu import Compiled, laid_out
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from jaxptd.analysis.hlo.overlap import Move, Work
+from jaxptd.analysis.hlo.timeline import Move, Work
 from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.mesh import Layout

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.lib.measure import Run, append, mib
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step, random_batch
-from jaxptd.analysis.flops import executed, flops
+from jaxptd.analysis.jaxprs import executed, flops
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.errors import Parser, run_command

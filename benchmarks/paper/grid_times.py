@@ -17,11 +17,10 @@ from jaxptd.hardware import Accelerator, Cluster, find_accelerator
 from jaxptd.mesh import Layout
 from jaxptd.models.families import inventory_of
 from jaxptd.planner.cost import StepTime
-from jaxptd.planner.own.memory import memory_of
-from jaxptd.planner.own.step import OwnStep, predict
 from jaxptd.planner.planning import MAX_MEMORY
 from jaxptd.planner.search.best import Search
 from jaxptd.planner.search.space import Space
+from jaxptd.planner.steps.step import ConfigStep, memory_of, predict
 
 NO_ROOM = "no room"
 PREDICTED = (
@@ -199,7 +198,7 @@ def best_of(layouts: list[Layout], accelerator: Accelerator) -> Best:
     cluster = Cluster(accelerator, node=max(GRIDS))
     steps = [(predict(_config(layout), cluster).seconds, layout) for layout in layouts]
     seconds, layout = min(steps, key=lambda step: step[0])
-    return Best(layout, seconds, memory_of(OwnStep(_config(layout))).total)
+    return Best(layout, seconds, memory_of(ConfigStep(_config(layout))).total)
 
 
 def best_of_all(gpus: int, accelerator: Accelerator) -> Best:

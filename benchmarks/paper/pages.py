@@ -11,10 +11,10 @@ from benchmarks.paper import grid_pages, grid_rows, table4, weak_scaling
 from benchmarks.paper.formulas import activations, groups, ring, sizes
 from benchmarks.paper.images import table5
 from benchmarks.paper.models import chosen
+from benchmarks.published.fit import table_1
 from jaxptd.config import Config, TrainConfig
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.planner.published.rows import table_1
 from jaxptd.plot import drawing
 from jaxptd.run.devices import prepare
 

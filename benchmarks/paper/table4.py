@@ -21,8 +21,8 @@ from benchmarks.lib.compiler import UNTRIED
 from benchmarks.lib.measure import gib
 from benchmarks.paper import published
 from benchmarks.paper.models import PaperModel, omitted
-from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
+from jaxptd.analysis.jaxprs import attention_flops, executed, flops
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
 from jaxptd.compiling import PLUGINS

@@ -16,7 +16,7 @@ from benchmarks.paper.curves.figure10 import Curves
 from benchmarks.paper.models import MODELS, chosen
 from benchmarks.paper.table4 import BASE, Step, layouts
 from jaxptd.analysis.collective import ALL_REDUCE
-from jaxptd.analysis.hlo.overlap import Move, Work
+from jaxptd.analysis.hlo.timeline import Move, Work
 from jaxptd.commands.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout

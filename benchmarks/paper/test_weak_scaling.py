@@ -10,19 +10,20 @@ from benchmarks.paper import pages, weak_scaling
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.weak_scaling import GPU, Model, published
 from benchmarks.paper.weak_scaling_picture import PICTURE
+from benchmarks.published.fit import FittedTable, constant_rate, table_1
 from jaxptd.errors import UserError
 from jaxptd.hardware import find_accelerator
-from jaxptd.planner.published.rows import Row, table_1
-from jaxptd.planner.published.validation import Outcome, Validation, constant_rate
+from jaxptd.planner.rows import Row
+from jaxptd.planner.validation import Outcome
 
 GIB = 2**30
 ROWS = table_1()
 
 
-def predicted(rows: list[Row]) -> Validation:
+def predicted(rows: list[Row]) -> FittedTable:
     """Predictions that are all 5 % too slow."""
     outcomes = tuple(Outcome(row, 1.05 * row.seconds, 0.06) for row in rows)
-    return Validation("", outcomes, baseline=constant_rate(rows))
+    return FittedTable("", outcomes, 0.06, constant_rate(rows), {})
 
 
 def as_published(row: Row) -> Model:
@@ -52,7 +53,7 @@ def test_the_papers_flops_are_those_of_its_products(row: Row) -> None:
     logits = 2 * s * h * V
     passes = 1 + 1 + 2  # forward, once more, and backward
     assert row.flops == pytest.approx(
-        row.spread.global_batch * (passes * l * layer + 3 * logits), rel=1e-12
+        row.parallelism.global_batch * (passes * l * layer + 3 * logits), rel=1e-12
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.lib.measure import gib
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.models import parameters
+from benchmarks.published.fit import FittedTable, fitted_table, table_1
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
 from jaxptd.compiling import PLUGINS
@@ -26,8 +27,7 @@ from jaxptd.config import Config
 from jaxptd.hardware import find_accelerator
 from jaxptd.plan import plan
 from jaxptd.planner.planning import layout_text
-from jaxptd.planner.published.rows import Row, table_1
-from jaxptd.planner.published.validation import Validation, fitted_table
+from jaxptd.planner.rows import Row
 from jaxptd.planner.search.best import Candidate
 
 PATH = Path(__file__).with_name("megatron.csv")
@@ -90,7 +90,7 @@ class Model:
 
     @property
     def gpus(self) -> int:
-        return self.row.spread.gpus
+        return self.row.parallelism.gpus
 
     @property
     def petaflops(self) -> float:
@@ -110,15 +110,21 @@ class Model:
     @property
     def layout_row(self) -> list[str]:
         """Its row of the table of layouts."""
-        spread = self.row.spread
-        sizes = (self.gpus, spread.tp, spread.pp, spread.dp, spread.virtual_stages)
+        parallelism = self.row.parallelism
+        sizes = (
+            self.gpus,
+            parallelism.tp,
+            parallelism.pp,
+            parallelism.dp,
+            parallelism.virtual_stages,
+        )
         cells = [
             self.row.name,
             f"{self.parameters / 1e9:,.2f}",
             f"{self.published['params_billion']:,.1f}",
             *(f"{size:,}" for size in sizes),
-            f"{spread.global_batch:,}",
-            f"{self.config.train.micro_batches} x {spread.micro_batch}",
+            f"{parallelism.global_batch:,}",
+            f"{self.config.train.micro_batches} x {parallelism.micro_batch}",
         ]
         if self.memory is None:
             return cells
@@ -151,12 +157,12 @@ def published() -> Mapping[str, Published]:
     return {row.pop("name"): {column: float(x) for column, x in row.items()} for row in rows}
 
 
-def predictions() -> Validation:
+def predictions() -> FittedTable:
     """Predicts every row by a fit to the others."""
     return fitted_table(table_1(), find_accelerator(GPU), held_out=True)
 
 
-def models(found: Validation, *, compile_steps: bool) -> list[Model]:
+def models(found: FittedTable, *, compile_steps: bool) -> list[Model]:
     """The ten models; compile_steps: with memory, about 15 s each."""
     made = []
     for outcome in found.outcomes:
@@ -168,7 +174,7 @@ def models(found: Validation, *, compile_steps: bool) -> list[Model]:
     return made
 
 
-def page(rows: Sequence[Model], found: Validation, picture: str = "") -> str:
+def page(rows: Sequence[Model], found: FittedTable, picture: str = "") -> str:
     """The page of results, in Markdown; picture: a file to show, if any."""
     compiled = all(model.memory for model in rows)
     head = (*LAYOUTS, *COMPILED) if compiled else LAYOUTS
@@ -186,7 +192,7 @@ def page(rows: Sequence[Model], found: Validation, picture: str = "") -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _errors(found: Validation) -> str:
+def _errors(found: FittedTable) -> str:
     sizes = [abs(error) for error in found.baseline]
     return (
         f"Errors of the seconds: mean {found.mean:.1%}, worst {found.worst:.1%}. A constant "
@@ -227,7 +233,7 @@ class Fresh:
     @property
     def cells(self) -> list[str]:
         """Its row of the table."""
-        config, seconds, gpus = self.best.config, self.best.step.seconds, self.row.spread.gpus
+        config, seconds, gpus = self.best.config, self.best.step.seconds, self.row.parallelism.gpus
         train, layers = config.train, config.model.remat_layers
         rate = self.row.flops / seconds / gpus
         micro_batch = train.global_batch_size // config.layout.dp // train.micro_batches
@@ -251,7 +257,7 @@ def planned(rows: Sequence[Row], gpu: str) -> list[Fresh]:
     found = []
     for row in rows:
         config = load_config(f"megatron/{row.name}")
-        made = plan(config, gpus=row.spread.gpus, gpu=gpu, top=1)
+        made = plan(config, gpus=row.parallelism.gpus, gpu=gpu, top=1)
         found.append(Fresh(row, gpu, made.best[0]))
         print(gpu, *found[-1].cells, flush=True)
     return found

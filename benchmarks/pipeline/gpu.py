@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.lib.measure import gib
 from benchmarks.pipeline.text import Tick, hops, tick
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.hlo.overlap import Move
+from jaxptd.analysis.hlo.timeline import Move
 from jaxptd.analysis.report import table, versions
 from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config, Remat

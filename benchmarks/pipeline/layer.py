@@ -23,12 +23,12 @@ from jaxptd.mesh import BATCH_AXES, Axis, make_mesh
 from jaxptd.models.stages import make_plan
 from jaxptd.params import Params
 from jaxptd.pipeline import pools
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
 from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
 from jaxptd.step.batch import BATCH_SPEC
-from jaxptd.step.pipelined import Pipelined
+from jaxptd.step.pipelined import PipelineSchedule
 
 Call = Callable[[], Any]
 
@@ -88,15 +88,15 @@ class _Layer:
         return jax.jit(call)
 
     def _arguments(self, layers: Params, batch: Any) -> tuple[Any, LayerInputs]:
-        micro, places = self.program.body.micro_batches(batch, None)
+        micro, token_info = self.program.body.micro_batches(batch, None)
         vary = [Axis.PP, *BATCH_AXES]
         params = {name: as_varying(x, vary) for name, x in layers.items()}
-        return params, LayerInputs(pools.get(micro, 0).places(places), jnp.int32(0))
+        return params, LayerInputs(pools.get(micro, 0).token_info(token_info), jnp.int32(0))
 
     def _traced(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Any, list[Any]]:
         resolved = self.program.resolved
         plan = make_plan(resolved.config)
-        passes = Pipelined(resolved.blueprint, resolved.model, plan, resolved.zero)
+        passes = PipelineSchedule(resolved.blueprint, resolved.model, plan, resolved.zero)
 
         def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
             return passes._layer("blocks", (params, {}), inputs, x_BTD)[0]

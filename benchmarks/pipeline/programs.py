@@ -23,18 +23,18 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS, random_batch
 from jaxptd.analysis.jaxprs import scans
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.layers.block import with_remat
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.models.stages import Shape, StagePlacement
 from jaxptd.params import Params
 from jaxptd.pipeline import pools
-from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.step import Program
 from jaxptd.step.body import StepBody
-from jaxptd.step.passes import LOSSES, Losses, Micro, in_total
-from jaxptd.step.pipelined import Pipelined
-from jaxptd.step.resolved import Resolved, resolve
+from jaxptd.step.passes import LOSSES, Losses, MicroBatches, in_total
+from jaxptd.step.pipelined import PipelineSchedule
+from jaxptd.step.resolved import ResolvedConfig, resolve
 
 PEER = "differentiated scan"
 # With these sizes, gradients, weights and pools have shapes that nothing else has.
@@ -43,27 +43,27 @@ STAGES, SEQUENCES = 4, 4  # stages, and sequences of a micro-batch on a device
 
 
 @dataclasses.dataclass(frozen=True)
-class Scanned(Pipelined):
+class Scanned(PipelineSchedule):
     """GPipe with JAX's backward: every stage runs at every tick, on zeros at the ends."""
 
     def gradients(
-        self, params: Params, micro: Micro, places: Places, weights: Losses
+        self, params: Params, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
         def loss(params: Params) -> tuple[Array, Losses]:
-            return in_total(self._loss_of_all(params, micro, places), weights)
+            return in_total(self._loss_of_all(params, micro, token_info), weights)
 
         (_, losses), gradients = jax.value_and_grad(loss, has_aux=True)(params)
         return losses, gradients
 
-    def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Losses:
-        arrays = self._arrays(params, micro, places)
+    def _loss_of_all(self, params: Params, micro: MicroBatches, token_info: TokenInfo) -> Losses:
+        arrays = self._arrays(params, micro, token_info)
         outside = self.blueprint.build(arrays.ends)
-        x_MBTD = lax.map(lambda m: outside.embed(m.batch, m.places(places)), micro)
-        x_MBTD = self._stages(arrays.layers["blocks"], (places, micro), x_MBTD)
+        x_MBTD = lax.map(lambda m: outside.embed(m.batch, m.token_info(token_info)), micro)
+        x_MBTD = self._stages(arrays.layers["blocks"], (token_info, micro), x_MBTD)
 
         def sums(each: tuple) -> Losses:
             x_BTD, micro = each
-            return self._terms(LOSSES, places, outside, micro, x_BTD)
+            return self._terms(LOSSES, token_info, outside, micro, x_BTD)
 
         def add(total: Losses, each: tuple) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, sums(each)), None
@@ -73,17 +73,19 @@ class Scanned(Pipelined):
         last = lax.axis_index(Axis.PP) == self.plan.schedule.stages - 1
         return lax.cond(last, lambda: lax.scan(add, zero, (x_MBTD, micro))[0], lambda: zero)
 
-    def _stages(self, layers: Params, tokens: tuple[Places, Micro], x_MBTD: Array) -> Array:
+    def _stages(
+        self, layers: Params, tokens: tuple[TokenInfo, MicroBatches], x_MBTD: Array
+    ) -> Array:
         """Takes x of every micro-batch through all stages; valid on the last stage only."""
         stage, stages = lax.axis_index(Axis.PP), self.plan.schedule.stages
         M, onward = len(x_MBTD), [(s, s + 1) for s in range(stages - 1)]
-        places, micro = tokens
+        token_info, micro = tokens
 
         def tick(x_BTD: Array, each: tuple) -> tuple[Array, Array]:
             first_BTD, t = each
             local = pools.get(micro, jnp.clip(t - stage, 0, M - 1))
             x_BTD = jnp.where(stage == 0, first_BTD, x_BTD)
-            x_BTD = self._stage(layers, local.places(places), x_BTD)
+            x_BTD = self._stage(layers, local.token_info(token_info), x_BTD)
             return lax.ppermute(x_BTD, Axis.PP, onward), x_BTD
 
         nothing = jnp.zeros_like(x_MBTD[: stages - 1])
@@ -91,7 +93,7 @@ class Scanned(Pipelined):
         first = jnp.concatenate([x_MBTD, nothing])
         return lax.scan(tick, pools.zeros(x_MBTD[0]), (first, ticks))[1][stages - 1 :]
 
-    def _stage(self, layers: Params, places: Places, x_BTD: Array) -> Array:
+    def _stage(self, layers: Params, token_info: TokenInfo, x_BTD: Array) -> Array:
         """Runs a stage's layers; with remat full it keeps its input, and backward runs it again."""
         depth = self.plan.depth("blocks")
         whole = self.model.remat == "full"
@@ -101,14 +103,14 @@ class Scanned(Pipelined):
         layer = layer if whole else remat(layer)
         begin = lax.axis_index(Axis.PP) * depth
 
-        def run(layers: Params, places: Places, x_BTD: Array) -> Array:
+        def run(layers: Params, token_info: TokenInfo, x_BTD: Array) -> Array:
             def one(x_BTD: Array, each: tuple) -> tuple[Array, None]:
                 params, number = each
-                return layer((params, {}), LayerInputs(places, begin + number), x_BTD)[0], None
+                return layer((params, {}), LayerInputs(token_info, begin + number), x_BTD)[0], None
 
             return lax.scan(one, x_BTD, (layers, jnp.arange(depth, dtype=jnp.int32)))[0]
 
-        return (jax.checkpoint(run, prevent_cse=False) if whole else run)(layers, places, x_BTD)
+        return (jax.checkpoint(run, prevent_cse=False) if whole else run)(layers, token_info, x_BTD)
 
 
 class WholeEnds(StagePlacement):
@@ -122,7 +124,7 @@ class Peer(Program):
     """The step of a config whose schedule is gpipe, run by `Scanned`."""
 
     @cached_property
-    def resolved(self) -> Resolved:
+    def resolved(self) -> ResolvedConfig:
         resolved = resolve(self.config, self.mesh)
         placement = WholeEnds(_plan(resolved), self.config.layout.sizes)
         return dataclasses.replace(resolved, placement=placement)
@@ -134,7 +136,7 @@ class Peer(Program):
         return StepBody(resolved, self.states, passes)
 
 
-def _plan(resolved: Resolved) -> Plan:
+def _plan(resolved: ResolvedConfig) -> Plan:
     assert resolved.plan is not None, "a config without a pipeline"
     return resolved.plan
 

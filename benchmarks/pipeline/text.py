@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from jaxptd.analysis.collective import PERMUTE
-from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.hlo.text import Computations, Instruction, parse
+from jaxptd.analysis.hlo.timeline import Move, moves
 from jaxptd.mesh import Axis
 
 _FUSED = ("fusion", "fusion-start")

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.pipeline.programs import MODEL
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.text import Pipeline
-from jaxptd.analysis.hlo.waits import host_waits
+from jaxptd.analysis.hlo.timeline import host_waits
 from jaxptd.analysis.report import table, versions
 from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config, TrainConfig

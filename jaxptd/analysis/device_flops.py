@@ -17,8 +17,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import Mesh
 
-from jaxptd.analysis.flops import product_flops
-from jaxptd.analysis.jaxprs import equations, inside
+from jaxptd.analysis.jaxprs import equations, inside, product_flops
 
 Value = np.ndarray | None  # a variable's; None: unknown
 Found = tuple[int, list[Value]]  # FLOPs of the products, and the results' values

@@ -1,6 +1,7 @@
 """Traces training steps, and walks jaxprs: their equations, and those of the jaxprs inside them."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jaxptd.analysis.hlo.text import branches_of
@@ -47,3 +48,66 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def scans(jaxpr: Any) -> Iterator[Any]:
     """The scans among those equations."""
     return (each for each in equations(jaxpr) if each.primitive.name == "scan")
+
+
+# ---- FLOPs ---------------------------------------------------------------------------------------
+# Counts the FLOPs of a training step in its jaxpr, with the lengths of loops multiplied in.
+
+
+def executed(program: Program, weigh: Callable[[Any], int]) -> int:
+    """The sum of `weigh(equation)` over a step; the stages of a pipeline are added up.
+
+    All branches of a conditional count; those of a pipeline's executor as often as they run.
+    """
+    return sum(times * weigh(equation) for equation, times, _ in executions(program))
+
+
+def executions(program: Program) -> Iterator[tuple[Any, int, str]]:
+    """Every equation of a step, how often it runs, and the names of the scopes around it."""
+    jaxpr = traced(program).jaxpr.jaxpr
+    return _executions(jaxpr, program.config.layout.pp, "", program.resolved.trips)
+
+
+def _executions(
+    jaxpr: Any, times: int, scopes: str, trips: Mapping[str, int]
+) -> Iterator[tuple[Any, int, str]]:
+    for equation in jaxpr.eqns:
+        scope = str(equation.source_info.name_stack)
+        runs = times * equation.params.get("length", 1)
+        if equation.primitive.name == "while":
+            runs = trips.get(scope.rpartition("/")[2], times)
+        yield equation, times, f"{scopes}/{scope}"
+        for inner, number in branches(equation, runs, trips):
+            yield from _executions(inner, number, f"{scopes}/{scope}", trips)
+
+
+def is_product(equation: Any) -> int:
+    return int(equation.primitive.name == "dot_general")
+
+
+def flops(equation: Any) -> int:
+    """FLOPs of an equation; 0 if it is no product."""
+    return product_flops(equation) if is_product(equation) else 0
+
+
+def product_flops(equation: Any) -> int:
+    """FLOPs of a `dot_general`: two for each multiplication."""
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    return 2 * math.prod(result) * math.prod(left[i] for i in contracted)
+
+
+def attention_flops(equation: Any) -> int:
+    """FLOPs of cuDNN's kernels: two products of the scores forward, five backward.
+
+    With a causal mask half of the scores are seen, or a band of them as wide as the window.
+    """
+    name = equation.primitive.name
+    if not name.startswith("dot_product_attention_"):
+        return 0
+    batch, length, heads, size = equation.invars[0].aval.shape
+    seen = length * equation.invars[1].aval.shape[1]
+    if "causal" in f"{equation.params}".lower():
+        window = min(equation.params.get("sliding_window_length") or length, length)
+        seen = length * window - window**2 // 2
+    return (10 if "bwd" in name else 4) * batch * heads * seen * size

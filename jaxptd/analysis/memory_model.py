@@ -33,7 +33,7 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
         return elements_on_device(info, layout) * (layout.pp if shared else 1)
 
     def summed(name: str) -> int:
-        scattered = zero.is_scattered(name) and not zero.last
+        scattered = zero.is_scattered(name) and not zero.reduce_in_last_microbatch
         return elements_on_device(zero.stored[name], layout) if scattered else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from jaxptd.analysis.compiled_step import compile_step, random_batch
-from jaxptd.analysis.flops import attention_flops, executions, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import (
     ATTENTION,
@@ -22,6 +21,7 @@ from jaxptd.analysis.hlo.kernels import (
     kind_of,
 )
 from jaxptd.analysis.hlo.text import parse
+from jaxptd.analysis.jaxprs import attention_flops, executions, flops
 from jaxptd.config import Config
 from jaxptd.display import Table
 from jaxptd.errors import UserError

@@ -17,9 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare, perturbed
+from jaxptd.analysis.comparison import (
+    FirstSteps,
+    Outcome,
+    Row,
+    Tensors,
+    backward_order,
+    compare,
+    perturbed,
+)
 from jaxptd.analysis.compiled_step import random_batch
-from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.config import Config, Dtype, Products
 from jaxptd.display import Table, html_of

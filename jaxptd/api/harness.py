@@ -14,7 +14,7 @@ from jaxptd.data.tokenizers import continuation, spelling, until_stop
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 from jaxptd.run.generator import Generator, Sampling
-from jaxptd.step.given import check_unused
+from jaxptd.step.program import check_unused
 
 TOKENS = 256  # generated for a request that names no number, as in the harness
 NAMES_OF_NUMBER = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

@@ -30,7 +30,7 @@ from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
 from jaxptd.run.metrics import columns
 from jaxptd.step import Batch, Program, State
-from jaxptd.step.given import as_state, check_unused
+from jaxptd.step.program import as_state, check_unused
 from jaxptd.vision.masks import classes_of
 
 Metrics = dict[str, np.ndarray]

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.collectives import as_same
 from jaxptd.config import Config, option
 from jaxptd.errors import UserError
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.matmul.precision import exact_products
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Field
@@ -135,10 +135,10 @@ def sharded_logits(program: Program) -> Callable[[Params, Array], Array]:
     def logits(params: Params, tokens_BT: Array) -> Array:
         passes, (B, T) = make_passes(resolved), tokens_BT.shape
         params = passes.gathered(resolved.zero.begin_step(params, training=False))
-        places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
+        token_info = TokenInfo(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
         state = passes.empty_state(params, B)
         compute = exact_products(passes.logits, program.config.model.dtype, program.mesh)
-        logits_BTV, _ = compute(params, {TOKENS: tokens_BT}, places, state)
+        logits_BTV, _ = compute(params, {TOKENS: tokens_BT}, token_info, state)
         return resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size]
 
     return logits

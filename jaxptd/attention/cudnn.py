@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxptd.attention.kernel import Dropout, Gradients, Saved, Scores, Sites
+from jaxptd.attention.kernel import Dropout, Gradients, Saved, ScoreCoordinates, Scores
 
 PROVEN = ("0.10.", "0.11.", "0.12.")
 
@@ -56,7 +56,7 @@ class Cudnn:
         return side
 
     def fwd(
-        self, q: Array, k: Array, v: Array, sites: Sites, *, scores: Scores
+        self, q: Array, k: Array, v: Array, coordinates: ScoreCoordinates, *, scores: Scores
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o in the precision of q."""
         module: Any = _private()
@@ -65,7 +65,9 @@ class Cudnn:
         )
         return o_BTNH, lse_BNT.swapaxes(1, 2)
 
-    def bwd(self, saved: Saved, do: Array, sites: Sites, *, scores: Scores) -> Gradients:
+    def bwd(
+        self, saved: Saved, do: Array, coordinates: ScoreCoordinates, *, scores: Scores
+    ) -> Gradients:
         """Implements `Kernel.bwd`; gradients in the precision of q."""
         module: Any = _private()
         q, k, v, o, lse_BTN = saved

@@ -13,12 +13,124 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jaxptd.attention.bias import add_bias
-from jaxptd.attention.kernel import KEPT, Dropout, Lengths, Scores, Sites, drop, visible
+from jaxptd.attention.kernel import KEPT, Dropout, Lengths, ScoreCoordinates, Scores, drop, visible
+from jaxptd.collectives import as_varying, varying_axes
+
+# ---- bias of scores by distance: one vector for each head, spread over the scores of a block -----
+# Where the queries of a block follow one another, and its keys do, the bias of a score depends on
+# its row and column as j - i. Such rows are one vector, repeated and reshaped with a row longer by
+# one element: no gather, and backward no scatter, but sums along diagonals in a fixed order. Runs
+# of queries and keys with gaps between them are such blocks side by side.
+#
+# Letters: B batch, T query position, S key position, N heads, K heads of keys and values, G query
+# heads of a kv head, R distances.
+# Source: Raffel et al., arXiv 1910.10683, section 2.1 (relative positions); Press et al., arXiv
+# 2108.12409 (slopes).
+
+
+def check_distances(bias_NR: Array | None, longest: int) -> None:
+    """Checks that a bias has every distance between two tokens of a sequence.
+
+    Args:
+        bias_NR: as in `ScoreCoordinates`, or None.
+        longest: number of queries or of keys in a sequence, the larger of both.
+
+    Raises:
+        ValueError: it has fewer, or an even number, so that none is in the middle.
+    """
+    if bias_NR is None:
+        return
+    distances, needed = bias_NR.shape[-1], 2 * longest - 1
+    if distances < needed or distances % 2 == 0:
+        raise ValueError(
+            f"a bias of {distances} distances: {longest} tokens need {needed}, or a larger odd "
+            "number, from the farthest key before a query to the farthest after it"
+        )
+
+
+def bias_for(q: Array, bias_NR: Array | None) -> Array | None:
+    """The bias, if there is one, typed as varying over the axes of q, beyond its own.
+
+    Each device's gradient is that of its own scores; their sum over the devices is made here, or
+    where the caller's bias began to vary.
+    """
+    return None if bias_NR is None else as_varying(bias_NR, sorted(varying_axes(q)))
+
+
+def add_bias(
+    s_GTS: Array, coordinates: ScoreCoordinates, groups: int, run: Lengths | None = None
+) -> Array:
+    """Scaled scores `[.., K or B * K, G * T, S]` with the bias of `coordinates`, if there is one.
+
+    Args:
+        s_GTS: the scores.
+        coordinates: of the queries of one head, and of the keys.
+        groups: G.
+        run: numbers of them that follow one another without a gap; None: all.
+    """
+    if coordinates.bias_NR is None:
+        return s_GTS
+    bias_NTS = _spread_runs(coordinates.bias_NR.astype(s_GTS.dtype), coordinates, run)
+    heads, length, keys = bias_NTS.shape
+    by_head = s_GTS.reshape(-1, heads // groups, groups * length, keys)
+    return (by_head + bias_NTS.reshape(by_head.shape[1:])).reshape(s_GTS.shape)
+
+
+def bias_gradient(ds_GTS: Array, coordinates: ScoreCoordinates) -> Array | None:
+    """Gradient of `coordinates.bias_NR` from that of the scores, in the scores' type."""
+    if coordinates.bias_NR is None:
+        return None
+    shape = (
+        -1,
+        coordinates.bias_NR.shape[0],
+        coordinates.query_T.shape[0],
+        coordinates.key_S.shape[0],
+    )
+    bias_NR = coordinates.bias_NR.astype(ds_GTS.dtype)
+    _, transpose = jax.vjp(lambda bias_NR: _spread(bias_NR, coordinates), bias_NR)
+    (gradient,) = transpose(ds_GTS.reshape(shape).sum(0))
+    return gradient
+
+
+def add_gradients(total: Array | None, found: Array | None) -> Array | None:
+    """Sum of two gradients of a bias, if there is one."""
+    return None if total is None or found is None else total + found
+
+
+def _spread_runs(bias_NR: Array, coordinates: ScoreCoordinates, run: Lengths | None) -> Array:
+    """The bias of each score of a block that may have gaps, `[N, T, S]`."""
+    if run is None:
+        return _spread(bias_NR, coordinates)
+    queries, keys = (x.reshape(-1, n) for x, n in zip(coordinates[:2], run, strict=True))
+    blocks = [
+        [_spread(bias_NR, coordinates._replace(query_T=q, key_S=k)) for k in keys] for q in queries
+    ]
+    return jnp.block(blocks)
+
+
+def _spread(bias_NR: Array, coordinates: ScoreCoordinates) -> Array:
+    """The bias of each score of a block, `[N, T, S]`; of padding at the block's end, any number."""
+    length, keys = coordinates.query_T.shape[0], coordinates.key_S.shape[0]
+    padded = jnp.pad(bias_NR, [(0, 0), (length - 1, keys - 1)])
+    first = coordinates.key_S[0] - coordinates.query_T[0] + bias_NR.shape[1] // 2
+    own = lax.dynamic_slice_in_dim(padded, first, length + keys - 1, 1)
+    return _diagonals(own, length, keys)
+
+
+def _diagonals(x_NR: Array, length: int, keys: int) -> Array:
+    """x[N, T + S - 1] -> `[N, T, S]` with number j - i + T - 1 in row i and column j."""
+    heads, row = x_NR.shape[0], length + keys - 1
+    longer = jnp.pad(x_NR, [(0, 0), (0, 1)])
+    flat = jnp.broadcast_to(longer[:, None], (heads, length, row + 1)).reshape(heads, -1)
+    shifted = lax.slice_in_dim(flat, length - 1, length - 1 + length * row, axis=1)
+    return shifted.reshape(heads, length, row)[:, :, :keys]
+
+
+# ---- groups of query heads that share keys and values --------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +138,14 @@ class Rows:
     """Whole rows of scores `[B, K, G * T, S]`: the steps that do not depend on who makes them.
 
     Args:
-        sites: of the queries of one head, and of the keys.
+        coordinates: of the queries of one head, and of the keys.
         scores: which of them a query sees.
         dropout: dropout of the probabilities.
         groups: G.
         run: numbers of queries and keys that follow one another without a gap; None: all.
     """
 
-    sites: Sites
+    coordinates: ScoreCoordinates
     scores: Scores
     dropout: Dropout
     groups: int
@@ -45,16 +157,16 @@ class Rows:
 
     def add_bias(self, s_BKTS: Array) -> Array:
         """Scaled scores with the bias by distance, if there is one."""
-        return add_bias(s_BKTS, self.sites, self.groups, self.run)
+        return add_bias(s_BKTS, self.coordinates, self.groups, self.run)
 
     def seen(self) -> Array:
         """Mask of the keys that each row sees; broadcasts to the rows."""
-        return of_groups(visible(self.sites, self.scores), self.groups)
+        return of_groups(visible(self.coordinates, self.scores), self.groups)
 
     def drop(self, p_BKTS: Array, dtype: DTypeLike) -> Array:
         """Probabilities after dropout, in `dtype`. Backward drops again, so no mask is saved."""
         drop_again = jax.checkpoint(partial(drop_groups, dropout=self.dropout))
-        return drop_again(p_BKTS, self.sites).astype(dtype)
+        return drop_again(p_BKTS, self.coordinates).astype(dtype)
 
     def output(self, o_BTKH: Array) -> Array:
         """Output `[B, G * T, K, H]` -> o[B, T, N, H], with the name of what remat keeps."""
@@ -88,10 +200,10 @@ def of_groups(seen_TS: Array, groups: int) -> Array:
     return seen_TS if alike else jnp.concatenate([seen_TS] * groups, -2)
 
 
-def drop_groups(p_BKTS: Array, sites: Sites, dropout: Dropout) -> Array:
+def drop_groups(p_BKTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Array:
     """`drop` of probabilities `[B, K, G * T, S]`."""
-    if sites.seed_BN2 is None:
+    if coordinates.seed_BN2 is None:
         return p_BKTS
-    batch, queries = sites.seed_BN2.shape[:2]
+    batch, queries = coordinates.seed_BN2.shape[:2]
     p_BNTS = p_BKTS.reshape(batch, queries, -1, p_BKTS.shape[-1])
-    return drop(p_BNTS, sites, dropout).reshape(p_BKTS.shape)
+    return drop(p_BNTS, coordinates, dropout).reshape(p_BKTS.shape)

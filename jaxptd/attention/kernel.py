@@ -30,7 +30,7 @@ TAKEN = "taken"
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
 
-class Sites(NamedTuple):
+class ScoreCoordinates(NamedTuple):
     """Global numbers of the rows and columns of the scores, int32, and dropout seeds.
 
     query_T, key_S: positions; `Scores` says at which distances a query sees a key.
@@ -51,7 +51,7 @@ class Sites(NamedTuple):
 
     def each(
         self, queries: Callable[[Array, int], Array], keys: Callable[[Array, int], Array]
-    ) -> "Sites":
+    ) -> "ScoreCoordinates":
         """Maps `queries(x, dim)` over arrays of queries, and `keys(x, dim)` over arrays of keys."""
         query_BT, key_BS = self.query_segment_BT, self.key_segment_BS
         return self._replace(
@@ -99,7 +99,7 @@ class Saved(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Results of backward; bias: of `Sites.bias_NR`, summed over this block of scores."""
+    """Results of backward; bias: of `bias_NR`, summed over this block of scores."""
 
     q: Array
     k: Array
@@ -124,11 +124,13 @@ class Kernel(Protocol):
         """Number in which callers should pass `side` queries, or keys; divides it."""
 
     def fwd(
-        self, q: Array, k: Array, v: Array, sites: Sites, *, scores: Scores
+        self, q: Array, k: Array, v: Array, coordinates: ScoreCoordinates, *, scores: Scores
     ) -> tuple[Array, Array]:
         """q[B, T, N, H], k and v[B, S, K, H] -> o[B, T, N, H]; logsumexp[B, T, N], float32."""
 
-    def bwd(self, saved: Saved, do: Array, sites: Sites, *, scores: Scores) -> Gradients:
+    def bwd(
+        self, saved: Saved, do: Array, coordinates: ScoreCoordinates, *, scores: Scores
+    ) -> Gradients:
         """Gradient of the output -> those of the inputs."""
 
 
@@ -162,25 +164,27 @@ def finite(lse: Array) -> Array:
     return jnp.where(lse == -jnp.inf, 0, lse)
 
 
-def visible(sites: Sites, scores: Scores) -> Array:
+def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
     """Mask of the keys that each query sees; broadcasts to `[B, N, T, S]`."""
-    query_T1 = sites.query_T[:, None]
-    seen_TS = (query_T1 if scores.causal else NOWHERE - 1) >= sites.key_S
+    query_T1 = coordinates.query_T[:, None]
+    seen_TS = (query_T1 if scores.causal else NOWHERE - 1) >= coordinates.key_S
     if scores.window is not None:
-        seen_TS = seen_TS & (sites.key_S > query_T1 - scores.window)
-    if sites.key_segment_BS is None:
+        seen_TS = seen_TS & (coordinates.key_S > query_T1 - scores.window)
+    if coordinates.key_segment_BS is None:
         return seen_TS
-    key_B1S = sites.key_segment_BS[:, None, :]
+    key_B1S = coordinates.key_segment_BS[:, None, :]
     seen_BTS = key_B1S >= 0
-    if sites.query_segment_BT is not None:
-        seen_BTS = seen_BTS & (sites.query_segment_BT[:, :, None] == key_B1S)
+    if coordinates.query_segment_BT is not None:
+        seen_BTS = seen_BTS & (coordinates.query_segment_BT[:, :, None] == key_B1S)
     return seen_TS & seen_BTS[:, None]
 
 
-def drop(p_BNTS: Array, sites: Sites, dropout: Dropout) -> Array:
+def drop(p_BNTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Array:
     """Probabilities, or their gradients, with a fraction zeroed and the rest scaled up."""
-    if sites.seed_BN2 is None or dropout.rate == 0:
+    if coordinates.seed_BN2 is None or dropout.rate == 0:
         return p_BNTS
-    seed_BN112 = sites.seed_BN2[:, :, None, None]
-    keep_BNTS = dropout.keep_mask(seed_BN112, sites.query_T[:, None], sites.key_S, dropout.rate)
+    seed_BN112 = coordinates.seed_BN2[:, :, None, None]
+    keep_BNTS = dropout.keep_mask(
+        seed_BN112, coordinates.query_T[:, None], coordinates.key_S, dropout.rate
+    )
     return jnp.where(keep_BNTS, p_BNTS / (1 - dropout.rate), 0)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.attention.groups import Rows
-from jaxptd.attention.kernel import Dropout, Scores, Sites
+from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
 from jaxptd.attention.ring import Ring, pin_to_backward, travel, travel_back
 from jaxptd.collectives import alike
 
@@ -25,14 +25,14 @@ def attend_rsa(
     q: Array,
     k: Array,
     v: Array,
-    sites: Sites,
+    coordinates: ScoreCoordinates,
     *,
     ring: Ring,
     dropout: Dropout,
     scores: Scores,
 ) -> Array:
     """Attention of this device's queries with every device's keys: -> o[B, T, N, H]."""
-    rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2])
+    rows = Rows(coordinates, scores, dropout, groups=q.shape[2] // k.shape[2])
     s_BNTS = rows.add_bias(ring_qk(rows.queries(q), k, ring, scores))
     seen = rows.seen()
     lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing

@@ -15,15 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.bias import add_bias, add_gradients, bias_gradient
-from jaxptd.attention.groups import drop_groups, join_groups, of_groups, part_groups
+from jaxptd.attention.groups import (
+    add_bias,
+    add_gradients,
+    bias_gradient,
+    drop_groups,
+    join_groups,
+    of_groups,
+    part_groups,
+)
 from jaxptd.attention.kernel import (
     NOWHERE,
     Dropout,
     Gradients,
     Saved,
+    ScoreCoordinates,
     Scores,
-    Sites,
     add_at,
     finite,
     merge_at,
@@ -90,11 +97,11 @@ class _Grid:
             seen = (key <= query) & (distance < window)
         return jnp.asarray(query[seen]), jnp.asarray(key[seen])
 
-    def pad_sites(self, sites: Sites) -> Sites:
-        return sites.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))
+    def pad_sites(self, coordinates: ScoreCoordinates) -> ScoreCoordinates:
+        return coordinates.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))
 
-    def sites_at(self, sites: Sites, i: Array, j: Array) -> Sites:
-        return sites.each(
+    def sites_at(self, coordinates: ScoreCoordinates, i: Array, j: Array) -> ScoreCoordinates:
+        return coordinates.each(
             lambda x, dim: self.queries.take(x, i, dim), lambda x, dim: self.keys.take(x, j, dim)
         )
 
@@ -121,16 +128,16 @@ class Xla:
         return side if side % chunks.count else chunks.size
 
     def fwd(
-        self, q: Array, k: Array, v: Array, sites: Sites, *, scores: Scores
+        self, q: Array, k: Array, v: Array, coordinates: ScoreCoordinates, *, scores: Scores
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o is float32 at least: `merge` adds unrounded outputs."""
         grid = self._grid(q, k, scores)
         if grid.single:
-            return _block_fwd(q, k, v, sites, self.dropout, scores=scores)
-        sites = grid.pad_sites(sites)
+            return _block_fwd(q, k, v, coordinates, self.dropout, scores=scores)
+        coordinates = grid.pad_sites(coordinates)
         q, k, v = grid.queries.pad(q, 1), grid.keys.pad(k, 1), grid.keys.pad(v, 1)
         zero = jnp.zeros(q.shape, _wide(q))
-        total = _as_varying_as((zero, zero[..., 0] - jnp.inf), (q, k, v, sites))
+        total = _as_varying_as((zero, zero[..., 0] - jnp.inf), (q, k, v, coordinates))
 
         def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
             i, j = pair
@@ -138,7 +145,7 @@ class Xla:
                 grid.queries.take(q, i, 1),
                 grid.keys.take(k, j, 1),
                 grid.keys.take(v, j, 1),
-                grid.sites_at(sites, i, j),
+                grid.sites_at(coordinates, i, j),
                 self.dropout,
                 scores=scores,
             )
@@ -147,27 +154,31 @@ class Xla:
         (o, lse), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.unpad(o), grid.queries.unpad(lse)
 
-    def bwd(self, saved: Saved, do: Array, sites: Sites, *, scores: Scores) -> Gradients:
+    def bwd(
+        self, saved: Saved, do: Array, coordinates: ScoreCoordinates, *, scores: Scores
+    ) -> Gradients:
         """Implements `Kernel.bwd`; the gradients are float32 at least."""
         grid = self._grid(saved.q, saved.k, scores)
         of_queries = (saved.q, do, saved.o, finite(saved.lse))
         if grid.single:
-            block = partial(_block_bwd, sites=sites, dropout=self.dropout, scores=scores)
+            block = partial(
+                _block_bwd, coordinates=coordinates, dropout=self.dropout, scores=scores
+            )
             return block(*of_queries, saved.k, saved.v)
-        sites = grid.pad_sites(sites)
+        coordinates = grid.pad_sites(coordinates)
         q, do, o, lse = (grid.queries.pad(x, 1) for x in of_queries)
         k, v = grid.keys.pad(saved.k, 1), grid.keys.pad(saved.v, 1)
         zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, _wide(q)), Gradients(q, k, v, sites.bias_NR)
+            lambda x: jnp.zeros(x.shape, _wide(q)), Gradients(q, k, v, coordinates.bias_NR)
         )
-        total = _as_varying_as(zeros, (q, k, v, do, o, lse, sites))
+        total = _as_varying_as(zeros, (q, k, v, do, o, lse, coordinates))
 
         def visit(total: Gradients, pair: tuple[Array, Array]) -> tuple[Gradients, None]:
             i, j = pair
             found = _block_bwd(
                 *(grid.queries.take(x, i, 1) for x in (q, do, o, lse)),
                 *(grid.keys.take(x, j, 1) for x in (k, v)),
-                sites=grid.sites_at(sites, i, j),
+                coordinates=grid.sites_at(coordinates, i, j),
                 dropout=self.dropout,
                 scores=scores,
             )
@@ -215,33 +226,41 @@ def _unflat(x: Array, like: Array, heads: int) -> Array:
     return part_groups(x, like.shape[2] // heads)
 
 
-def _scores(q_GTH: Array, k_GSH: Array, sites: Sites, scores: Scores, groups: int) -> Array:
+def _scores(
+    q_GTH: Array, k_GSH: Array, coordinates: ScoreCoordinates, scores: Scores, groups: int
+) -> Array:
     """Scaled scores and their bias, `[G, T, S]`; minus infinity for keys that a query does not see.
 
     groups: N/K, the query heads that share a kv head.
     """
     s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
-    seen = of_groups(visible(sites, scores), groups)
+    seen = of_groups(visible(coordinates, scores), groups)
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
-    return jnp.where(seen, add_bias(s_GTS * scores.scale, sites, groups), -jnp.inf)
+    return jnp.where(seen, add_bias(s_GTS * scores.scale, coordinates, groups), -jnp.inf)
 
 
 def _block_fwd(
-    q_BTNH: Array, k_BSKH: Array, v_BSKH: Array, sites: Sites, dropout: Dropout, *, scores: Scores
+    q_BTNH: Array,
+    k_BSKH: Array,
+    v_BSKH: Array,
+    coordinates: ScoreCoordinates,
+    dropout: Dropout,
+    *,
+    scores: Scores,
 ) -> tuple[Array, Array]:
     """Output `[B, T, N, H]` and logsumexp `[B, T, N]`, both float32 at least."""
-    # Masks depend on sites only. Without the barrier JAX would move them out of the loops over
-    # layers and chunks, and save those of all chunks: T * S of them.
-    q_BTNH, sites = lax.optimization_barrier((q_BTNH, sites))
+    # Masks depend on coordinates only. Without the barrier JAX would move them out of the loops
+    # over layers and chunks, and save those of all chunks: T * S of them.
+    q_BTNH, coordinates = lax.optimization_barrier((q_BTNH, coordinates))
     heads = k_BSKH.shape[2]
     groups = q_BTNH.shape[2] // heads
     q_GTH, k_GSH, v_GSH = (_flat(x, heads) for x in (q_BTNH, k_BSKH, v_BSKH))
-    s_GTS = _scores(q_GTH, k_GSH, sites, scores, groups)
+    s_GTS = _scores(q_GTH, k_GSH, coordinates, scores, groups)
     max_GT = finite(s_GTS.max(axis=-1))
     p_GTS = jnp.exp(s_GTS - max_GT[..., None])
     sum_GT = p_GTS.sum(axis=-1)
-    p_GTS = drop_groups(p_GTS, sites, dropout).astype(v_GSH.dtype)
+    p_GTS = drop_groups(p_GTS, coordinates, dropout).astype(v_GSH.dtype)
     o_GTH = jnp.einsum("GTS,GSH->GTH", p_GTS, v_GSH, preferred_element_type=_wide(v_GSH))
     o_GTH = o_GTH / jnp.where(sum_GT == 0, 1, sum_GT)[..., None]
     lse_GT = max_GT + jnp.log(sum_GT)
@@ -256,7 +275,7 @@ def _block_bwd(
     k_BSKH: Array,
     v_BSKH: Array,
     *,
-    sites: Sites,
+    coordinates: ScoreCoordinates,
     dropout: Dropout,
     scores: Scores,
 ) -> Gradients:
@@ -267,13 +286,13 @@ def _block_bwd(
     flat, unflat = (partial(each, heads=heads) for each in (_flat, _unflat))
     delta_GT = flat(product("BTNH,BTNH->BTN", do_BTNH, o_BTNH))
     q_GTH, do_GTH, k_GSH, v_GSH = (flat(x) for x in (q_BTNH, do_BTNH, k_BSKH, v_BSKH))
-    s_GTS = _scores(q_GTH, k_GSH, sites, scores, groups)
+    s_GTS = _scores(q_GTH, k_GSH, coordinates, scores, groups)
     p_GTS = jnp.exp(s_GTS - flat(lse_BTN)[..., None])
-    dropped_GTS = drop_groups(p_GTS, sites, dropout).astype(dtype)
+    dropped_GTS = drop_groups(p_GTS, coordinates, dropout).astype(dtype)
     dv_GSH = product("GTS,GTH->GSH", dropped_GTS, do_GTH)
-    dp_GTS = drop_groups(product("GTH,GSH->GTS", do_GTH, v_GSH), sites, dropout)
+    dp_GTS = drop_groups(product("GTH,GSH->GTS", do_GTH, v_GSH), coordinates, dropout)
     ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])
-    bias = bias_gradient(ds_GTS, sites)
+    bias = bias_gradient(ds_GTS, coordinates)
     ds_GTS = (ds_GTS * scores.scale).astype(dtype)
     dq_GTH = product("GTS,GSH->GTH", ds_GTS, k_GSH)
     dk_GSH = product("GTS,GTH->GSH", ds_GTS, q_GTH)

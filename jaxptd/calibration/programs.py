@@ -17,11 +17,11 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
-from jaxptd.attention.kernel import Saved, Sites
-from jaxptd.calibration.samples import SIZE, SMALL, Attention, Exchange, Pass, Product, SmallKernels
+from jaxptd.attention.kernel import Saved, ScoreCoordinates
+from jaxptd.calibration.suite import SIZE, SMALL, Attention, Exchange, Pass, Product, SmallKernels
 from jaxptd.collectives import as_varying, shift, varying_axes
 from jaxptd.config import Config, ModelConfig
-from jaxptd.layers.attention.kernels import choose_kernel, make_kernel, make_scores
+from jaxptd.layers.attention.heads import choose_kernel, make_kernel, make_scores
 from jaxptd.layers.fp8 import fp8_product
 from jaxptd.mesh import Axis, Layout, in_process_order, make_mesh
 
@@ -123,13 +123,13 @@ def attention_work(sample: Attention, device: Any) -> Work:
     """The kernel that a config with `model.attention: auto` has on this device."""
     model = attention_model(sample, device)
     kernel, scores = make_kernel(model), make_scores(model)
-    sites = Sites(jnp.arange(sample.length), jnp.arange(sample.length))
+    coordinates = ScoreCoordinates(jnp.arange(sample.length), jnp.arange(sample.length))
 
     def forward(q: Array, k: Array, v: Array) -> Any:
-        return kernel.fwd(q, k, v, sites, scores=scores)
+        return kernel.fwd(q, k, v, coordinates, scores=scores)
 
     def backward(do: Array, *saved: Array) -> Any:
-        found = kernel.bwd(Saved(*saved), do, sites, scores=scores)
+        found = kernel.bwd(Saved(*saved), do, coordinates, scores=scores)
         return found.q, found.k, found.v
 
     x = _on(device, (1, sample.length, sample.heads, sample.head_size))

@@ -7,8 +7,7 @@ from decimal import Decimal
 from statistics import median
 from typing import Any
 
-from jaxptd.calibration.samples import Sample, with_numbers
-from jaxptd.calibration.suite import Machine
+from jaxptd.calibration.suite import Machine, Sample, with_numbers
 from jaxptd.display import Table
 from jaxptd.hardware import Accelerator, Cluster, Figure
 

@@ -2,19 +2,189 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
-from jaxptd.calibration.samples import (
-    Attention,
-    Dispatch,
-    Exchange,
-    Pass,
-    Product,
-    Sample,
-    SmallKernels,
-)
-from jaxptd.hardware import Group
+from jaxptd.hardware import Cluster, Group
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.terms import WAITING, Term
+
+# ---- samples: kernels and collectives that are timed, each with its time by the cost model -------
+# A sample's `number` is the share that it measures. Its term leaves out every other limit that
+# could bound it, so that it is a fixed part and a part that is inverse to that share.
+
+SIZE = 2  # bytes of a value: bfloat16
+SMALL = 64  # rows and columns of the products that show what a kernel's launch takes
+NO_LIMIT = math.inf
+
+
+class Sample(Protocol):
+    """One thing to time."""
+
+    @property
+    def number(self) -> str | None:
+        """The number of the hardware table that it measures; None: its time is only reported."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of its arrays on a device."""
+
+    def term(self, cluster: Cluster) -> Term:
+        """Its time by the cost model."""
+
+    def __str__(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product `[M, K] x [K, N]`; `fp8` rounds both factors to 8 bits first, as layers do."""
+
+    M: int
+    N: int
+    K: int
+    fp8: bool = False
+
+    @property
+    def number(self) -> str | None:
+        return None if self.fp8 else "products_share"
+
+    @property
+    def bytes(self) -> int:
+        return SIZE * (2 * self.M * self.K + self.K * self.N + 2 * self.M * self.N)
+
+    def term(self, cluster: Cluster) -> Term:
+        cluster = with_numbers(cluster, {"hbm_bandwidth": NO_LIMIT})
+        if self.fp8:
+            cluster = with_numbers(cluster, {"bf16_flops": cluster.accelerator.fp8_flops})
+        return kernels.product(cluster.accelerator, self.M, self.N, self.K)
+
+    def __str__(self) -> str:
+        return f"{'fp8 ' * self.fp8}product [{self.M}, {self.K}] x [{self.K}, {self.N}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """An elementwise kernel that reads an array and writes one of the same size."""
+
+    size: int
+    number: ClassVar[str] = "hbm_share"
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.size
+
+    def term(self, cluster: Cluster) -> Term:
+        return kernels.moved(cluster.accelerator, 2.0 * self.size)
+
+    def __str__(self) -> str:
+        return f"elementwise pass over {_size(self.size)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Causal attention of one sequence, with the project's kernel."""
+
+    length: int
+    heads: int
+    head_size: int = 128
+    backward: bool = False
+
+    @property
+    def number(self) -> str:
+        return f"attention_{'backward' if self.backward else 'forward'}_share"
+
+    @property
+    def bytes(self) -> int:
+        return 12 * SIZE * self.length * self.heads * self.head_size
+
+    def term(self, cluster: Cluster) -> Term:
+        flops = 4.0 * self.heads * self.length**2 * self.head_size / 2
+        return kernels.flash(cluster.accelerator, flops, self.head_size, backward=self.backward)
+
+    def __str__(self) -> str:
+        direction = "backward" if self.backward else "forward"
+        return f"attention {direction}, {self.length} tokens, {self.heads} heads"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """A collective, in all groups of devices at once.
+
+    Args:
+        kind: XLA's name.
+        group: its members.
+        size: bytes of the whole array, as in `kernels.collective`.
+        crosses: each member is on a node of its own, so that none uses NVLink.
+    """
+
+    kind: str
+    group: Group
+    size: int
+    crosses: bool = False
+
+    @property
+    def number(self) -> str:
+        return "network_share" if self.crosses else "nvlink_share"
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.size
+
+    def term(self, cluster: Cluster) -> Term:
+        return kernels.collective(cluster, self.kind, self.group, self.size)
+
+    def __str__(self) -> str:
+        where = "nodes" if self.crosses else "devices"
+        return f"{self.kind} of {_size(self.size)} over {self.group.members} {where}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallKernels:
+    """A kernel of a program that is too small to take any time but that of its launch."""
+
+    count: int = 32
+    number: ClassVar[None] = None
+    bytes: ClassVar[int] = 4 * SIZE * SMALL**2
+
+    def term(self, cluster: Cluster) -> Term:
+        return kernels.product(cluster.accelerator, SMALL, SMALL, SMALL)
+
+    def __str__(self) -> str:
+        return "small kernel in a program"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """The launch of a program of one small kernel by the host; 0 in the cost model."""
+
+    number: ClassVar[None] = None
+    bytes: ClassVar[int] = 4 * SIZE
+
+    def term(self, cluster: Cluster) -> Term:
+        return Term("", "", 0.0, WAITING)
+
+    def __str__(self) -> str:
+        return "launch of a program by the host"
+
+
+def _size(size: int) -> str:
+    """Bytes of a sample in a few characters, exactly."""
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def with_numbers(cluster: Cluster, numbers: Mapping[str, Any]) -> Cluster:
+    """The cluster with some numbers of its accelerator changed."""
+    return dataclasses.replace(
+        cluster, accelerator=dataclasses.replace(cluster.accelerator, **numbers)
+    )
+
+
+# ---- the suite -----------------------------------------------------------------------------------
 
 KINDS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, PERMUTE)
 MIB = 2**20

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 from jaxptd.analysis.hardware import memory_limit
 from jaxptd.calibration import programs
 from jaxptd.calibration.programs import Work, compiled, inputs_of
-from jaxptd.calibration.samples import (
+from jaxptd.calibration.suite import (
     Attention,
     Dispatch,
     Exchange,
+    Machine,
     Pass,
     Product,
     Sample,
     SmallKernels,
 )
-from jaxptd.calibration.suite import Machine
 from jaxptd.distributed import coordination
 from jaxptd.errors import UserError, quoted
 from jaxptd.layers.fp8 import CAPABILITY

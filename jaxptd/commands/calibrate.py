@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from jaxptd.atomic_files import explained, write_whole
 from jaxptd.calibration.programs import attention_model
 from jaxptd.calibration.report import MEASURED, Report, Timed
-from jaxptd.calibration.samples import Attention, Sample
-from jaxptd.calibration.suite import ACCELERATOR, CPU, suite
+from jaxptd.calibration.suite import ACCELERATOR, CPU, Attention, Sample, suite
 from jaxptd.calibration.timer import Timer, find_machine, table_name
 from jaxptd.common_options import add_words, check_out, path_option
 from jaxptd.config import ProcessesConfig

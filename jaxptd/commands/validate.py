@@ -10,9 +10,8 @@ from jaxptd.display import Table
 from jaxptd.errors import Parser, UserError
 from jaxptd.hardware import accelerators, find_accelerator
 from jaxptd.planner.planning import RANGES
-from jaxptd.planner.published.rows import read_rows, table_1
-from jaxptd.planner.published.validation import Validation, fitted_table, predicted_rows
-from jaxptd.planner.runs import predicted_runs
+from jaxptd.planner.rows import read_rows
+from jaxptd.planner.validation import Validation, predicted_rows, predicted_runs
 
 MISSED = 1  # exit code
 
@@ -24,26 +23,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.run_dir:
         found = predicted_runs(args.run_dir, args.gpu, node=args.node, hardware=args.hardware)
     else:
-        found = validate(args.rows, args.hardware, held_out=args.held_out)
+        found = validate(args.rows, args.hardware)
     if args.json:
         print(json.dumps(found.as_dict()))
     else:
-        print("\n".join(_lines(found)[int(args.quiet) :]))
+        print("\n".join(lines(found)[int(args.quiet) :]))
     return MISSED if found.missed() else 0
 
 
 def parser() -> Parser:
     """Makes the parser of this command."""
     examples = (
-        "jaxptd plan validate --held-out",
         "jaxptd plan validate --rows measured.csv --json",
         "jaxptd plan validate --rows measured.csv --hardware cluster.yaml",
         "jaxptd plan validate --run-dir runs/gpt2-124m --gpu h200",
     )
     made = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
-    help_text = "predict each row of table 1 by a fit to the others"
-    made.add_argument("--held-out", action="store_true", help=help_text)
-    help_text = "measured rows of your own (.csv); default: Megatron's table 1"
+    help_text = "measured rows (.csv)"
     made.add_argument("--rows", type=path_option, metavar="F", help=help_text)
     help_text = "runs, predicted as plan does; needs --gpu"
     made.add_argument("--run-dir", type=path_option, nargs="+", metavar="D", help=help_text)
@@ -58,9 +54,9 @@ def parser() -> Parser:
 
 def _check(args: Any) -> None:
     """Raises UserError for options that contradict each other, or that have no effect."""
-    given = {"--held-out": args.held_out, "--rows": args.rows, "--run-dir": args.run_dir}
-    if len(names := [name for name, value in given.items() if value]) > 1:
-        raise UserError(f"{' and '.join(names)}: each names the steps to predict; give one of them")
+    if bool(args.rows) == bool(args.run_dir):
+        given = "both are given" if args.rows else "neither is given"
+        raise UserError(f"--rows and --run-dir name the steps to predict, and {given}; use one")
     if args.run_dir and args.gpu is None:
         raise UserError("--run-dir needs the runs' accelerator; add --gpu, such as --gpu h200")
     if not args.run_dir and (args.gpu is not None or args.node):
@@ -71,23 +67,21 @@ def _check(args: Any) -> None:
         raise UserError(f"--node {args.node}: use {least} to {most}")
 
 
-def validate(rows: Path | None, hardware: Path | None, *, held_out: bool) -> Validation:
-    """Predicts rows of a file, or of table 1 with a fit to them.
+def validate(rows: Path, hardware: Path | None) -> Validation:
+    """Predicts rows of a file.
 
     Raises:
         UserError: a file cannot be read, or has an impossible value; an accelerator is unknown.
     """
     if hardware is not None:
         accelerators(hardware)  # also if no row needs it
-    found = table_1() if rows is None else read_rows(rows)
+    found = read_rows(rows)
     machines = {row.hardware: find_accelerator(row.hardware, hardware) for row in found}
-    if rows is None:
-        return fitted_table(found, machines["a100"], held_out=held_out)
     return predicted_rows(found, machines)
 
 
-def _lines(found: Validation) -> list[str]:
-    """The table, and the lines below it."""
+def lines(found: Validation) -> list[str]:
+    """The table of predictions, their errors, and the bars that they miss."""
     columns = ("row", "program", "hardware", "GPUs", "measured s", "predicted s", "error", "bar")
     rows = [
         (
@@ -102,22 +96,14 @@ def _lines(found: Validation) -> list[str]:
         )
         for each in found.outcomes
     ]
-    lines = [str(Table(found.title, columns, rows)), _errors(found)]
-    if found.baseline:
-        sizes = [abs(error) for error in found.baseline]
-        mean, worst = sum(sizes) / len(sizes), max(sizes)
-        lines.append(f"a constant TFLOP/s: mean error {mean:.1%}, worst {worst:.1%}")
-    if found.shares:
-        shares = (f"{name.removesuffix('_share')} {x:.3f}" for name, x in found.shares.items())
-        lines.append(f"shares of peak fitted to all rows: {', '.join(shares)}")
-    return [*lines, *(f"missed: {line}" for line in found.missed())]
+    errors = f"mean error {found.mean:.1%}, worst {found.worst:.1%}"
+    return [
+        str(Table(found.title, columns, rows)),
+        errors,
+        *(f"missed: {line}" for line in found.missed()),
+    ]
 
 
 def _seconds(value: float) -> str:
     """Two decimals, or three digits where that is more."""
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
-
-
-def _errors(found: Validation) -> str:
-    bar = "" if found.mean_bar is None else f" (bar {found.mean_bar:.1%})"
-    return f"mean error {found.mean:.1%}{bar}, worst {found.worst:.1%}"

@@ -3,13 +3,11 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
-from jaxptd.config.block import Activation, BlockOptions, FamilyName, Kernels, Relative
+from jaxptd.config.block import Activation, BlockOptions, FamilyName, Kernels, Relative, Rope
 from jaxptd.config.effects import check_layout
 from jaxptd.config.images import Images
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat, itemsize, option
-from jaxptd.config.processes import ProcessesConfig
-from jaxptd.config.rope import Rope
-from jaxptd.config.run import Config, from_dict, to_dict
+from jaxptd.config.run import Config, ProcessesConfig, from_dict, to_dict
 from jaxptd.config.training import (
     BeginToken,
     CheckpointConfig,

@@ -13,6 +13,7 @@ from jaxptd.config.block import (
     NormKind,
     NormOrder,
     Positions,
+    RopeScaling,
     block_options,
     check_block,
 )
@@ -22,7 +23,6 @@ from jaxptd.config.checks import (
     require_positive,
 )
 from jaxptd.config.images import PREFIX, Dice, Images, check_images, image_options
-from jaxptd.config.rope import RopeScaling
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
 

@@ -15,8 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxptd.data.ids import check_ids
-from jaxptd.data.mapped import NOT_COUNTED, Concatenated, MappedFiles, Samples
+from jaxptd.data.mapped import NOT_COUNTED, Concatenated, MappedFiles, Samples, check_ids
 from jaxptd.errors import UserError
 
 

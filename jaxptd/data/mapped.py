@@ -8,7 +8,9 @@ read.
 import abc
 import contextlib
 import dataclasses
+import hashlib
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -164,3 +166,75 @@ class Samples(abc.ABC):
     @abc.abstractmethod
     def first_tokens(self, count: int) -> np.ndarray:
         """The first tokens of the corpus, unchecked, `[count]`."""
+
+
+# ---- whether data are the same as before ---------------------------------------------------------
+# The identity of a run's data: a run that is resumed goes on with the data it began with.
+#
+# A source has its number of tokens and a digest of some of them: files may be moved, copied or
+# split, but not grown, replaced or read with another tokenizer.
+
+PLACES, EACH = 16, 4096  # that a digest is made of: places, evenly spaced, and tokens at each
+
+# Name of each source of a mixture, else "" -> its tokens and digest. Hosts may have other names.
+Identity = Mapping[str, Mapping[str, Any]]
+
+
+def identity_of(tokens: np.ndarray | Concatenated) -> dict[str, Any]:
+    """The number of a source's tokens, and a digest of some of them."""
+    count = len(tokens)
+    digest = hashlib.sha256()
+    for start in np.linspace(0, max(count - EACH, 0), PLACES).astype(np.int64).tolist():
+        digest.update(np.asarray(tokens[start : start + EACH]).astype("<u4").tobytes())
+    return {"tokens": count, "digest": digest.hexdigest()[:16]}
+
+
+def change(now: Identity, before: Identity) -> str | None:
+    """Says what has changed in the data, of the first source that differs; None for nothing."""
+    if len(now) != len(before):
+        return f"data.source has {len(now)} sources, not {len(before)}"
+    for name, found, was in zip(now, now.values(), before.values(), strict=True):
+        source = f"data.source {name}" if name else "data.source"
+        if found == was:
+            continue
+        if found["tokens"] == was["tokens"]:
+            return f"{source} has other tokens now (the text or the tokenizer has changed) than"
+        return f"{source} has {found['tokens']:,} tokens now, and had {was['tokens']:,}"
+    return None
+
+
+# ---- token ids that the model's vocabulary does not have -----------------------------------------
+
+SCANNED = 2**26  # tokens that are looked at before a run begins: a tenth of a second from memory
+BLOCK = 2**20  # tokens at a time
+
+
+def check_ids(tokens: np.ndarray | Concatenated, start: int, *, end: int, vocab_size: int) -> None:
+    """Raises UserError for the first id of tokens[start:end] outside [0, vocab_size).
+
+    The error names the file and the position.
+    """
+    ids = np.asarray(tokens[start:end])
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(wrong):
+        raise UserError(
+            f"{locate(tokens, start + int(wrong[0]))} has id {ids[wrong[0]]}, outside the "
+            f"model's {vocab_size} (0 to {vocab_size - 1}); use the tokenizer the "
+            "data was made with, or a larger model.vocab_size"
+        )
+
+
+def scan_ids(tokens: np.ndarray | Concatenated, vocab_size: int) -> None:
+    """Raises as `check_ids` for any of the tokens, or of many if there are very many.
+
+    A tokenizer that is not the model's is found at once in this way, before the run writes a file.
+    """
+    for start in _starts(len(tokens)):
+        check_ids(tokens, start, end=start + BLOCK, vocab_size=vocab_size)
+
+
+def _starts(count: int) -> Iterable[int]:
+    """First tokens of the blocks to scan: all, or as many as `SCANNED` has, evenly spaced."""
+    if count <= SCANNED:
+        return range(0, count, BLOCK)
+    return np.linspace(0, count - BLOCK, SCANNED // BLOCK).astype(np.int64).tolist()

@@ -32,7 +32,7 @@ import numpy as np
 
 from jaxptd.atomic_files import explained, shown
 from jaxptd.data.mapped import Concatenated
-from jaxptd.data.signatures import check_signature
+from jaxptd.data.records import check_signature
 from jaxptd.errors import UserError
 
 NANOGPT_DTYPE = np.dtype("<u2")

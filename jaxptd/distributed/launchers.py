@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 
 from jaxptd.config import ProcessesConfig
-from jaxptd.config.processes import address_of, check_address
+from jaxptd.config.run import address_of, check_address
 from jaxptd.errors import UserError
 
 Environ = Mapping[str, str]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.data.signatures import LONGEST, is_pointer
+from jaxptd.data.records import LONGEST, is_pointer
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.hf.dims import Tensor
 

@@ -16,8 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from jaxptd.collectives import alike
-from jaxptd.kernels.instructions import LOG2_E, Instructions
-from jaxptd.kernels.tile import Places, Tile, call, load, store
+from jaxptd.kernels.tile import LOG2_E, Instructions, Tile, TilePlaces, call, load, store
 
 # As measured on an H200: tiles by themselves, and those that a program adds up for a bias.
 _ALONE, _SUMMED = Tile(4, 256, 2), Tile(2, 128, 1)
@@ -126,13 +125,13 @@ def _backward(
 _activate.defvjp(_forward, _backward)
 
 
-def _biases(h: Any, b: Any, places: Places) -> list[Any]:
+def _biases(h: Any, b: Any, places: TilePlaces) -> list[Any]:
     """The bias of each part of h, for the numbers of a tile: [1, D]; none where there is none."""
     column, there = places.numbers
     return [load(each, ((part, column), there))[None] for each in b for part in range(h.shape[1])]
 
 
-def _parts(h: Any, biases: list[Any], places: Places) -> list[Array]:
+def _parts(h: Any, biases: list[Any], places: TilePlaces) -> list[Array]:
     """A tile of each part of h, with its bias."""
     parts = [load(h, places.of_part(part)) for part in range(h.shape[1])]
     return [part + each for part, each in zip(parts, biases, strict=True)] if biases else parts

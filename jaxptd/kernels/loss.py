@@ -17,8 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from jaxptd.collectives import alike
-from jaxptd.kernels.instructions import LOG2_E, Instructions
-from jaxptd.kernels.tile import Tile, call, load, store
+from jaxptd.kernels.tile import LOG2_E, Instructions, Tile, call, load, store
 
 # As measured on an H200. Forward, a program reads a row, so many pieces of it at a time.
 _PIECE, _PIECES, _WARPS = 512, 8, 2

@@ -22,8 +22,7 @@ from jax.experimental import pallas as pl
 
 from jaxptd.attention.kernel import KEPT
 from jaxptd.collectives import alike
-from jaxptd.kernels.instructions import Instructions
-from jaxptd.kernels.tile import Places, Tile, call, load, masked, store
+from jaxptd.kernels.tile import Instructions, Tile, TilePlaces, call, load, masked, store
 
 LONGEST = 2**13  # numbers of a row that fit into the registers of the threads that read it
 # Of backward, groups of 32 threads: eight for each of an H200's 132 processors. Each program of
@@ -176,7 +175,7 @@ def _backward_kernel(
     weights = [load(w, each)[None] for each in numbers]
     steps = pl.cdiv(tile.grid(*x.shape)[0] - program, programs)
 
-    def places_of(step: Array) -> list[Places]:
+    def places_of(step: Array) -> list[TilePlaces]:
         return tile.pieces(step * programs + program, *x.shape)
 
     def read(step: Array) -> tuple[list[list[Array]], list[Array]]:

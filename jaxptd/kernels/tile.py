@@ -5,6 +5,7 @@ D numbers of a row.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,12 +16,56 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from jaxptd.kernels.instructions import Instructions
+# ---- instructions of NVIDIA GPUs that Pallas has no operation for; elsewhere, their formula ------
+# XLA's powers and roots also treat numbers below 1e-38 exactly, which takes three instructions
+# more; these take them as zero. And XLA rounds a product before it adds to it, in two
+# instructions.
+
+LOG2_E = math.log2(math.e)  # exp(x) is 2 to the power of x times this
+
+
+@dataclasses.dataclass(frozen=True)
+class Instructions:
+    """One instruction each, of numbers in float32.
+
+    Args:
+        interpret: computes the formula, on any device.
+    """
+
+    interpret: bool
+
+    def exp2(self, x: Array) -> Array:
+        """2 to the power of x, to 2 units in the last place."""
+        return jnp.exp2(x) if self.interpret else _run("ex2.approx.ftz.f32", x)
+
+    def reciprocal(self, x: Array) -> Array:
+        """1 / x, to 1 unit in the last place."""
+        return 1 / x if self.interpret else _run("rcp.approx.ftz.f32", x)
+
+    def fma(self, x: Array, y: Array | float, z: Array | float) -> Array:
+        """`x y + z`, rounded once."""
+        return x * y + z if self.interpret else _run("fma.rn.f32", x, y, z)
+
+
+def _run(name: str, *inputs: Array | float) -> Array:
+    """Runs an instruction for each number of its inputs."""
+    shape = jnp.broadcast_shapes(*(jnp.shape(each) for each in inputs))
+    (found,) = triton.elementwise_inline_asm(
+        f"{name} $0, {', '.join(f'${1 + number}' for number in range(len(inputs)))};",
+        args=[jnp.broadcast_to(jnp.asarray(each, jnp.float32), shape) for each in inputs],
+        constraints="=f" + ",f" * len(inputs),
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(shape, jnp.float32)],
+    )
+    return found
+
+
+# ---- a kernel over tiles -------------------------------------------------------------------------
 
 Place = tuple[Any, Array | None]  # indices, and which of them there are; None: all
 
 
-class Places(NamedTuple):
+class TilePlaces(NamedTuple):
     """The places of a tile, of its rows and of their numbers."""
 
     both: Place
@@ -57,7 +102,7 @@ class Tile:
         """The numbers of tiles along rows and along the numbers of each."""
         return pl.cdiv(rows, self.rows), pl.cdiv(size, self.width)
 
-    def places(self, row: Any, column: Any, rows: int, size: int) -> Places:
+    def places(self, row: Any, column: Any, rows: int, size: int) -> TilePlaces:
         """The places of tile (row, column) in an array of so many rows of so many numbers."""
         row_R, inside_R = _indices(row, self.rows, rows)
         column_D, inside_D = _indices(column, self.width, size)
@@ -65,11 +110,11 @@ class Tile:
         masks = [(inside_R, (0,)), (inside_D, (1,))]
         inside = [lax.broadcast_in_dim(each, grid, dim) for each, dim in masks if each is not None]
         both = inside[0] & inside[-1] if inside else None
-        return Places(
+        return TilePlaces(
             ((row_R[:, None], column_D[None]), both), (row_R, inside_R), (column_D, inside_D)
         )
 
-    def pieces(self, row: Any, rows: int, size: int) -> list[Places]:
+    def pieces(self, row: Any, rows: int, size: int) -> list[TilePlaces]:
         """The places of all tiles in a row of them."""
         return [self.places(row, each, rows, size) for each in range(pl.cdiv(size, self.width))]
 

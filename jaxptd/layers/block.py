@@ -16,17 +16,15 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.attention.kernel import CORE, KEPT, TAKEN
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.layers.attention import Cache, SelfAttention
-from jaxptd.layers.dropout import Places, Site, dropout
+from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
-from jaxptd.pipeline.model import LayerInputs, X
+from jaxptd.pipeline.pools import LayerInputs, X
+from jaxptd.zero.accumulation import has_sums, with_narrow_gradients
 from jaxptd.zero.gathering import is_gathered, with_gathering
-from jaxptd.zero.narrowing import with_narrow_gradients
-from jaxptd.zero.prefetching import prefetching
-from jaxptd.zero.summing import summing
-from jaxptd.zero.sums import has_sums
+from jaxptd.zero.prefetching import accumulating_scan, prefetching
 
 LAYERS = "layers"  # named scope of the loop over layers
 # What each policy saves of a layer, beside its input; `none` saves all that backward needs.
@@ -58,7 +56,7 @@ class Block(nnx.Module):
     def __call__(
         self,
         x_BTD: Array,
-        places: Places,
+        token_info: TokenInfo,
         layer: Array,
         cache: Cache | None,
         common: None = None,
@@ -70,7 +68,7 @@ class Block(nnx.Module):
 
         Args:
             x_BTD: as the residual stream has it.
-            places: of its tokens.
+            token_info: of its tokens.
             layer: its number.
             cache: keys and values of the tokens before, in generation.
             common: a model's parameters for all layers, of which this block reads none.
@@ -79,14 +77,14 @@ class Block(nnx.Module):
         """
         x_BTD, n_BTD = self._before(self.attention_norm, x_BTD)
         a_BTD, cache = self.attention(
-            n_BTD, places.at(layer, Site.ATTENTION), cache, bias_NR=bias_NR
+            n_BTD, token_info.at(layer, DropoutSite.ATTENTION), cache, bias_NR=bias_NR
         )
-        x_BTD = self.add(x_BTD, a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
+        x_BTD = self.add(x_BTD, a_BTD, token_info.at(layer, DropoutSite.ATTENTION_OUTPUT))
         x_BTD = self._after(self.attention_norm, x_BTD)
         x_BTD = x_BTD if between is None else between(x_BTD)
         x_BTD, n_BTD = self._before(self.mlp_norm, x_BTD)
         h_BTD = self.mlp(n_BTD)
-        x_BTD = self.add(x_BTD, h_BTD, places.at(layer, Site.MLP_OUTPUT))
+        x_BTD = self.add(x_BTD, h_BTD, token_info.at(layer, DropoutSite.MLP_OUTPUT))
         return self._after(self.mlp_norm, x_BTD), cache
 
     def _before(self, norm: Norm, x_BTD: Array) -> tuple[Array, Array]:
@@ -95,15 +93,17 @@ class Block(nnx.Module):
     def _after(self, norm: Norm, x_BTD: Array) -> Array:
         return norm(x_BTD) if self.order == "post" else x_BTD
 
-    def add(self, x_BTD: Array, y_BTD: Array, places: Places) -> Array:
+    def add(self, x_BTD: Array, y_BTD: Array, token_info: TokenInfo) -> Array:
         """x + y, a pair's output, after dropout of y; backward keeps the sum, and not y."""
-        dropped_BTD = drop_residual(y_BTD, places, form=self.form, rate=self.rate)
+        dropped_BTD = drop_residual(y_BTD, token_info, form=self.form, rate=self.rate)
         return checkpoint_name(x_BTD + dropped_BTD, KEPT)
 
 
-def drop_residual(x_BTD: Array, places: Places, *, form: TensorParallel, rate: float) -> Array:
+def drop_residual(
+    x_BTD: Array, token_info: TokenInfo, *, form: TensorParallel, rate: float
+) -> Array:
     """Dropout of this device's block of the residual stream."""
-    local = places._replace(position_T=form.axes.local_tokens(places.position_T))
+    local = token_info._replace(position_T=form.axes.local_tokens(token_info.position_T))
     return dropout(x_BTD, local, form.axes.local_hidden(x_BTD.shape[-1]), rate)
 
 
@@ -124,7 +124,7 @@ def number_of_layers(stack: Any) -> int:
 def run_blocks(
     blocks: Any,
     x: X,
-    places: Places,
+    token_info: TokenInfo,
     *,
     cache: Any,
     config: ModelConfig,
@@ -137,7 +137,7 @@ def run_blocks(
     Args:
         blocks: the stack.
         x: before its first layer.
-        places: of the tokens.
+        token_info: of the tokens.
         cache: the layers' state, arrays with a leading dim L; None without any.
         config: of the model.
         offload: whether `remat: dots` saves to host memory.
@@ -159,7 +159,7 @@ def run_blocks(
         )
         loop = _loop(run, stack, scanned=config.scan_layers)
         with jax.named_scope(LAYERS):
-            x, new = loop(stack, common, LayerInputs(places, number_L, own), x)
+            x, new = loop(stack, common, LayerInputs(token_info, number_L, own), x)
         caches.append(new)
     return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
@@ -174,12 +174,12 @@ def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
     if scanned and is_gathered(stack):
         return prefetching(run)
     if scanned and has_sums(stack):
-        return summing(run)
+        return accumulating_scan(run)
     over: Any = lax.scan if scanned else _unrolled
     each = with_gathering(run) if is_gathered(stack) else with_narrow_gradients(run)
 
     return lambda stack, common, inputs, x: over(
-        lambda x, own: each((own[0], common), LayerInputs(inputs.places, *own[1:]), x),
+        lambda x, own: each((own[0], common), LayerInputs(inputs.token_info, *own[1:]), x),
         x,
         (stack, inputs.number, inputs.cache),
     )

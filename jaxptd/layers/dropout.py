@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 
-class Site(IntEnum):
+class DropoutSite(IntEnum):
     """A place in a block where values are dropped; each site has masks of its own."""
 
     EMBEDDING = 0
@@ -32,7 +32,7 @@ class Site(IntEnum):
 Segments = tuple[Array | None, ...]
 
 
-class Places(NamedTuple):
+class TokenInfo(NamedTuple):
     """The global numbers of a device's tokens, and the dropout seed.
 
     sample_B: number of each sequence in the global batch. position_T: position of each token of the
@@ -45,7 +45,7 @@ class Places(NamedTuple):
     position_T: Array
     seed: Array | None
     segment_BCT: Array | None = None
-    source: "Places | None" = None
+    source: "TokenInfo | None" = None
 
     @property
     def segments(self) -> Segments:
@@ -53,7 +53,7 @@ class Places(NamedTuple):
         before = () if self.source is None else self.source.segments
         return (*before, self.segment_BCT)
 
-    def of(self, sample_B: Array, segments: Segments) -> "Places":
+    def of(self, sample_B: Array, segments: Segments) -> "TokenInfo":
         """The same positions in other samples.
 
         Args:
@@ -64,11 +64,11 @@ class Places(NamedTuple):
         source = self.source and self.source.of(sample_B, tuple(before))
         return self._replace(sample_B=sample_B, segment_BCT=segment_BCT, source=source)
 
-    def at_rows(self, unit: int) -> "Places":
+    def at_rows(self, unit: int) -> "TokenInfo":
         """The same places, with rows of patches, `unit` pixels high, in place of rows of pixels."""
         return self._replace(position_T=self.position_T[::unit] // unit)
 
-    def at(self, layer: Array | int, site: Site) -> "Places":
+    def at(self, layer: Array | int, site: DropoutSite) -> "TokenInfo":
         """The same tokens, with the seed for one site of one layer."""
         return self if self.seed is None else self._replace(seed=fold(self.seed, layer, site))
 
@@ -111,19 +111,19 @@ def keep_mask(seed: Array, first: Array, second: Array, rate: float) -> Array:
     return word >= jnp.uint32(round(rate * 2**32))
 
 
-def dropout(x_BTD: Array, places: Places, hidden_D: Array, rate: float) -> Array:
+def dropout(x_BTD: Array, token_info: TokenInfo, hidden_D: Array, rate: float) -> Array:
     """Zeroes a fraction `rate` of x and scales the rest by 1 / (1 - rate).
 
     Args:
         x_BTD: this device's block of the residual stream.
-        places: samples and positions of x's tokens, and the seed of this site.
+        token_info: samples and positions of x's tokens, and the seed of this site.
         hidden_D: global numbers of x's hidden units.
         rate: fraction of values dropped, in [0, 1).
     """
-    if places.seed is None or rate == 0:
+    if token_info.seed is None or rate == 0:
         return x_BTD
-    seed_B11 = fold(places.seed, places.sample_B, 0)[:, None, None]
-    return _drop(x_BTD, seed_B11, places.position_T, hidden_D, rate)
+    seed_B11 = fold(token_info.seed, token_info.sample_B, 0)[:, None, None]
+    return _drop(x_BTD, seed_B11, token_info.position_T, hidden_D, rate)
 
 
 @partial(jax.checkpoint, static_argnums=(4,))
@@ -132,19 +132,19 @@ def _drop(x_BTD: Array, seed_B11: Array, position_T: Array, hidden_D: Array, rat
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)
 
 
-def drop_path(y: Array, places: Places, rate: Array | float) -> Array:
+def drop_path(y: Array, token_info: TokenInfo, rate: Array | float) -> Array:
     """Zeroes whole samples, a fraction `rate` of them, and scales the rest by 1 / (1 - rate).
 
     Args:
         y: that is added to the residual stream, `[B, ..]`.
-        places: samples of y, and the seed of this site.
+        token_info: samples of y, and the seed of this site.
         rate: fraction of samples dropped, in [0, 1); it may depend on the layer.
 
     Source: Huang et al., arXiv 1603.09382 (stochastic depth).
     """
-    if places.seed is None:
+    if token_info.seed is None:
         return y
-    *_, word_B = _pcg4d(*_words(places.sample_B, 0, places.seed[0], places.seed[1]))
+    *_, word_B = _pcg4d(*_words(token_info.sample_B, 0, token_info.seed[0], token_info.seed[1]))
     rate = jnp.asarray(rate, jnp.float32)
     dropped_B = word_B >> 8 < (rate * 2.0**24).astype(jnp.uint32)
     factor_B = jnp.where(dropped_B, 0, 1 / (1 - rate.astype(y.dtype)))

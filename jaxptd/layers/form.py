@@ -23,10 +23,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxptd.attention.kernel import KEPT, TAKEN, Kernel, Scores
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.collectives import after, alike
 from jaxptd.layers.axes import ShardingAxes
-from jaxptd.matmul.dot import Dot, dot
+from jaxptd.matmul.precision import Dot, dot
 from jaxptd.matmul.ring import as_matrix
 
 Product = Callable[[Array, Array, int], Array]  # as `product`
@@ -140,7 +140,14 @@ class TensorParallel(abc.ABC):
 
     @abc.abstractmethod
     def attend(
-        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        inputs: AttentionInputs,
+        *,
+        kernel: Kernel,
+        scores: Scores,
     ) -> Array:
         """Attention: q `[B, T, N, H]`, k, v `[B, S, K, H]`, sharded as h -> o, sharded as h.
 

@@ -26,7 +26,7 @@ from jaxptd.collectives import alike
 from jaxptd.config import Products
 from jaxptd.errors import UserError
 from jaxptd.layers.form import NATIVE, Arithmetic
-from jaxptd.matmul.dot import Dims
+from jaxptd.matmul.precision import Dims
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 CAPABILITY = 8.9  # CUDA compute capability with 8-bit products: Ada, Hopper and later

@@ -18,13 +18,13 @@ from jax.typing import DTypeLike
 
 from jaxptd import collectives, ring_attention
 from jaxptd.attention.kernel import Kernel, Scores
-from jaxptd.attention.ring import Tokens
+from jaxptd.attention.ring import AttentionInputs
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import Matrices, TensorParallel, both_gradients, in_one_product, product
-from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded
+from jaxptd.matmul.precision import Dot, dot
 from jaxptd.mesh import Axis
 from jaxptd.summa2d import matmul
 
@@ -54,13 +54,20 @@ class TensorParallel2D(TensorParallel):
         return padded(size, (self.rows, self.cols, self.grid.slices), each)
 
     def attend(
-        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        inputs: AttentionInputs,
+        *,
+        kernel: Kernel,
+        scores: Scores,
     ) -> Array:
         ring = self.ring
         if self.axes.head_dim == 0:
-            return ring_attention.attend(q, k, v, tokens, ring=ring, kernel=kernel, scores=scores)
+            return ring_attention.attend(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
         return grid_attention.attend(
-            q, k, v, tokens, grid=self.grid, ring=ring, dropout=kernel.dropout, scores=scores
+            q, k, v, inputs, grid=self.grid, ring=ring, dropout=kernel.dropout, scores=scores
         )
 
 

@@ -21,10 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.bias import bias_for, check_distances
-from jaxptd.attention.groups import Rows
-from jaxptd.attention.kernel import Dropout, Lengths, Scores, Sites
-from jaxptd.attention.ring import Ring, Tokens, check_lengths
+from jaxptd.attention.groups import Rows, bias_for, check_distances
+from jaxptd.attention.kernel import Dropout, Lengths, ScoreCoordinates, Scores
+from jaxptd.attention.ring import AttentionInputs, Ring, check_lengths
 from jaxptd.collectives import all_gather, local_block
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import matmul, matmul_nt
@@ -34,7 +33,7 @@ def attend(
     q: Array,
     k: Array,
     v: Array,
-    tokens: Tokens,
+    inputs: AttentionInputs,
     *,
     grid: Grid,
     ring: Ring,
@@ -50,7 +49,7 @@ def attend(
         q: this device's block of the queries.
         k: its block of the keys.
         v: its block of the values.
-        tokens: documents of the whole sequences `[B, cp, T]` and `[B, cp, S]`, the seed of dropout,
+        inputs: documents of the whole sequences `[B, cp, T]` and `[B, cp, S]`, the seed of dropout,
             and a bias of the scores.
         grid: how the devices multiply.
         ring: the devices along cp, and which part of a sequence each has.
@@ -62,11 +61,11 @@ def attend(
     """
     lengths = Lengths(*(x.shape[1] * grid.shape[0] for x in (q, k)))
     check_lengths(lengths, scores)
-    check_distances(tokens.bias_NR, max(lengths) * lax.axis_size(ring.axis))
-    tokens = tokens._replace(bias_NR=bias_for(q, tokens.bias_NR))
-    sites = _sites(tokens, lengths, grid, ring)
+    check_distances(inputs.bias_NR, max(lengths) * lax.axis_size(ring.axis))
+    inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
+    coordinates = _sites(inputs, lengths, grid, ring)
     run = _run(lengths, grid, ring)
-    rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2], run=run)
+    rows = Rows(coordinates, scores, dropout, groups=q.shape[2] // k.shape[2], run=run)
     q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (rows.queries(q), *_gathered(k, v, ring)))
     wide = jnp.promote_types(q.dtype, jnp.float32)
     s_BNTS = _each(partial(matmul_nt, dtype=wide), grid)(q_BNTH, k_BNSH)
@@ -86,7 +85,7 @@ def _gathered(k: Array, v: Array, ring: Ring) -> Iterable[Array]:
     return (k, v) if alone else all_gather(jnp.stack((k, v)), ring.axis, 2)
 
 
-def _sites(tokens: Tokens, lengths: Lengths, grid: Grid, ring: Ring) -> Sites:
+def _sites(inputs: AttentionInputs, lengths: Lengths, grid: Grid, ring: Ring) -> ScoreCoordinates:
     """Sites of this device's scores: a row has the keys of its own rows of every grid."""
     rows = lax.axis_size(grid.row)
 
@@ -96,7 +95,9 @@ def _sites(tokens: Tokens, lengths: Lengths, grid: Grid, ring: Ring) -> Sites:
         x = x.reshape(*x.shape[:dim], *parts).swapaxes(dim, dim + 1)
         return local_block(x.reshape(*x.shape[:dim], -1), grid.col, dim)
 
-    return ring.all_sites(tokens, lengths).each(lambda x, dim: local_block(x, grid.row, dim), keys)
+    return ring.all_coordinates(inputs, lengths).each(
+        lambda x, dim: local_block(x, grid.row, dim), keys
+    )
 
 
 def _run(lengths: Lengths, grid: Grid, ring: Ring) -> Lengths:

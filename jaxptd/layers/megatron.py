@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxptd import ring_attention
 from jaxptd.attention.kernel import TAKEN, Kernel, Scores
-from jaxptd.attention.ring import Tokens
+from jaxptd.attention.ring import AttentionInputs
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import (
@@ -34,8 +34,8 @@ from jaxptd.layers.form import (
     product,
     separated,
 )
-from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.padding import rounded_up
+from jaxptd.matmul.precision import Dot, dot
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
 
@@ -77,9 +77,16 @@ class TensorParallel1D(TensorParallel):
         return table[self.axes.local_tokens(position_T)].astype(dtype)
 
     def attend(
-        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        inputs: AttentionInputs,
+        *,
+        kernel: Kernel,
+        scores: Scores,
     ) -> Array:
-        return ring_attention.attend(q, k, v, tokens, ring=self.ring, kernel=kernel, scores=scores)
+        return ring_attention.attend(q, k, v, inputs, ring=self.ring, kernel=kernel, scores=scores)
 
 
 @dataclasses.dataclass(frozen=True)

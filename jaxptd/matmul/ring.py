@@ -32,7 +32,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import Axes, alike, as_varying, shift, varying_axes
-from jaxptd.matmul.dot import COLUMNS_BY_COLUMNS, Dims, Dot, dot
+from jaxptd.matmul.precision import COLUMNS_BY_COLUMNS, Dims, Dot, dot
 
 LAST_BY_FIRST: Dims = ((2,), (0,))  # x[B, T, D] w[D, F]
 AGAIN = "passes again"  # the name of blocks that need not be kept: they may pass once more

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.embedding import VocabParallelEmbedding, VocabularyBias
 from jaxptd.layers.linear import SquareLinear
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
@@ -52,9 +52,11 @@ class BERT(TextModel):
         return self.pairs_bias(self.pairs.logits(pooled_BTD))
 
     @jax.named_scope("loss")
-    def losses(self, x_BTD: Array, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+    def losses(
+        self, x_BTD: Array, batch: Mapping[str, Array], token_info: TokenInfo
+    ) -> dict[str, Array]:
         """x after all blocks -> sums of -log probability: of masked tokens, and of pairs."""
-        pairs_BT = jnp.where(places.position_T == 0, batch["next_sentence"][:, None], -1)
+        pairs_BT = jnp.where(token_info.position_T == 0, batch["next_sentence"][:, None], -1)
         return {
             MLM: self._sum(self.output(x_BTD), batch["targets"], self.config.vocab_size or 0),
             NSP: self._sum(self.pair_logits(x_BTD), pairs_BT, CLASSES),

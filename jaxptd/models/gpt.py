@@ -14,7 +14,7 @@ from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.layers.axes import ShardingAxes
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.models.decoder import CROSS_ENTROPY, Z_LOSS
 from jaxptd.models.text import TextModel
@@ -33,7 +33,9 @@ class GPT(TextModel):
         return limited(logits_BTV, self.config)
 
     @jax.named_scope("loss")
-    def losses(self, x_BTD: Array, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+    def losses(
+        self, x_BTD: Array, batch: Mapping[str, Array], token_info: TokenInfo
+    ) -> dict[str, Array]:
         """x after all blocks -> `sums_over_targets`."""
         logits_BTV = self.output(x_BTD)
         return sums_over_targets(logits_BTV, batch["targets"], self.config, self.form.axes)

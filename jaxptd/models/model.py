@@ -12,8 +12,8 @@ from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.layers.block import number_of_layers, run_blocks
-from jaxptd.layers.dropout import Places
-from jaxptd.pipeline.model import X
+from jaxptd.layers.dropout import TokenInfo
+from jaxptd.pipeline.pools import X
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
 # Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
@@ -44,19 +44,21 @@ class Model(Protocol):
     def common(self) -> Any:
         """A module with parameters that every layer may read; None without any."""
 
-    def embed(self, batch: Mapping[str, Array], places: Places) -> X:
+    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
         """A batch, of which targets may be missing -> x before the first layer."""
 
     def enter(self, stack: str, x: X) -> X:
         """x after the stack before, or `embed` -> x as the first layer of a stack takes it."""
 
-    def losses(self, x: X, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+    def losses(self, x: X, batch: Mapping[str, Array], token_info: TokenInfo) -> dict[str, Array]:
         """x after all layers -> sums over this device's targets, as its family names them.
 
         Float32 at least.
         """
 
-    def evaluated(self, x: X, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+    def evaluated(
+        self, x: X, batch: Mapping[str, Array], token_info: TokenInfo
+    ) -> dict[str, Array]:
         """`losses`, with the sums of scores that only evaluations have."""
 
     def output(self, x: X) -> Array:
@@ -67,14 +69,14 @@ class Model(Protocol):
 
 
 def run_layers(
-    model: Model, batch: Mapping[str, Array], places: Places, state: State | None = None
+    model: Model, batch: Mapping[str, Array], token_info: TokenInfo, state: State | None = None
 ) -> tuple[X, State]:
     """A batch -> x after all layers, and the state: with these tokens, if one was given."""
     run = partial(run_blocks, config=model.config, offload=model.offload, common=model.common)
-    x, new, first = model.embed(batch, places), {}, 0
+    x, new, first = model.embed(batch, token_info), {}, 0
     for name, stack in model.stacks.items():
         cache = state[name] if state else None
         x = model.enter(name, x)
-        x, new[name] = run(stack, x, places, cache=cache, first=first)
+        x, new[name] = run(stack, x, token_info, cache=cache, first=first)
         first += number_of_layers(stack)
     return x, new

@@ -18,7 +18,7 @@ from jax import Array
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache, CrossAttention, Encoded, RelativeBias, Source
 from jaxptd.layers.block import Block, drop_residual, make_blocks
-from jaxptd.layers.dropout import Places, Site
+from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
 from jaxptd.models.gpt import limited, sums_over_targets
@@ -53,14 +53,14 @@ class EncoderLayer(Block):
     """A layer that changes the source."""
 
     def __call__(  # type: ignore[override]
-        self, x: X, places: Places, layer: Array, cache: Cache | None, common: Common
+        self, x: X, token_info: TokenInfo, layer: Array, cache: Cache | None, common: Common
     ) -> tuple[X, Cache | None]:
         """x -> x; places: of the targets, with those of the source."""
         if x.source is None:
             return x, cache
-        assert places.source is not None
+        assert token_info.source is not None
         source_BSD, cache = super().__call__(
-            x.source, places.source, layer, cache, bias_NR=common.encoder_bias()
+            x.source, token_info.source, layer, cache, bias_NR=common.encoder_bias()
         )
         return x._replace(source=source_BSD), cache
 
@@ -76,17 +76,17 @@ class DecoderLayer(Block):
         self.cross = CrossAttention(config, form=form, rngs=rngs, init_out=self.init_out)
 
     def __call__(  # type: ignore[override]
-        self, x: X, places: Places, layer: Array, cache: Decoding | None, common: Common
+        self, x: X, token_info: TokenInfo, layer: Array, cache: Decoding | None, common: Common
     ) -> tuple[X, Decoding | None]:
         """x -> x, its source as it was."""
-        source = self._source(x, places, cache, common)
+        source = self._source(x, token_info, cache, common)
         target_BTD, seen = super().__call__(
             x.target,
-            places,
+            token_info,
             layer,
             cache and cache.cache,
             bias_NR=common.decoder_bias(),
-            between=partial(self._cross, places=places, layer=layer, source=source),
+            between=partial(self._cross, token_info=token_info, layer=layer, source=source),
         )
         if cache is not None:
             assert seen is not None and isinstance(source, Encoded)
@@ -94,22 +94,22 @@ class DecoderLayer(Block):
         return x._replace(target=target_BTD), cache
 
     def _cross(
-        self, x_BTD: Array, *, places: Places, layer: Array, source: Source | Encoded
+        self, x_BTD: Array, *, token_info: TokenInfo, layer: Array, source: Source | Encoded
     ) -> Array:
         """x and what it takes from the source."""
         x_BTD, n_BTD = self.cross_norm.beside(x_BTD)
-        c_BTD = self.cross(n_BTD, places.at(layer, Site.CROSS_ATTENTION), source)
-        return self.add(x_BTD, c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
+        c_BTD = self.cross(n_BTD, token_info.at(layer, DropoutSite.CROSS_ATTENTION), source)
+        return self.add(x_BTD, c_BTD, token_info.at(layer, DropoutSite.CROSS_ATTENTION_OUTPUT))
 
     def _source(
-        self, x: X, places: Places, cache: Decoding | None, common: Common
+        self, x: X, token_info: TokenInfo, cache: Decoding | None, common: Common
     ) -> Source | Encoded:
         """The normalised source; in generation its keys and values, made when it comes."""
         if x.source is None:
             assert cache is not None
             return cache.encoded
-        assert places.source is not None
-        source = Source(common.source_norm(x.source), places.source.segment_BCT)
+        assert token_info.source is not None
+        source = Source(common.source_norm(x.source), token_info.source.segment_BCT)
         return source if cache is None else self.cross.encode(source)
 
 
@@ -134,17 +134,17 @@ class T5(nnx.Module):
         return {"encoder": self.encoder, "decoder": self.decoder}
 
     @jax.named_scope("embedding")
-    def embed(self, batch: Mapping[str, Array], places: Places) -> X:
+    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
         """A batch with source[B, S], or without, and inputs[B, T] of the decoder -> x."""
-        target_BTD = self._embed(batch["inputs"], places, layer=self.config.num_layers)
-        if places.source is None:
+        target_BTD = self._embed(batch["inputs"], token_info, layer=self.config.num_layers)
+        if token_info.source is None:
             return X(None, target_BTD)
-        return X(self._embed(batch["source"], places.source, layer=0), target_BTD)
+        return X(self._embed(batch["source"], token_info.source, layer=0), target_BTD)
 
-    def _embed(self, tokens: Array, places: Places, *, layer: int) -> Array:
+    def _embed(self, tokens: Array, token_info: TokenInfo, *, layer: int) -> Array:
         """Rows of the table; layer: the first behind them, whose dropout this is."""
         x = self.tokens(tokens, jnp.dtype(self.config.dtype))
-        embedded = places.at(layer, Site.EMBEDDING)
+        embedded = token_info.at(layer, DropoutSite.EMBEDDING)
         return drop_residual(x, embedded, form=self.form, rate=self.config.dropout)
 
     def enter(self, stack: str, x: X) -> X:
@@ -157,7 +157,7 @@ class T5(nnx.Module):
         return limited((self.head or self.tokens).logits(target_BTD), self.config)
 
     @jax.named_scope("loss")
-    def losses(self, x: X, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+    def losses(self, x: X, batch: Mapping[str, Array], token_info: TokenInfo) -> dict[str, Array]:
         """x after all layers -> `sums_over_targets`."""
         return sums_over_targets(self.output(x), batch["targets"], self.config, self.form.axes)
 

@@ -16,7 +16,7 @@ from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.block import Block, drop_residual, make_blocks
-from jaxptd.layers.dropout import Places, Site
+from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import INIT
@@ -65,17 +65,17 @@ class TextModel(nnx.Module):
         return {"blocks": self.blocks}
 
     @jax.named_scope("embedding")
-    def embed(self, batch: Mapping[str, Array], places: Places) -> Array:
+    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
         """A batch with tokens[B, T] -> x as the residual stream has it."""
         dtype = jnp.dtype(self.config.dtype)
         x_BTD = self.tokens(batch["tokens"], dtype)
         if self.positions is not None:
-            x_BTD = x_BTD + self.positions(places.position_T, dtype)
+            x_BTD = x_BTD + self.positions(token_info.position_T, dtype)
         if self.types is not None:
             x_BTD = x_BTD + self.types(batch["token_types"], dtype)
         if self.config.block.norm_order == "post":
             x_BTD = self.norm(x_BTD)
-        embedded = places.at(0, Site.EMBEDDING)
+        embedded = token_info.at(0, DropoutSite.EMBEDDING)
         return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
 
     def enter(self, stack: str, x_BTD: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Optimizers that keep their old moments in a step that is not sound (`step/skipping.py`).
+"""Optimizers that keep their old moments in a step that is not sound (`step/state.py`).
 
 Where a direction follows from the new moments, they are chosen before it is computed: XLA then
 writes each new moment over the old one, and reads it from there. With a choice afterwards it would

@@ -36,10 +36,19 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions, X
 from jaxptd.pipeline.placement import layers_scope, of_stack
 from jaxptd.pipeline.plan import Plan
-from jaxptd.pipeline.pools import Instruction, get, put, run_if, zeros
+from jaxptd.pipeline.pools import (
+    Instruction,
+    LayerInputs,
+    ModelArrays,
+    ModelFunctions,
+    X,
+    get,
+    put,
+    run_if,
+    zeros,
+)
 
 
 class Carry(NamedTuple):
@@ -102,8 +111,8 @@ class Ticks(abc.ABC):
     def __init__(self, functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> None:
         self.functions, self.plan, self.arrays = functions, plan, arrays
         self.first = as_varying(jnp.int32(0), [Axis.PP])
-        micro, places = self.micro_batch(self.first)
-        self.x = zeros(jax.eval_shape(functions.embed, arrays.ends, micro, places))
+        micro, token_info = self.micro_batch(self.first)
+        self.x = zeros(jax.eval_shape(functions.embed, arrays.ends, micro, token_info))
         self.head = jax.eval_shape(functions.head, arrays.ends, micro, self.x)
 
     @abc.abstractmethod
@@ -125,7 +134,7 @@ class Ticks(abc.ABC):
     def micro_batch(self, number: Array) -> tuple[Any, Any]:
         """(a micro-batch, the places of its tokens)."""
         micro = get(self.arrays.micro, number)
-        return micro, self.functions.places(micro, self.arrays.shared)
+        return micro, self.functions.token_info(micro, self.arrays.shared)
 
     def initial(self, **others: Any) -> Carry:
         """The carry before the first tick; others: the fields that differ between passes."""
@@ -151,8 +160,8 @@ class Ticks(abc.ABC):
         return self._send(self.compute(carry, instruction), instruction)
 
     def _embed(self, carry: Carry, instruction: Instruction) -> Carry:
-        micro, places = self.micro_batch(instruction["micro"])
-        x = self.functions.embed(self.arrays.ends, micro, places)
+        micro, token_info = self.micro_batch(instruction["micro"])
+        x = self.functions.embed(self.arrays.ends, micro, token_info)
         return carry._replace(x=x, mail=put(carry.mail, x, instruction["read"]))
 
     def each_layer(
@@ -165,13 +174,13 @@ class Ticks(abc.ABC):
         reverse: bool = False,
     ) -> Carry:
         """Calls `run` for each layer of the current part: a loop for each kind of layers."""
-        _, places = self.micro_batch(instruction["micro"])
+        _, token_info = self.micro_batch(instruction["micro"])
 
         def one(i: Any, carry: Carry, number: int, begin: Any, end: Any) -> Carry:
             stack = self.plan.kinds[number].stack
             offset = end - 1 - i if reverse else begin + i
             params = get(self.arrays.layers[stack], instruction[of_stack("row", stack)] + offset)
-            inputs = LayerInputs(places, instruction[of_stack("layer", stack)] + offset)
+            inputs = LayerInputs(token_info, instruction[of_stack("layer", stack)] + offset)
             return run(carry, CurrentLayer(stack, params, inputs, offset, number))
 
         kinds = list(enumerate(self.plan.kinds))

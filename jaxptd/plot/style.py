@@ -1,6 +1,6 @@
 """The style of all pictures, and how they are saved. Needs the viz extra.
 
-Backgrounds are transparent, so that a picture is legible on light and on dark pages: `colors.py`.
+Backgrounds are transparent, so that a picture is legible on light and on dark pages.
 """
 
 import functools

@@ -9,16 +9,122 @@ share the step of one device.
 import dataclasses
 import itertools
 import math
+import multiprocessing
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from jaxptd.config import Config
 from jaxptd.layout import Axis
 from jaxptd.proof.cases import in_vain, named, try_made
-from jaxptd.proof.pairs import Pairs
-from jaxptd.proof.shares import SHARED
 from jaxptd.proof.values import DRAWN, HOW, Values
+
+# ---- drawn cases in several processes at once, which add to one record ---------------------------
+
+SHARED = 4  # cases in a row with the same step on one device
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Every K-th group of cases that share the step of one device.
+
+    Args:
+        number: of the share, from 0.
+        of: K, shares together.
+    """
+
+    number: int = 0
+    of: int = 1
+
+    def has(self, case: int) -> bool:
+        """True for the numbers of this share's cases."""
+        return case // SHARED % self.of == self.number
+
+
+def run_in_processes(work: Callable[..., None], count: int, *given: Any) -> list[int]:
+    """Calls `work(Share, *given)` for each share, in a new process; returns their exit codes.
+
+    A process that a signal ended has its number, below 0.
+
+    Args:
+        work: a function of a module, which the processes import.
+        count: processes at once.
+        given: the same for all.
+    """
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    shares = [Share(number, count) for number in range(count)]
+    processes = [context.Process(target=work, args=(share, *given)) for share in shares]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode or 0 for process in processes]
+
+
+# ---- pairs of values of two fields: which of them have met in a case -----------------------------
+
+Level = tuple[str, Any]  # a field and its value
+Pair = tuple[Level, Level]
+
+
+class Pairs:
+    """The pairs of values that have met, and those that no config has.
+
+    Args:
+        draw: orders the pairs that are looked for.
+    """
+
+    def __init__(self, draw: random.Random) -> None:
+        self.open = _all_pairs()
+        draw.shuffle(self.open)
+        self.met: set[Pair] = set()
+        self.refused: set[Pair] = set()
+
+    @cached_property
+    def number(self) -> int:
+        """The number of all pairs."""
+        return len(_all_pairs())
+
+    def counts(self) -> dict[str, int]:
+        """Pairs that have met, of how many, and those beside them that no config was found for."""
+        refused = len(self.refused)
+        return {"met": len(self.met), "of": self.number - refused, "refused": refused}
+
+    def new(self, values: Values) -> int:
+        """The number of pairs of a case that have not met yet."""
+        return sum(pair not in self.met for pair in pairs_of(values))
+
+    def add(self, values: Values) -> None:
+        """Counts the pairs of a case."""
+        self.met.update(pairs_of(values))
+        self.refused -= self.met
+
+    def next(self, kept: Values) -> Pair | None:
+        """A pair that has not met and contradicts no value of `kept`; None if there is none."""
+        self.open = [pair for pair in self.open if pair not in self.met]
+        for pair in self.open:
+            if pair not in self.refused and all(kept.get(n, v) == v for n, v in pair):
+                return pair
+        return None
+
+
+def pairs_of(values: Values) -> Iterator[Pair]:
+    """Every pair of two values of a case, in the order of `DRAWN`."""
+    return itertools.combinations([(name, values[name]) for name in DRAWN], 2)
+
+
+def _all_pairs() -> list[Pair]:
+    return [
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(DRAWN, 2)
+        for x in DRAWN[a]
+        for y in DRAWN[b]
+    ]
+
+
+# ---- drawing cases -------------------------------------------------------------------------------
 
 CANDIDATES = 2  # accepted cases of which the one with most new pairs is taken
 TRIES = 60  # values drawn again, before a pair is given up

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,50 @@ import jaxptd
 from jaxptd.common_options import as_path
 from jaxptd.config import Config
 from jaxptd.errors import UserError
-from jaxptd.proof.cases import general
-from jaxptd.proof.compare import Comparer, command_line
-from jaxptd.proof.draw import Case, Draws
-from jaxptd.proof.minimise import minimised
+from jaxptd.proof.cases import general, try_made
+from jaxptd.proof.compare import Comparer, Ending, command_line
+from jaxptd.proof.draw import Case, Draws, Share, run_in_processes
 from jaxptd.proof.record import Record
-from jaxptd.proof.shares import Share, run_in_processes
+from jaxptd.proof.values import DRAWN, Values, plain
 from jaxptd.run.devices import simulate
+
+# ---- reduces a case that fails to the fewest fields with values that are not plain ---------------
+
+MOST = 80  # comparisons
+
+
+def minimised(
+    values: Values, folder: Path, compare: Callable[[Config], Ending]
+) -> tuple[Values, Config]:
+    """Sets fields to their plain values, one by one, while the case still ends as it did.
+
+    Args:
+        values: of a case that crashes or is unequal.
+        folder: for tables of schedules.
+        compare: compares a config with one device.
+
+    Returns:
+        the values that are left, and their config.
+    """
+    config = try_made(values, folder)
+    assert isinstance(config, Config)
+    wanted, left, changed = compare(config).outcome, MOST, True
+    while changed and left > 0:
+        changed = False
+        for name in DRAWN:
+            fewer = {**values, name: plain(name)}
+            if fewer == values or left <= 0:
+                continue
+            smaller = try_made(fewer, folder)
+            if isinstance(smaller, str):
+                continue
+            left -= 1
+            if compare(smaller).outcome == wanted:
+                values, config, changed = fewer, smaller, True
+    return values, config
+
+
+# ---- running cases -------------------------------------------------------------------------------
 
 OUTCOMES = ("equal", "refused", "crashed", "unequal")
 FAILED = ("crashed", "unequal")

@@ -14,7 +14,7 @@ from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
 from jaxptd.step import Batch, Program
-from jaxptd.step.compiled import CompiledStep
+from jaxptd.step.program import CompiledStep
 
 # ---- batches -------------------------------------------------------------------------------------
 

@@ -21,14 +21,14 @@ from jaxptd.data import Samples, Tokenizer
 from jaxptd.data.sources import STDLIB
 from jaxptd.data.tokenizers import BYTES, UNKNOWN
 from jaxptd.errors import UserError
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.matmul.precision import exact_products
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Writing
 from jaxptd.params import Params
 from jaxptd.step import Batch, Program
 from jaxptd.step.pipelined import make_passes
-from jaxptd.step.resolved import Resolved, resolve_for_decoding
+from jaxptd.step.resolved import ResolvedConfig, resolve_for_decoding
 
 NONE = -1  # in place of an id
 SHAPES = 64  # tokens by which prompts of compiled programs differ
@@ -75,7 +75,7 @@ class Generator:
     ends: tuple[int, ...] = ()
 
     @cached_property
-    def _resolved(self) -> Resolved:
+    def _resolved(self) -> ResolvedConfig:
         """The program's choices, with a form that shards no token."""
         return resolve_for_decoding(self.program.config, self.program.mesh)
 
@@ -178,9 +178,9 @@ class Generator:
         none_NB = jnp.full((len(given_N), size), NONE, jnp.int32)
         return lax.while_loop(goes_on, advance, (jnp.int32(0), none_NB, *first))[1]
 
-    def _places(self, batch: Batch, start: Array) -> Places:
+    def _places(self, batch: Batch, start: Array) -> TokenInfo:
         """The places of a batch's sequences; start: the position of the first token."""
-        found: Places | None = None
+        found: TokenInfo | None = None
         for each in family_of(self._model).sequences:
             if each.tokens in batch:
                 size, length = batch[each.tokens].shape
@@ -188,7 +188,7 @@ class Generator:
                 segment_BT = each.documents(batch)
                 segment_BCT = None if segment_BT is None else segment_BT[:, None]
                 sample_B = jnp.zeros(size, jnp.int32)
-                found = Places(sample_B, position_T, None, segment_BCT, found)
+                found = TokenInfo(sample_B, position_T, None, segment_BCT, found)
         assert found is not None
         return found
 

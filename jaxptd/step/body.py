@@ -12,17 +12,15 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.layers.axes import local_numbers
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.family import Loss, Sequence
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
-from jaxptd.step.optimizer import clip, global_norm, learning_rate
-from jaxptd.step.passes import Losses, Micro, Passes, total
-from jaxptd.step.resolved import Resolved
-from jaxptd.step.skipping import Metrics, advance, is_sound, unscaled
-from jaxptd.step.state import State, States
-from jaxptd.step.update import Scalars, updated
+from jaxptd.step.optimizer import Scalars, clip, global_norm, learning_rate, updated
+from jaxptd.step.passes import ForwardBackward, Losses, MicroBatches, total
+from jaxptd.step.resolved import ResolvedConfig
+from jaxptd.step.state import Metrics, State, States, advance, is_sound, unscaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +33,18 @@ class StepBody:
         passes: runs the micro-batches through the model.
     """
 
-    resolved: Resolved
+    resolved: ResolvedConfig
     states: States
-    passes: Passes
+    passes: ForwardBackward
 
     def train(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         """The next state, the step's metrics, and its gradients."""
         config = self.resolved.config
         scale = state["guard"]["scale"]
         weights = self._weights(batch, scale)
-        micro, places = self.micro_batches(batch, self._seed(state["step"]))
+        micro, token_info = self.micro_batches(batch, self._seed(state["step"]))
         gatherable = self.resolved.zero.begin_step(self._varying(state["params"]))
-        sums = self.passes.gradients(gatherable, micro, places, weights)
+        sums = self.passes.gradients(gatherable, micro, token_info, weights)
         losses, grads = unscaled(self._reduced(*sums), scale, self.resolved.model.dtype)
         norm = global_norm(grads, self.resolved.stored)
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
@@ -75,9 +73,9 @@ class StepBody:
         gathered = self.passes.gathered(gatherable)
         micro_batches, shared = self.micro_batches(batch, None)
 
-        def of_one(micro: Micro) -> Array:
-            places = micro.places(shared)
-            logits, _ = self.passes.logits(gathered, micro.batch, places, {})
+        def of_one(micro: MicroBatches) -> Array:
+            token_info = micro.token_info(shared)
+            logits, _ = self.passes.logits(gathered, micro.batch, token_info, {})
             classes = jnp.argmax(logits, -1).astype(jnp.int32)
             return self.resolved.form.axes.gather_images(classes)
 
@@ -87,14 +85,14 @@ class StepBody:
         found = lax.pmax(found, alike) if alike else found
         return found.reshape(-1, *found.shape[2:])
 
-    def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[Micro, Places]:
+    def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[MicroBatches, TokenInfo]:
         """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are."""
-        M, places = self.resolved.config.train.micro_batches, self._places(batch, seed)
+        M, token_info = self.resolved.config.train.micro_batches, self._places(batch, seed)
         micro = jax.tree.map(
             lambda x: x.reshape(M, x.shape[0] // M, *x.shape[1:]),
-            Micro(batch, places.sample_B, places.segments),
+            MicroBatches(batch, token_info.sample_B, token_info.segments),
         )
-        return micro, places
+        return micro, token_info
 
     # ---- gradients --------------------------------------------------------------------------
 
@@ -171,15 +169,15 @@ class StepBody:
         key = jax.random.key(self.resolved.config.train.seed)
         return jax.random.key_data(jax.random.fold_in(key, step))
 
-    def _places(self, batch: Batch, seed: Array | None) -> Places:
+    def _places(self, batch: Batch, seed: Array | None) -> TokenInfo:
         """The global numbers of this device's samples, and of the tokens of their sequences."""
         first, *others = self.resolved.family.sequences
-        places = self._places_of(first, batch, seed)
+        token_info = self._places_of(first, batch, seed)
         for each in others:
-            places = self._places_of(each, batch, seed)._replace(source=places)
-        return places
+            token_info = self._places_of(each, batch, seed)._replace(source=token_info)
+        return token_info
 
-    def _places_of(self, sequence: Sequence, batch: Batch, seed: Array | None) -> Places:
+    def _places_of(self, sequence: Sequence, batch: Batch, seed: Array | None) -> TokenInfo:
         """The places of one of a sample's sequences."""
         size, length = batch[sequence.tokens].shape[:2]
         sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)
@@ -189,7 +187,7 @@ class StepBody:
             segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
         in_ring = self.resolved.family.fields(self.resolved.config)[sequence.tokens].ring
         positions = ring.positions_along if in_ring else local_numbers
-        return Places(sample_B, positions(Axis.CP, length), seed, segment_BCT)
+        return TokenInfo(sample_B, positions(Axis.CP, length), seed, segment_BCT)
 
 
 def _with_total(losses: Losses) -> Metrics:

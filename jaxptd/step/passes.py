@@ -1,7 +1,7 @@
 """The ways of a step's micro-batches through the model: all layers on each device, or by stages.
 
-Two classes, one small interface: `Unpipelined` differentiates a scan over micro-batches,
-`Pipelined` (pipelined.py) runs a pipeline's plan. Their methods run inside the shard_map, on
+Two classes, one small interface: `GradientAccumulation` differentiates a scan over micro-batches,
+`PipelineSchedule` (pipelined.py) runs a pipeline's plan. Their methods run inside the shard_map, on
 parameters that vary over all axes over which gradients are summed later. Losses and gradients that
 they return are this device's partial sums.
 
@@ -19,30 +19,39 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.layers.dropout import Places, Segments
+from jaxptd.layers.dropout import Segments, TokenInfo
 from jaxptd.models.model import Model, State, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
-from jaxptd.zero.ends import before_last, holds, in_first, waits_for_last, with_held
-from jaxptd.zero.gathering import handles_of, with_handles
-from jaxptd.zero.narrowing import attached, with_wide_gradients
-from jaxptd.zero.sums import added, fetches, with_sums
+from jaxptd.zero.accumulation import (
+    added,
+    attached,
+    before_last,
+    fetches,
+    holds,
+    in_first,
+    waits_for_last,
+    with_held,
+    with_sums,
+    with_wide_gradients,
+)
+from jaxptd.zero.gathering import grad_slots_of, with_grad_slots
 from jaxptd.zero.zero import StepParams
 
 
-class Micro(NamedTuple):
+class MicroBatches(NamedTuple):
     """A step's micro-batches, `[M, B, ...]` each, or one of them, `[B, ...]`.
 
     batch: its arrays. sample: the number of each sequence in the global batch.
-    segments: the documents of each sequence of tokens, as `Places.segments`.
+    segments: the documents of each sequence of tokens, as `TokenInfo.segments`.
     """
 
     batch: Batch
     sample: Array
     segments: Segments
 
-    def places(self, shared: Places) -> Places:
+    def token_info(self, shared: TokenInfo) -> TokenInfo:
         """The places of one micro-batch's tokens; `shared` has what all micro-batches share."""
         return shared.of(self.sample, self.segments)
 
@@ -53,11 +62,11 @@ LOSSES: Terms = operator.attrgetter("losses")
 EVALUATED: Terms = operator.attrgetter("evaluated")
 
 
-class Passes(Protocol):
+class ForwardBackward(Protocol):
     """Runs micro-batches through the model."""
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
         """The sum of each loss times its weight, and the gradients of their total.
 
@@ -65,7 +74,7 @@ class Passes(Protocol):
         device's shards.
         """
 
-    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+    def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
         """The sum of each loss over all tokens, and of each score."""
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -75,7 +84,7 @@ class Passes(Protocol):
         """The state before the first token, for the layers of this device: `Model.empty_state`."""
 
     def logits(
-        self, params: StepParams, batch: Batch, places: Places, state: State
+        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: State
     ) -> tuple[Array, State]:
         """The logits, the same on every stage, and the state with these tokens."""
 
@@ -92,31 +101,31 @@ def total(losses: Losses) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unpipelined:
+class GradientAccumulation:
     """Runs all layers on every device."""
 
     blueprint: Blueprint
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
-        def add(params: StepParams, total: tuple, micro: Micro) -> tuple:
-            return self._with_gradients(params, total, micro, places, weights)[0]
+        def add(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
+            return self._with_gradients(params, total, micro, token_info, weights)[0]
 
-        def add_to_sums(params: StepParams, total: tuple, micro: Micro) -> tuple:
+        def add_to_sums(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
             having, rest = with_sums(params, total[1])
             return add(having, (total[0], rest), micro)
 
         params, many = with_wide_gradients(params, self.blueprint.infos), len(micro.sample)
         first, one = in_first(params), pools.get(micro, 0)
-        like, _ = jax.eval_shape(partial(self._terms, of=LOSSES), attached(first), one, places)
+        like, _ = jax.eval_shape(partial(self._terms, of=LOSSES), attached(first), one, token_info)
         losses = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
-        total = losses, pools.wide_zeros(handles_of(first))
+        total = losses, pools.wide_zeros(grad_slots_of(first))
         if fetches(params):
             return _apart(partial(add_to_sums, params), total, micro, 0, times=many)
         begin, end = int(holds(params)), many - waits_for_last(params)
         if begin:
-            total, held = self._with_gradients(first, total, one, places, weights)
+            total, held = self._with_gradients(first, total, one, token_info, weights)
             params = with_held(params, held, self.blueprint.infos)
         each = partial(add_to_sums, before_last(params))
         if begin and end - begin == 1:  # without a loop XLA would run it beside the first
@@ -130,28 +139,33 @@ class Unpipelined:
         return _apart(partial(add, having), (total[0], rest), micro, end)
 
     def _with_gradients(
-        self, params: StepParams, total: tuple, micro: Micro, places: Places, weights: Losses
+        self,
+        params: StepParams,
+        total: tuple,
+        micro: MicroBatches,
+        token_info: TokenInfo,
+        weights: Losses,
     ) -> tuple[tuple, State]:
-        """Losses and gradients of handles with those of a micro-batch; the blocks that it holds."""
+        """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
 
-        def loss(params: StepParams, handles: Params) -> tuple[Array, tuple[Losses, State]]:
-            given = attached(with_handles(params, handles)), micro, places
+        def loss(params: StepParams, grad_slots: Params) -> tuple[Array, tuple[Losses, State]]:
+            given = attached(with_grad_slots(params, grad_slots)), micro, token_info
             losses, held = self._terms(*given, of=LOSSES)
             sum_of_all, each = in_total(losses, weights)
             return sum_of_all, (each, held)
 
         gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
-        (_, (found, held)), gradients = gradient(handles_of(params))
+        (_, (found, held)), gradients = gradient(grad_slots_of(params))
         losses = jax.tree.map(jnp.add, total[0], found)
         return (losses, added(params, total[1], gradients)), held
 
-    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+    def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
         terms = partial(self._terms, of=EVALUATED)
 
-        def add(total: Losses, micro: Micro) -> tuple[Losses, None]:
-            return jax.tree.map(jnp.add, total, terms(params, micro, places)[0]), None
+        def add(total: Losses, micro: MicroBatches) -> tuple[Losses, None]:
+            return jax.tree.map(jnp.add, total, terms(params, micro, token_info)[0]), None
 
-        like, _ = jax.eval_shape(terms, params, pools.get(micro, 0), places)
+        like, _ = jax.eval_shape(terms, params, pools.get(micro, 0), token_info)
         return lax.scan(add, jax.tree.map(pools.zeros, like), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -161,24 +175,29 @@ class Unpipelined:
         return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, batch: Batch, places: Places, state: State
+        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: State
     ) -> tuple[Array, State]:
         model = self.blueprint.build(params)
-        x, state = run_layers(model, batch, places, state)
+        x, state = run_layers(model, batch, token_info, state)
         return model.output(x), state
 
     def _terms(
-        self, params: StepParams, micro: Micro, places: Places, *, of: Terms
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, *, of: Terms
     ) -> tuple[Losses, State]:
         """The losses; of each stack the blocks that it holds, in the order of its parameters."""
         model = self.blueprint.build(params)
-        places = micro.places(places)
-        x, held = run_layers(model, micro.batch, places)
-        return of(model)(x, micro.batch, places), held
+        token_info = micro.token_info(token_info)
+        x, held = run_layers(model, micro.batch, token_info)
+        return of(model)(x, micro.batch, token_info), held
 
 
 def _apart(
-    add: Callable[[tuple, Micro], tuple], total: tuple, micro: Micro, first: int, *, times: int = 1
+    add: Callable[[tuple, MicroBatches], tuple],
+    total: tuple,
+    micro: MicroBatches,
+    first: int,
+    *,
+    times: int = 1,
 ) -> tuple:
     """Adds so many micro-batches to a total, the first of them with this number: `pools.apart`."""
 

@@ -1,4 +1,4 @@
-"""A step's micro-batches through a pipeline: `Pipelined` runs a pipeline's plan on its stages.
+"""A step's micro-batches through a pipeline: `PipelineSchedule` runs a plan on its stages.
 
 Letters: as in `passes.py`, whose interface it has.
 """
@@ -14,35 +14,63 @@ from jax import Array, lax
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter
 from jaxptd.config import ModelConfig
 from jaxptd.layers.block import with_remat
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis
 from jaxptd.models.model import COMMON, Model, State, X
 from jaxptd.models.stages import stage_dim
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.step.batch import Batch
-from jaxptd.step.keeping import keepers
 from jaxptd.step.passes import (
     EVALUATED,
     LOSSES,
+    ForwardBackward,
+    GradientAccumulation,
     Losses,
-    Micro,
-    Passes,
+    MicroBatches,
     Terms,
-    Unpipelined,
     in_total,
 )
-from jaxptd.step.resolved import Resolved
-from jaxptd.zero.gathering import gathered, handles_of, reduce_scattered, regathered, with_handles
-from jaxptd.zero.host import on_device
-from jaxptd.zero.narrowing import attached, with_wide_gradients
+from jaxptd.step.resolved import ResolvedConfig
+from jaxptd.zero.accumulation import attached, with_wide_gradients
+from jaxptd.zero.gathering import (
+    gathered,
+    grad_slots_of,
+    reduce_scattered,
+    regathered,
+    with_grad_slots,
+)
+from jaxptd.zero.shards import on_device, on_host
 from jaxptd.zero.zero import StepParams, Zero
+
+# ---- where a pipeline keeps what layers save -----------------------------------------------------
+# Where a pipeline's pools keep what layers save for backward: on the device, or on the host.
+
+Keep = Callable[[Any], Any]  # arrays that layers save -> as pools keep them
+
+
+def keepers(model: ModelConfig, plan: Plan, *, offload: bool) -> list[Keep]:
+    """One function for each of `Plan.kinds`; none without offloading.
+
+    offload: what `remat: dots` saves is kept in host memory; other kinds' arrays are not.
+    """
+    if not offload:
+        return []
+    stacks = [model.remats(plan.depth(stack)) for stack in plan.stacks]
+    return [on_host if remat == "dots" else _as_it_is for each in stacks for remat, _ in each]
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+# ---- the passes of a pipeline --------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipelined:
+class PipelineSchedule:
     """Runs its stage's layers on every device.
 
     The stage with the model's first part embeds, the stage with its last part computes the loss.
@@ -57,30 +85,30 @@ class Pipelined:
     zero: Zero
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
         given = with_wide_gradients(self.gathered(params), self.blueprint.infos)
         outside = partial(self._outside, given)
 
-        def head(ends: Params, micro: Micro, x: X) -> tuple[Array, Losses]:
-            return in_total(self._terms(LOSSES, places, outside(ends), micro, x), weights)
+        def head(ends: Params, micro: MicroBatches, x: X) -> tuple[Array, Losses]:
+            return in_total(self._terms(LOSSES, token_info, outside(ends), micro, x), weights)
 
         keep = keepers(self.model, self.plan, offload=self.blueprint.build({}).offload)
         functions = self._functions(outside, self._trained_layers(), head)._replace(keep=keep)
-        arrays = self._arrays(given, micro, places)
+        arrays = self._arrays(given, micro, token_info)
         losses, stacks, ends, common = training.gradients(functions, self.plan, arrays)
         layers = {name: g for stack in stacks.values() for name, g in stack.items()}
         others = {name: self._reduce_end(name, g) for name, g in (ends | common).items()}
         return losses, layers | others
 
-    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+    def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
         outside = self.blueprint.build
 
-        def head(ends: Params, micro: Micro, x: X) -> Losses:
-            return self._terms(EVALUATED, places, outside(ends), micro, x)
+        def head(ends: Params, micro: MicroBatches, x: X) -> Losses:
+            return self._terms(EVALUATED, token_info, outside(ends), micro, x)
 
         functions = self._functions(outside, self._layers(), head)
-        arrays = self._arrays(self.gathered(params), micro, places)
+        arrays = self._arrays(self.gathered(params), micro, token_info)
         return executor.forward(functions, self.plan.forward_only(), arrays)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -92,18 +120,18 @@ class Pipelined:
         return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, batch: Batch, places: Places, state: State
+        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: State
     ) -> tuple[Array, State]:
         """Runs one micro-batch, and sends the logits from the last stage to all others."""
         outside = self.blueprint.build
 
-        def head(ends: Params, micro: Micro, x: X) -> Array:
+        def head(ends: Params, micro: MicroBatches, x: X) -> Array:
             return outside(ends).output(x)
 
-        one = Micro(batch, places.sample_B, places.segments)
+        one = MicroBatches(batch, token_info.sample_B, token_info.segments)
         micro = jax.tree.map(lambda x: x[None], one)
         functions = self._functions(outside, self._layers(), head)
-        arrays = self._arrays(params, micro, places)
+        arrays = self._arrays(params, micro, token_info)
         plan = self.plan.forward_only(micro_batches=1)
         logits_BTV, state = executor.forward(functions, plan, arrays, state)
         return lax.psum(logits_BTV, Axis.PP), state
@@ -113,14 +141,14 @@ class Pipelined:
     def _functions(
         self, outside: Callable[[Params], Model], layers: Any, head: Any
     ) -> ModelFunctions:
-        def embed(ends: Params, micro: Micro, places: Places) -> X:
-            return outside(ends).embed(micro.batch, places)
+        def embed(ends: Params, micro: MicroBatches, token_info: TokenInfo) -> X:
+            return outside(ends).embed(micro.batch, token_info)
 
         return ModelFunctions(
             embed=embed,
             layers=layers,
             head=head,
-            places=Micro.places,
+            token_info=MicroBatches.token_info,
             gathered=gathered,
             regathered=regathered,
             reduce_scattered=reduce_scattered,
@@ -129,9 +157,9 @@ class Pipelined:
         )
 
     def _outside(self, params: StepParams, ends: Params) -> Model:
-        """The model without its layers; ends: the handles of its parameters among `params`."""
+        """The model without its layers; ends: its gradient slots, among `params`."""
         own = {name: params[name] for name in ends}
-        return self.blueprint.build(attached(with_handles(own, ends)))
+        return self.blueprint.build(attached(with_grad_slots(own, ends)))
 
     def _layers(self) -> list[Callable]:
         """The layer of each stack: (parameters and common ones, inputs, x) -> (x, cache)."""
@@ -155,12 +183,16 @@ class Pipelined:
         found: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
         return found
 
-    def _terms(self, of: Terms, places: Places, outside: Model, micro: Micro, x: X) -> Losses:
-        return of(outside)(x, micro.batch, micro.places(places))
+    def _terms(
+        self, of: Terms, token_info: TokenInfo, outside: Model, micro: MicroBatches, x: X
+    ) -> Losses:
+        return of(outside)(x, micro.batch, micro.token_info(token_info))
 
     # ---- parameters -------------------------------------------------------------------------
 
-    def _arrays(self, params: StepParams, micro: Micro, places: Places) -> ModelArrays:
+    def _arrays(
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo
+    ) -> ModelArrays:
         layers: dict[str, StepParams] = {stack: {} for stack in self.plan.stacks}
         ends: StepParams = {}
         common: Params = {}
@@ -168,9 +200,9 @@ class Pipelined:
             stack = self.blueprint.infos[name].stack
             others = common if name.startswith(f"{COMMON}.") else ends
             (others if stack is None else layers[stack])[name] = p
-        handles = handles_of(ends)
-        zeros = pools.wide_zeros((handles_of(layers), handles, common))
-        return ModelArrays(layers, handles, micro, places, common, zeros)
+        grad_slots = grad_slots_of(ends)
+        zeros = pools.wide_zeros((grad_slots_of(layers), grad_slots, common))
+        return ModelArrays(layers, grad_slots, micro, token_info, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:
         """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""
@@ -189,8 +221,8 @@ def _without_cache(layer: Callable, params: Any, inputs: LayerInputs, x: X) -> X
     return layer(params, inputs, x)[0]
 
 
-def make_passes(resolved: Resolved) -> Passes:
+def make_passes(resolved: ResolvedConfig) -> ForwardBackward:
     """Chooses the way of micro-batches through the model."""
     if resolved.plan is None:
-        return Unpipelined(resolved.blueprint)
-    return Pipelined(resolved.blueprint, resolved.model, resolved.plan, resolved.zero)
+        return GradientAccumulation(resolved.blueprint)
+    return PipelineSchedule(resolved.blueprint, resolved.model, resolved.plan, resolved.zero)

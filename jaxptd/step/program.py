@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxptd.config import Config
 from jaxptd.config.xla import compiler_options
@@ -21,13 +22,120 @@ from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_batch
 from jaxptd.step.body import StepBody
-from jaxptd.step.compiled import CompiledStep
-from jaxptd.step.given import as_state
 from jaxptd.step.pipelined import make_passes
-from jaxptd.step.resolved import Resolved, resolve
-from jaxptd.step.skipping import Metrics
-from jaxptd.step.state import State, States, state_memory
-from jaxptd.zero.host import on_device
+from jaxptd.step.resolved import ResolvedConfig, resolve
+from jaxptd.step.state import Metrics, State, States, state_memory
+from jaxptd.zero.shards import on_device
+
+# ---- states that Python code gives: compared with those that a program takes ---------------------
+
+USED = (
+    "was given to train_step, which uses the memory again; set run.state to the state that "
+    "train_step returns"
+)
+
+
+def as_state(state: Any, like: State, *, name: str = "state") -> State:
+    """Returns a state as plain dicts, with the arrays that it has.
+
+    Args:
+        state: a dict of arrays, or of dicts of them.
+        like: shapes, precisions and shardings that it has to have, as `Program.abstract_state`.
+        name: of the state, for messages.
+
+    Raises:
+        UserError: an entry is missing, unknown, or not as in `like`; names the first.
+    """
+    given, wanted = _entries(state, name), _entries(like, name)
+    for key in [*wanted, *given]:
+        if key not in given:
+            raise UserError(f"{name}{key} is missing; use every entry of program.abstract_state")
+        if key not in wanted:
+            raise UserError(f"{name}{key} is no entry of this program's state; leave it out")
+        if wrong := _difference(given[key], wanted[key]):
+            raise UserError(f"{name}{key} {wrong}")
+    return jax.tree.unflatten(jax.tree.structure(like), [given[key] for key in wanted])
+
+
+def check_unused(state: State) -> None:
+    """Raises UserError if a step has donated the memory of a state's arrays."""
+    for path, x in tree_leaves_with_path(state):
+        if x.is_deleted():
+            raise UserError(f"state{keystr(path)} {USED}")
+
+
+def _entries(state: Any, name: str) -> dict[str, Any]:
+    """The arrays of a state by their place in it, as `['params']['norm.scale']`."""
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        raise UserError(f"{name} is of type {kind}; use a dict of arrays: {{**run.state, ...}}")
+    try:
+        return {keystr(path): x for path, x in tree_leaves_with_path(dict(state))}
+    except (TypeError, ValueError) as error:  # keys that cannot be sorted
+        raise UserError(f"{name} has keys of several types; use those of run.state") from error
+
+
+def _difference(x: Any, like: jax.ShapeDtypeStruct) -> str:
+    """Says in which way an array is not like another; empty if it is."""
+    if not isinstance(x, Array):
+        return f"is of type {type(x).__name__}; use a JAX array: jax.device_put(x, old.sharding)"
+    if x.is_deleted():
+        return USED
+    if (x.shape, x.dtype) != (like.shape, like.dtype):
+        found, wanted = f"{x.dtype}{list(x.shape)}", f"{like.dtype}{list(like.shape)}"
+        return f"is {quoted(found)}; this program has {quoted(wanted)}"
+    if like.sharding is not None and not x.sharding.is_equivalent_to(like.sharding, x.ndim):
+        return "is on other devices, or sharded in another way; use jax.device_put(x, old.sharding)"
+    return ""
+
+
+# ---- a compiled step that also takes batches of numpy arrays -------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """A jitted function of arrays and a batch; has its methods, `lower` and `trace`, too.
+
+    Args:
+        jitted: (arrays, batch on devices) -> anything.
+        place: checks a batch of numpy arrays, in text order, and puts it on the mesh.
+        check: raises UserError if arrays are not those that the step takes; called when it fails.
+    """
+
+    jitted: Any
+    place: Callable[[Mapping[str, np.ndarray]], Batch]
+    check: Callable[[Any], object] = lambda arrays: None
+
+    def __call__(self, arrays: Any, batch: Mapping[str, Any]) -> Any:
+        """Runs the step; a batch of numpy arrays is placed first.
+
+        Raises:
+            UserError: the batch is not one that the config has, or the arrays not the program's.
+        """
+        is_dict = isinstance(batch, Mapping)
+        on_host = [isinstance(x, np.ndarray) for x in batch.values()] if is_dict else [True]
+        if any(on_host) and not all(on_host):
+            raise UserError("a batch mixes numpy arrays with others; use Program.place for all")
+        return self._run(arrays, self.place(batch) if any(on_host) else batch)
+
+    def _run(self, arrays: Any, batch: Mapping[str, Any]) -> Any:
+        try:
+            return self.jitted(arrays, batch)
+        except UserError:
+            raise
+        except (TypeError, ValueError, LookupError, OverflowError):
+            self.check(arrays)
+            raise
+        except RuntimeError as error:
+            if "deleted" in str(error):  # else an error of the devices, as memory that ran out
+                self.check(arrays)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.jitted, name)
+
+
+# ---- the program of a config ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +179,7 @@ class Program:
             )
 
     @cached_property
-    def resolved(self) -> Resolved:
+    def resolved(self) -> ResolvedConfig:
         """The config with its choices made for this mesh."""
         return resolve(self.config, self.mesh)
 

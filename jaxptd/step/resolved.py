@@ -35,7 +35,7 @@ from jaxptd.zero.zero import Zero
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """A config with its choices made for one mesh; everything else here follows from the fields.
 
     Args:
@@ -105,7 +105,7 @@ class Resolved:
         return self.plan.trips if self.plan else trips
 
 
-def resolve(config: Config, mesh: Mesh) -> Resolved:
+def resolve(config: Config, mesh: Mesh) -> ResolvedConfig:
     """Makes a config's open choices for the devices of a mesh.
 
     Raises:
@@ -116,7 +116,7 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
     kernel, obstacle = choose_kernel(config, device, documents=documents)
     arithmetic = choose_product(config.model.products, device)
     plan = make_plan(config) if layout.pp > 1 else None
-    return Resolved(
+    return ResolvedConfig(
         config=config,
         model=dataclasses.replace(
             config.padded_model, attention=kernel, kernels=choose_kernels(config, device)
@@ -150,7 +150,7 @@ def _whole_products(config: Config) -> Callable[..., Megatron1D]:
     return Megatron1D
 
 
-def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:
+def resolve_for_decoding(config: Config, mesh: Mesh) -> ResolvedConfig:
     """Makes the choices of a config for one sequence, with a form that shards no token."""
     model, layout = dataclasses.replace(config.model, remat="none"), config.layout
     if "activations" in layout.offloaded:  # nothing is kept

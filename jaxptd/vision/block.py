@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT
 from jaxptd.config import ModelConfig
-from jaxptd.layers.dropout import Places, Site, drop_path, dropout
+from jaxptd.layers.dropout import DropoutSite, TokenInfo, drop_path, dropout
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.mlp import MLP
@@ -71,38 +71,40 @@ class WindowBlock(nnx.Module):
         self.rate, self.form = config.dropout, form
 
     def __call__(
-        self, x: Array, places: Places, number: Array, *, shift: int, path: Array
+        self, x: Array, token_info: TokenInfo, number: Array, *, shift: int, path: Array
     ) -> Array:
         """x[B, R, Q, C] -> the same.
 
         Args:
             x: the residual stream.
-            places: samples of all images of the micro-batch, and this device's rows of patches.
+            token_info: samples of all images of the micro-batch, and this device's rows of patches.
             number: of the block, in the order of all of them.
             shift: of its windows.
             path: the share of samples for which it is left out.
         """
         x, n = self.attention_norm.beside(x)
-        a = self.attention(n, places.at(number, Site.ATTENTION), shift=shift)
-        a = drop_patches(a, places.at(number, Site.ATTENTION_OUTPUT), self.form, self.rate)
-        x = self._add(x, a, places.at(number, Site.ATTENTION_PATH), path)
+        a = self.attention(n, token_info.at(number, DropoutSite.ATTENTION), shift=shift)
+        a = drop_patches(
+            a, token_info.at(number, DropoutSite.ATTENTION_OUTPUT), self.form, self.rate
+        )
+        x = self._add(x, a, token_info.at(number, DropoutSite.ATTENTION_PATH), path)
         x, n = self.mlp_norm.beside(x)
         h = self.mlp(n.reshape(1, -1, x.shape[-1])).reshape(x.shape)
-        h = drop_patches(h, places.at(number, Site.MLP_OUTPUT), self.form, self.rate)
-        return self._add(x, h, places.at(number, Site.MLP_PATH), path)
+        h = drop_patches(h, token_info.at(number, DropoutSite.MLP_OUTPUT), self.form, self.rate)
+        return self._add(x, h, token_info.at(number, DropoutSite.MLP_PATH), path)
 
-    def _add(self, x: Array, y: Array, places: Places, path: Array) -> Array:
+    def _add(self, x: Array, y: Array, token_info: TokenInfo, path: Array) -> Array:
         """x + y, a pair's output that is left out for some samples; backward keeps the sum."""
-        local = places._replace(sample_B=self.form.axes.local_images(places.sample_B))
+        local = token_info._replace(sample_B=self.form.axes.local_images(token_info.sample_B))
         return checkpoint_name(x + drop_path(y, local, path), KEPT)
 
 
-def drop_patches(x_BRQC: Array, places: Places, form: TensorParallel, rate: float) -> Array:
+def drop_patches(x_BRQC: Array, token_info: TokenInfo, form: TensorParallel, rate: float) -> Array:
     """Dropout of this device's images of the residual stream, by the number of each patch."""
     rows, cols = x_BRQC.shape[1:3]
-    number_RQ = places.position_T[:rows, None] * cols + jnp.arange(cols, dtype=jnp.int32)
-    local = places._replace(
-        sample_B=form.axes.local_images(places.sample_B), position_T=number_RQ.reshape(-1)
+    number_RQ = token_info.position_T[:rows, None] * cols + jnp.arange(cols, dtype=jnp.int32)
+    local = token_info._replace(
+        sample_B=form.axes.local_images(token_info.sample_B), position_T=number_RQ.reshape(-1)
     )
     flat = x_BRQC.reshape(x_BRQC.shape[0], rows * cols, -1)
     return dropout(flat, local, form.axes.local_hidden(flat.shape[-1]), rate).reshape(x_BRQC.shape)
@@ -117,16 +119,16 @@ class WindowPair(nnx.Module):
         self.level, self.start, self.strips = level, first, Strips.of(form)
 
     def __call__(
-        self, x: Skipping, places: Places, layer: Array, cache: None, common: None
+        self, x: Skipping, token_info: TokenInfo, layer: Array, cache: None, common: None
     ) -> tuple[Skipping, None]:
         """x -> x, its skips as they were; layer: the number of the pair in the model."""
         level, stream = self.level, x.stream
-        places = self.strips.places(stream, places).at_rows(level.unit)
+        token_info = self.strips.token_info(stream, token_info).at_rows(level.unit)
         paths = jnp.asarray(level.paths, jnp.float32).reshape(-1, 2)[layer - self.start]
         shifts = (0, level.windows.shift)
         for index, block in enumerate((self.first, self.second)):
             number = 2 * layer + index
-            stream = block(stream, places, number, shift=shifts[index], path=paths[index])
+            stream = block(stream, token_info, number, shift=shifts[index], path=paths[index])
         return x._replace(stream=stream), cache
 
 

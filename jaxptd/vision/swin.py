@@ -18,7 +18,7 @@ from jax import Array
 
 from jaxptd.config import Images, ModelConfig
 from jaxptd.fields import check_argument
-from jaxptd.layers.dropout import Places, Site
+from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
 from jaxptd.vision.block import Level, Skipping, WindowPair, drop_patches, make_pairs
@@ -95,11 +95,11 @@ class Swin(nnx.Module):
         return {name: getattr(self, name) for name in self.names}
 
     @jax.named_scope("embedding")
-    def embed(self, batch: Mapping[str, Array], places: Places) -> Skipping:
+    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Skipping:
         """A batch with image[B, rows, columns, channels] -> x before the first level."""
         x = self.patches(batch["image"], jnp.dtype(self.config.dtype))
-        places = places.at_rows(self.images.patch).at(0, Site.EMBEDDING)
-        return Skipping(drop_patches(x, places, self.form, self.config.dropout))
+        token_info = token_info.at_rows(self.images.patch).at(0, DropoutSite.EMBEDDING)
+        return Skipping(drop_patches(x, token_info, self.form, self.config.dropout))
 
     def enter(self, stack: str, x: Skipping) -> Skipping:
         """x -> x as the first layer of a level takes it: from the second on with merged patches."""
@@ -118,13 +118,15 @@ class Swin(nnx.Module):
         return self.head(self.strips.mean(self.norm(x.stream)))
 
     @jax.named_scope("loss")
-    def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+    def losses(
+        self, x: Skipping, batch: Mapping[str, Array], token_info: TokenInfo
+    ) -> dict[str, Array]:
         """x after all levels -> the sums that training needs: see the family's losses."""
         return self._losses(self.output(x), self.form.axes.local_images(batch["label"]))
 
     @jax.named_scope("loss")
     def evaluated(
-        self, x: Skipping, batch: Mapping[str, Array], places: Places
+        self, x: Skipping, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
         """x after all levels -> these sums, and those of scores."""
         logits, label = self.output(x), self.form.axes.local_images(batch["label"])

@@ -23,7 +23,7 @@ from jaxptd import collectives
 from jaxptd.attention.kernel import CORE, TAKEN
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, counts_of
-from jaxptd.layers.dropout import Places, keep_mask
+from jaxptd.layers.dropout import TokenInfo, keep_mask
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import INIT
 from jaxptd.mesh import Axis
@@ -74,20 +74,20 @@ class Strips:
             return x_BRQ
         return lax.all_to_all(x_BRQ, self.axis, split_axis=1, concat_axis=0, tiled=True)
 
-    def places(self, x_BRQ: Array, places: Places) -> Places:
+    def token_info(self, x_BRQ: Array, token_info: TokenInfo) -> TokenInfo:
         """The places of x: as they are for strips, else those of its whole images.
 
         Args:
             x_BRQ: of this device.
-            places: samples of all images of the micro-batch, and pixel rows of a strip.
+            token_info: samples of all images of the micro-batch, and pixel rows of a strip.
         """
         if not is_whole(x_BRQ):
-            return places
+            return token_info
         shares = math.prod(map(lax.axis_size, self.others))
-        rows = places.position_T.shape[0] * self.devices
-        sample_B = places.sample_B.reshape(shares, self.devices, -1)
+        rows = token_info.position_T.shape[0] * self.devices
+        sample_B = token_info.sample_B.reshape(shares, self.devices, -1)
         own_B = lax.dynamic_index_in_dim(sample_B, lax.axis_index(self.axis), 1).reshape(-1)
-        return places._replace(sample_B=own_B, position_T=jnp.arange(rows, dtype=jnp.int32))
+        return token_info._replace(sample_B=own_B, position_T=jnp.arange(rows, dtype=jnp.int32))
 
     # ---- rows of other devices ----
 
@@ -241,13 +241,13 @@ class WindowAttention(Heads):
         self.windows = windows
 
     @jax.named_scope("attention")
-    def __call__(self, x_BRQC: Array, places: Places, *, shift: int) -> Array:
+    def __call__(self, x_BRQC: Array, token_info: TokenInfo, *, shift: int) -> Array:
         """x as the residual stream has it -> the same.
 
         Args:
             x_BRQC: whole images of this device, or strips of whole windows.
-            places: samples of all images that the devices of a product share, rows of this device,
-                and the seed for dropout of probabilities.
+            token_info: samples of all images that the devices of a product share, rows of this
+                device, and the seed for dropout of probabilities.
             shift: of the windows.
         """
         assert self.qkv is not None
@@ -255,12 +255,12 @@ class WindowAttention(Heads):
         qkv = self.qkv(x.reshape(1, -1, x.shape[-1]))
         qkv = self.windows.split(qkv.reshape(-1, *x.shape[1:3], *qkv.shape[2:]))
         q, k, v = jnp.moveaxis(qkv, 3, 0)
-        sites = _Sites(
-            self.windows.seen(places.position_T) if shift else None,
-            self.windows.numbers(places.position_T),
-            self._seed(places, q.shape[3]),
+        coordinates = _Sites(
+            self.windows.seen(token_info.position_T) if shift else None,
+            self.windows.numbers(token_info.position_T),
+            self._seed(token_info, q.shape[3]),
         )
-        o = self._core(q, k, v, self.window_bias(), sites)
+        o = self._core(q, k, v, self.window_bias(), coordinates)
         o = self.windows.join(checkpoint_name(o, CORE))
         y = self.out(o.reshape(1, -1, *o.shape[3:])).reshape(x.shape)
         return self._rolled(y, shift)
@@ -269,12 +269,12 @@ class WindowAttention(Heads):
         """x moved down and right, in a circle."""
         return Strips.of(self.form).rolled(jnp.roll(x_BRQC, by, 2), by) if by else x_BRQC
 
-    def _seed(self, places: Places, heads: int) -> Array | None:
+    def _seed(self, token_info: TokenInfo, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]` of the images between the products."""
-        local = places._replace(sample_B=self.form.axes.logit_images(places.sample_B))
+        local = token_info._replace(sample_B=self.form.axes.logit_images(token_info.sample_B))
         return self.seed(local, heads)
 
-    def _core(self, q: Array, k: Array, v: Array, bias_NTT: Array, sites: "_Sites") -> Array:
+    def _core(self, q: Array, k: Array, v: Array, bias_NTT: Array, coordinates: "_Sites") -> Array:
         """q, k, v[B, W, T, N, H] -> [B, W, T, N, H]; backward computes the scores again."""
         config = self.config
         attend = partial(
@@ -283,7 +283,7 @@ class WindowAttention(Heads):
             rate=config.dropout,
             whole=self.form.axes.sum_over_head,
         )
-        return jax.checkpoint(attend)(q, k, v, bias_NTT, sites)
+        return jax.checkpoint(attend)(q, k, v, bias_NTT, coordinates)
 
 
 class _Sites(NamedTuple):
@@ -294,7 +294,7 @@ class _Sites(NamedTuple):
     seed_BN2: Array | None
 
 
-def _attend(q, k, v, bias_NTT, sites, *, scale, rate, whole):  # type: ignore[no-untyped-def]
+def _attend(q, k, v, bias_NTT, coordinates, *, scale, rate, whole):  # type: ignore[no-untyped-def]
     """Softmax of scaled scores and their bias, times the values.
 
     whole: sums scores over the slices of a head.
@@ -302,13 +302,16 @@ def _attend(q, k, v, bias_NTT, sites, *, scale, rate, whole):  # type: ignore[no
     wide = jnp.promote_types(q.dtype, jnp.float32)
     s = jnp.einsum("BWTNH,BWSNH->BWNTS", q, k, preferred_element_type=wide)
     s = whole(s) * scale + bias_NTT.astype(wide)
-    if sites.seen_WTT is not None:
-        s = jnp.where(sites.seen_WTT[:, None], s, -jnp.inf)
+    if coordinates.seen_WTT is not None:
+        s = jnp.where(coordinates.seen_WTT[:, None], s, -jnp.inf)
     # Of fewer dims, for which XLA searches fewer tilings: less memory, compiled in less time.
     p = jax.nn.softmax(s.reshape(-1, *s.shape[3:]), axis=-1).reshape(s.shape)
-    if sites.seed_BN2 is not None and rate:
-        seed = sites.seed_BN2[:, None, :, None, None]
-        query, key = sites.number_WT[:, None, :, None], sites.number_WT[:, None, None, :]
+    if coordinates.seed_BN2 is not None and rate:
+        seed = coordinates.seed_BN2[:, None, :, None, None]
+        query, key = (
+            coordinates.number_WT[:, None, :, None],
+            coordinates.number_WT[:, None, None, :],
+        )
         p = jnp.where(keep_mask(seed, query, key, rate), p / (1 - rate), 0)
     o = jnp.einsum("BWNTS,BWSNH->BWTNH", p.astype(q.dtype), v, preferred_element_type=wide)
     return o.astype(q.dtype)

@@ -1,6 +1,6 @@
 """A layer's parameters, gathered or copied from the host only while it runs; figure in `zero.py`.
 
-A layer's tree has a `Gatherable` for each such parameter. An example with three, u and w gathered
+A layer's tree has a `LazyParam` for each such parameter. An example with three, u and w gathered
 in bfloat16 and b in float32, whose shards have 6, 4 and 1 elements, on Z = 2 devices:
 
     gathered          the shards of u and w, [6] and [4], concatenated: [10]; one all-gather in
@@ -13,16 +13,18 @@ in bfloat16 and b in float32, whose shards have 6, 4 and 1 elements, on Z = 2 de
 
 Parameters that vary over different mesh axes (sharded over tp, or not) make separate messages: the
 result of a concatenation varies over the axes of all its operands. In a loop over layers a matrix
-is a message of its own (`alone`), or trips would copy it into the message and out of it; vectors
-are together, since many small messages take longer than their copies. Between unrolled layers XLA
-moves messages, and joins those of several layers: there a layer has few.
+is a message of its own (`own_collective`), or trips would copy it into the message and out of it;
+vectors are together, since many small messages take longer than their copies. Between unrolled
+layers XLA moves messages, and joins those of several layers: there a layer has few.
 
 With `layout.offload: parameters` shards are in host memory, and `gathered` copies a layer's to the
 device first. Parameters that are not sharded are only copied. A gradient has the memory of the
-device, so it belongs to a `handle`, an array that nothing reads, and not to the array on the host.
+device, so it belongs to a `grad_slot`, an array that nothing reads, and not to the array on the
+host.
 
 So do gradients in another precision than their parameters': of layers in a loop at stage 0, and of
-tables outside the layers. There a `Gatherable` is neither gathered nor copied; see `narrowing.py`.
+tables outside the layers. There a `LazyParam` is neither gathered nor copied; see
+`accumulation.py`.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -38,46 +40,57 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import BATCH_AXES
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
-from jaxptd.zero.host import is_on_host, on_device
-from jaxptd.zero.shards import ShardedInfo
+from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["shard", "handle", "block", "sum"],
-    meta_fields=["info", "dtype", "scattered", "held", "last", "alone", "summed"],
+    data_fields=["shard", "grad_slot", "block", "sum"],
+    meta_fields=[
+        "info",
+        "dtype",
+        "scattered",
+        "keep_gathered",
+        "reduce_in_last_microbatch",
+        "own_collective",
+        "accumulate_in_loop",
+    ],
 )
 @dataclasses.dataclass(frozen=True)
-class Gatherable:
+class LazyParam:
     """A layer's parameter during a step, as a leaf of the layer's module until the layer runs.
 
     Args:
         shard: this device's shard, `[L, n/Z]`, or `[n/Z]` of one layer; without `info` the block.
             On the device, or on the host.
-        handle: what the gradient belongs to, an array of its shape and type; nothing reads it.
+        grad_slot: what the gradient belongs to, an array of its shape and type; nothing reads it.
         block: the gathered block, if it was gathered before.
         info: how the block is sharded; None: not at all.
         dtype: to gather in.
         scattered: whether the gradient is reduce-scattered as soon as it is there.
-        held: whether a block that forward gathers stays for the step; else backward gathers again.
-        last: whether the gradient is scattered in the last micro-batch only, see `ends.py`.
-        alone: whether it is no message with others.
-        summed: whether a loop adds the gradient to `sum`, where that is given, see `sums.py`.
-        sum: of the gradients in the micro-batches before: of handles, or with `last` of blocks.
+        keep_gathered: whether a block that forward gathers stays for the step; else backward
+            gathers again.
+        reduce_in_last_microbatch: whether the gradient is scattered in the last micro-batch only,
+            see `accumulation.py`.
+        own_collective: whether it is no message with others.
+        accumulate_in_loop: whether a loop adds the gradient to `sum`, where that is given, see
+            `accumulation.py`.
+        sum: of the gradients in the micro-batches before: of gradient slots, or with
+            `reduce_in_last_microbatch` of blocks.
     """
 
     shard: Array
-    handle: Array
+    grad_slot: Array
     block: Array | None
     info: ShardedInfo | None
     dtype: Any
     scattered: bool
-    held: bool = False
-    last: bool = False
-    alone: bool = False
-    summed: bool = False
+    keep_gathered: bool = False
+    reduce_in_last_microbatch: bool = False
+    own_collective: bool = False
+    accumulate_in_loop: bool = False
     sum: Array | None = None
 
     @property
@@ -97,45 +110,43 @@ class Gatherable:
         return on_device(self.shard).astype(self.dtype)
 
 
-def is_gatherable(leaf: Any) -> bool:
-    """True for a `Gatherable`."""
-    return isinstance(leaf, Gatherable)
+def is_lazy(leaf: Any) -> bool:
+    """True for a `LazyParam`."""
+    return isinstance(leaf, LazyParam)
 
 
 def _is_missing(leaf: Any) -> bool:
-    return is_gatherable(leaf) and leaf.block is None
+    return is_lazy(leaf) and leaf.block is None
 
 
 def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=is_gatherable)
+    return jax.tree.leaves(tree, is_leaf=is_lazy)
 
 
 def is_gathered(params: Any) -> bool:
-    """True if a `Gatherable` among the parameters comes from other devices or from the host."""
-    return any(is_gatherable(leaf) and leaf.is_elsewhere for leaf in _leaves(params))
+    """True if a `LazyParam` among the parameters comes from other devices or from the host."""
+    return any(is_lazy(leaf) and leaf.is_elsewhere for leaf in _leaves(params))
 
 
-def handles_of(params: Any) -> Any:
-    """The arrays that gradients belong to: the handle of each `Gatherable`, other leaves as is."""
+def grad_slots_of(params: Any) -> Any:
+    """The arrays that gradients belong to: the slot of each `LazyParam`, other leaves as is."""
     return jax.tree.map(
-        lambda leaf: leaf.handle if is_gatherable(leaf) else leaf, params, is_leaf=is_gatherable
+        lambda leaf: leaf.grad_slot if is_lazy(leaf) else leaf, params, is_leaf=is_lazy
     )
 
 
 def blocks_of(stack: Any) -> Any:
-    """A stack of whole blocks: the shard of each `Gatherable`."""
-    return jax.tree.map(
-        lambda leaf: leaf.shard if is_gatherable(leaf) else leaf, stack, is_leaf=is_gatherable
-    )
+    """A stack of whole blocks: the shard of each `LazyParam`."""
+    return jax.tree.map(lambda leaf: leaf.shard if is_lazy(leaf) else leaf, stack, is_leaf=is_lazy)
 
 
-def with_handles(params: Any, handles: Any) -> Any:
-    """`params` with other arrays in place of `handles_of(params)`."""
+def with_grad_slots(params: Any, grad_slots: Any) -> Any:
+    """`params` with other arrays in place of `grad_slots_of(params)`."""
     return jax.tree.map(
-        lambda leaf, new: dataclasses.replace(leaf, handle=new) if is_gatherable(leaf) else new,
+        lambda leaf, new: dataclasses.replace(leaf, grad_slot=new) if is_lazy(leaf) else new,
         params,
-        handles,
-        is_leaf=is_gatherable,
+        grad_slots,
+        is_leaf=is_lazy,
     )
 
 
@@ -143,8 +154,8 @@ def with_handles(params: Any, handles: Any) -> Any:
 
 
 def gathered(layer: Any) -> Any:
-    """Replaces each `Gatherable` of a layer by its block: one all-gather for each group."""
-    return completed(layer, missing_blocks(layer))
+    """Replaces each `LazyParam` of a layer by its block: one all-gather for each group."""
+    return with_gathered(layer, missing_blocks(layer))
 
 
 def regathered(layer: Any) -> Any:
@@ -153,7 +164,7 @@ def regathered(layer: Any) -> Any:
 
 
 def missing_blocks(layer: Any) -> list[Array]:
-    """Gathers the blocks of the `Gatherable`s that have none, in the order of the leaves."""
+    """Gathers the blocks of the `LazyParam`s that have none, in the order of the leaves."""
     leaves = [leaf for leaf in _leaves(layer) if _is_missing(leaf)]
     blocks = [leaf.copied() for leaf in leaves]
     sharded = [i for i, leaf in enumerate(leaves) if leaf.info is not None]
@@ -165,19 +176,19 @@ def missing_blocks(layer: Any) -> list[Array]:
     return blocks
 
 
-def completed(layer: Any, blocks: Sequence[Array]) -> Any:
-    """Replaces each `Gatherable` by its block; blocks: what `missing_blocks` gathered."""
+def with_gathered(layer: Any, blocks: Sequence[Array]) -> Any:
+    """Replaces each `LazyParam` by its block; blocks: what `missing_blocks` gathered."""
     following = iter(blocks)
 
     def block_of(leaf: Any) -> Any:
         if _is_missing(leaf):
             return next(following)
-        return leaf.block if is_gatherable(leaf) else leaf
+        return leaf.block if is_lazy(leaf) else leaf
 
-    return jax.tree.map(block_of, layer, is_leaf=is_gatherable)
+    return jax.tree.map(block_of, layer, is_leaf=is_lazy)
 
 
-def room(stack: Any, blocks: Sequence[Array]) -> list[Array]:
+def zeros_for_gathered(stack: Any, blocks: Sequence[Array]) -> list[Array]:
     """Zeros `[L, ...]` for the blocks of all layers, if they are held; else none.
 
     blocks: of one layer, as `missing_blocks` gathers them.
@@ -186,7 +197,7 @@ def room(stack: Any, blocks: Sequence[Array]) -> list[Array]:
     return [
         as_varying(jnp.zeros((len(leaf.shard), *block.shape), block.dtype), varying_axes(block))
         for leaf, block in zip(leaves, blocks, strict=True)
-        if leaf.held
+        if leaf.keep_gathered
     ]
 
 
@@ -195,10 +206,10 @@ def with_blocks(stack: Any, held: Sequence[Array]) -> Any:
     following = iter(held)
 
     def with_block(leaf: Any) -> Any:
-        is_held = _is_missing(leaf) and leaf.held
+        is_held = _is_missing(leaf) and leaf.keep_gathered
         return dataclasses.replace(leaf, block=next(following)) if is_held else leaf
 
-    return jax.tree.map(with_block, stack, is_leaf=is_gatherable)
+    return jax.tree.map(with_block, stack, is_leaf=is_lazy)
 
 
 def behind_barriers(layer: Any) -> Any:
@@ -209,23 +220,23 @@ def behind_barriers(layer: Any) -> Any:
     """
 
     def behind_barrier(leaf: Any) -> Any:
-        return jax.tree.map(lax.optimization_barrier, leaf) if is_gatherable(leaf) else leaf
+        return jax.tree.map(lax.optimization_barrier, leaf) if is_lazy(leaf) else leaf
 
-    return jax.tree.map(behind_barrier, layer, is_leaf=is_gatherable)
+    return jax.tree.map(behind_barrier, layer, is_leaf=is_lazy)
 
 
 def reduce_scattered(gradients: Any, layer: Any) -> Any:
-    """Gradients of `gathered(layer)` -> of `handles_of(layer)`: one reduce-scatter for each group.
+    """Gradients of `gathered(layer)` -> `grad_slots_of(layer)`: a reduce-scatter for each group.
 
     Gradients of shards are summed over Z; those of blocks and of other leaves stay as they are.
     """
-    leaves, tree = jax.tree.flatten(layer, is_leaf=is_gatherable)
+    leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
     grads = [
-        _summed(g.astype(leaf.handle.dtype), leaf) if is_gatherable(leaf) else g
+        _summed(g.astype(leaf.grad_slot.dtype), leaf) if is_lazy(leaf) else g
         for leaf, g in zip(leaves, jax.tree.leaves(gradients), strict=True)
     ]
-    scattered = [i for i, leaf in enumerate(leaves) if is_gatherable(leaf) and leaf.scattered]
-    for group in _groups(leaves, scattered, lambda i: (leaves[i].handle, grads[i].dtype)):
+    scattered = [i for i, leaf in enumerate(leaves) if is_lazy(leaf) and leaf.scattered]
+    for group in _groups(leaves, scattered, lambda i: (leaves[i].grad_slot, grads[i].dtype)):
         flats = [leaves[i].info.flatten(grads[i]) for i in group]
         widths = [leaves[i].info.shard_size for i in group]
         rows = [flat.reshape(-1, n) for flat, n in zip(flats, widths, strict=True)]
@@ -235,9 +246,11 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
     return jax.tree.unflatten(tree, grads)
 
 
-def _summed(gradient: Array, leaf: Gatherable) -> Array:
+def _summed(gradient: Array, leaf: LazyParam) -> Array:
     """A gradient with those of the micro-batches before, if they are to be scattered with it."""
-    return leaf.sum + gradient if leaf.last and leaf.sum is not None else gradient
+    return (
+        leaf.sum + gradient if leaf.reduce_in_last_microbatch and leaf.sum is not None else gradient
+    )
 
 
 def _groups(
@@ -252,7 +265,9 @@ def _groups(
     for i in indices:
         array, dtype = key(i)
         alike = varying_axes(array), jnp.dtype(dtype)
-        groups.setdefault(i if leaves[i].alone and not leaves[i].last else alike, []).append(i)
+        groups.setdefault(
+            i if leaves[i].own_collective and not leaves[i].reduce_in_last_microbatch else alike, []
+        ).append(i)
     return list(groups.values())
 
 
@@ -290,11 +305,11 @@ def with_gathering(
 
 
 def as_layer(layer: Any, gradients: Any) -> Any:
-    """Gradients in the layer's tree: handles have them, those of shards are None, which is zero."""
+    """Gradients in the layer's tree, in its slots; those of shards are None, which is zero."""
 
     def with_gradient(leaf: Any, g: Array) -> Any:
-        if not is_gatherable(leaf):
+        if not is_lazy(leaf):
             return g
-        return dataclasses.replace(leaf, handle=g, shard=None, block=None, sum=None)
+        return dataclasses.replace(leaf, grad_slot=g, shard=None, block=None, sum=None)
 
-    return jax.tree.map(with_gradient, layer, gradients, is_leaf=is_gatherable)
+    return jax.tree.map(with_gradient, layer, gradients, is_leaf=is_lazy)

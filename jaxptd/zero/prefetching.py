@@ -22,7 +22,7 @@ and its gradients are sent once, as without the loop. (Layer 0 is gathered once 
 of a loop do the same.) Beside the layer that runs a device has another's parameters and gradients.
 
 With ZeRO 1 and 2 forward of the first micro-batch does the same, but holds the blocks of all
-layers, so that backward and other micro-batches gather nothing (`ends.py`).
+layers, so that backward and other micro-batches gather nothing (`accumulation.py`).
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -36,17 +36,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import after
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
-from jaxptd.zero import sums
+from jaxptd.zero import accumulation
 from jaxptd.zero.gathering import (
     as_layer,
     behind_barriers,
-    completed,
+    blocks_of,
     missing_blocks,
     reduce_scattered,
-    room,
     with_blocks,
+    with_gathered,
+    zeros_for_gathered,
 )
 
 Run = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
@@ -57,7 +58,7 @@ def prefetching(run: Run) -> Loop:
     """Makes a loop over a stack of layers of `run((layer, common), inputs, x) -> (x, cache)`.
 
     The loop is (stack, common, inputs, x) -> (x, caches). `stack` has parameters `[L, ...]`, each a
-    `Gatherable`, and common what all layers read; number and cache of the inputs are `[L, ...]`,
+    `LazyParam`, and common what all layers read; number and cache of the inputs are `[L, ...]`,
     their places are for all layers. For backward it keeps what `run` keeps, and of the parameters
     those of the last layer; or of all layers where blocks are held, which are in caches' place.
     """
@@ -67,7 +68,7 @@ def prefetching(run: Run) -> Loop:
             return run((params, common), inputs, x)
 
         blocks = missing_blocks(layer_at(stack, 0))
-        start = x, blocks, room(stack, blocks)
+        start = x, blocks, zeros_for_gathered(stack, blocks)
         (x, _, held), first, last = _forward(layer, stack, inputs, start)
         if held:
             return x, held
@@ -75,14 +76,16 @@ def prefetching(run: Run) -> Loop:
 
     def forward(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[tuple, Any]:
         first = missing_blocks(layer_at(stack, 0))
-        params = completed(layer_at(stack, 0), first), common
+        params = with_gathered(layer_at(stack, 0), first), common
         traced, _ = trace_layer(run, params, inputs_at(inputs, 0), x)
 
         def one(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, list[Array]]:
             (x, _), kept = traced.forward((params, common), inputs, x)
             return x, kept
 
-        (x, blocks, held), *kept = _forward(one, stack, inputs, (x, first, room(stack, first)))
+        (x, blocks, held), *kept = _forward(
+            one, stack, inputs, (x, first, zeros_for_gathered(stack, first))
+        )
         stack, blocks = with_blocks(stack, held), [] if held else blocks
         back = partial(_backward, traced)
         return (x, held or None), jax.tree_util.Partial(back, stack, common, inputs, blocks, kept)
@@ -118,7 +121,7 @@ def _forward(
     """
 
     def layer(x: Any, blocks: list[Array], i: Any) -> tuple[Any, Any]:
-        return run(completed(layer_at(stack, i), blocks), inputs_at(inputs, i), x)
+        return run(with_gathered(layer_at(stack, i), blocks), inputs_at(inputs, i), x)
 
     def hold(held: list[Array], blocks: list[Array], i: Any) -> list[Array]:
         return [_put(of_all, one, i) for of_all, one in zip(held, blocks, strict=bool(held))]
@@ -148,14 +151,14 @@ def _backward(
         """(blocks of the layer before, gradients of layer i, of common, of x)."""
         row = behind_barriers(layer_at(stack, jnp.maximum(i - 1, 0)))
         before = missing_blocks(after(row, dx))
-        params = completed(layer_at(stack, i), blocks), common
+        params = with_gathered(layer_at(stack, i), blocks), common
         of_params, dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
         return before, *of_params, dx
 
     def send(found: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, what is sent of these)."""
         sent = reduce_scattered(gradients, layer_at(stack, i))
-        return sums.with_layer(found, sent, stack, i), sent
+        return accumulation.with_layer(found, sent, stack, i), sent
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
         blocks, gradients, total, dx, found = carry
@@ -167,7 +170,7 @@ def _backward(
 
     # Outside of a loop XLA would keep what forward computed, and not compute it again.
     blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
-    start = *back(end, blocks, of_last, dy), sums.start(stack)
+    start = *back(end, blocks, of_last, dy), accumulation.start(stack)
     others = jnp.arange(end, dtype=jnp.int32), kept
     (_, gradients, total, dx, found), _ = lax.scan(trip, start, others, reverse=True)
     return as_layer(stack, send(found, gradients, 0)[0]), total, dx
@@ -180,9 +183,67 @@ def layer_at(stack: Any, i: Any) -> Any:
 
 def inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
     """The inputs of layer i."""
-    return LayerInputs(inputs.places, *layer_at(inputs[1:], i))
+    return LayerInputs(inputs.token_info, *layer_at(inputs[1:], i))
 
 
 def _put(found: Array, one: Array, i: Any) -> Array:
     """Writes one layer's array into those of all layers."""
     return lax.dynamic_update_index_in_dim(found, one, i, 0)
+
+
+# ---- a loop that adds gradients to sums ----------------------------------------------------------
+# A loop over layers that adds their gradients to sums, in one of several micro-batches.
+#
+# What JAX makes of `lax.scan` stacks the gradients of all layers, and adds the stack to the sum
+# over micro-batches afterwards. Here a trip of backward adds a layer's as it has them: one stack
+# less.
+#
+# Letters: L layers.
+
+
+def accumulating_scan(run: Run) -> Loop:
+    """Makes a loop over a stack of layers of `run((layer, common), inputs, x) -> (x, cache)`.
+
+    As `prefetching`, for a stack whose `LazyParam`s have whole blocks and sums to add to. For
+    backward it keeps what `run` keeps, and no parameter.
+    """
+
+    def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
+        def trip(x: Any, own: tuple[Any, ...]) -> tuple[Any, Any]:
+            return run((own[0], common), LayerInputs(inputs.token_info, *own[1:]), x)
+
+        return lax.scan(trip, x, (blocks_of(stack), *inputs[1:]))
+
+    def forward(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[tuple, Any]:
+        params = layer_at(blocks_of(stack), 0), common
+        traced, _ = trace_layer(run, params, inputs_at(inputs, 0), x)
+
+        def trip(x: Any, i: Array) -> tuple[Any, list[Array]]:
+            params = layer_at(blocks_of(stack), i), common
+            (x, _), kept = traced.forward(params, inputs_at(inputs, i), x)
+            return x, kept
+
+        x, kept = lax.scan(trip, x, jnp.arange(len(inputs.number), dtype=jnp.int32))
+        back = partial(_backward_adding, traced)
+        return (x, None), jax.tree_util.Partial(back, stack, common, inputs, kept)
+
+    return with_backward(loop, forward)
+
+
+def _backward_adding(
+    traced: TracedLayer, stack: Any, common: Any, inputs: LayerInputs, kept: Any, dy: Any
+) -> tuple[Any, Any, Any]:
+    """(sums with the gradients of the stack, gradients of common, of x)."""
+
+    def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
+        total, dx, found = carry
+        i, kept = each
+        params = layer_at(blocks_of(stack), i), common
+        (of_layer, more), dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
+        found = accumulation.with_layer(found, of_layer, stack, i)
+        return (jax.tree.map(jnp.add, total, more), dx, found), None
+
+    start = jax.tree.map(jnp.zeros_like, common), dy, accumulation.start(stack)
+    numbers = jnp.arange(len(inputs.number), dtype=jnp.int32)
+    (total, dx, found), _ = lax.scan(trip, start, (numbers, kept), reverse=True)
+    return as_layer(stack, found), total, dx

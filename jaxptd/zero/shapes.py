@@ -89,9 +89,10 @@ class StateShapes:
         fetches: whether a device has a layer's parameters only while the layer runs.
         by_layer: whether shards of layers are of one layer each at stage 1, too.
         holds: whether the first micro-batch gathers layers one by one, and holds each for the step.
-        last: whether stage 1 reduce-scatters gradients of layers beside the last micro-batch.
+        reduce_in_last_microbatch: whether stage 1 reduce-scatters gradients of layers beside the
+            last micro-batch.
         loops: whether layers run in a loop.
-        sums: whether that loop adds gradients to those of the micro-batches before.
+        accumulate_in_loops: whether that loop adds gradients to those of the micro-batches before.
         narrows: whether gradients of layers have the precision that layers compute in at stage 0,
             too, until they are added up.
     """
@@ -104,9 +105,9 @@ class StateShapes:
     fetches: bool = False
     by_layer: bool = False
     holds: bool = False
-    last: bool = False
+    reduce_in_last_microbatch: bool = False
     loops: bool = False
-    sums: bool = False
+    accumulate_in_loops: bool = False
     narrows: bool = False
 
     @classmethod
@@ -122,9 +123,9 @@ class StateShapes:
             fetches=layout.fetches_layers,
             by_layer=by_layer,
             holds=config.holds_blocks,
-            last=config.scatters_last,
+            reduce_in_last_microbatch=config.scatters_last,
             loops=config.model.scan_layers,
-            sums=config.sums_in_loops,
+            accumulate_in_loops=config.sums_in_loops,
             narrows=config.narrows,
         )
 
@@ -141,7 +142,9 @@ class StateShapes:
 
     def is_scattered(self, name: str) -> bool:
         """True for parameters whose gradients are reduce-scattered layer by layer."""
-        return (self.stage >= 2 or self.last) and self.infos[name].stack is not None
+        return (self.stage >= 2 or self.reduce_in_last_microbatch) and self.infos[
+            name
+        ].stack is not None
 
     def is_alone(self, name: str) -> bool:
         """True for parameters of layers that are messages of their own: a loop's matrices."""

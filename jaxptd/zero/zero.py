@@ -23,7 +23,7 @@ block that all Z shards make up, dw its gradient of one micro-batch:
                          dw[====] -- reduce_scattered --> dw[=], added to a sum
 
 Layers in a loop are gathered at stages 1 and 2 while the first micro-batch runs forward, and at
-stage 1 sums are reduce-scattered while the last one runs backward: `ends.py`.
+stage 1 sums are reduce-scattered while the last one runs backward: `accumulation.py`.
 
 With `layout.offload: parameters` w[=] is in host memory (at stage 0 w[====]), and at every stage a
 layer is fetched as at stage 3: copied to the device, then gathered. Gradients are as above.
@@ -46,13 +46,12 @@ from jax import Array
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.params import ParamInfo, Params, Stored
-from jaxptd.zero.gathering import Gatherable
-from jaxptd.zero.host import is_on_host, on_device
+from jaxptd.zero.accumulation import with_wide_sums
+from jaxptd.zero.gathering import LazyParam
 from jaxptd.zero.shapes import StateShapes
-from jaxptd.zero.shards import ShardedInfo
-from jaxptd.zero.sums import with_wide_sums
+from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
 
-StepParams = dict[str, Any]  # parameters as a step's passes take them: arrays or `Gatherable`s
+StepParams = dict[str, Any]  # parameters as a step's passes take them: arrays or `LazyParam`s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,39 +89,51 @@ class Zero(StateShapes):
         info = stored if isinstance(stored, ShardedInfo) else None
         scattered, alone = self.is_scattered(name), self.is_alone(name)
         if self.is_fetched(name):
-            handle = p if scattered and not is_on_host(p) else self._handle(name, p)
-            return Gatherable(
-                p, handle, None, info, dtype, scattered, alone=alone, summed=self.sums
+            grad_slot = p if scattered and not is_on_host(p) else self._grad_slot(name, p)
+            return LazyParam(
+                p,
+                grad_slot,
+                None,
+                info,
+                dtype,
+                scattered,
+                own_collective=alone,
+                accumulate_in_loop=self.accumulate_in_loops,
             )
         p = on_device(p)
-        if self.sums and training and info is None and self.infos[name].stack is not None:
+        if (
+            self.accumulate_in_loops
+            and training
+            and info is None
+            and self.infos[name].stack is not None
+        ):
             return with_wide_sums(p.astype(dtype) if self.copies else p)
         if self.is_narrowed(name) and training:
-            return Gatherable(p, self._handle(name, p), None, None, dtype, scattered)
+            return LazyParam(p, self._grad_slot(name, p), None, None, dtype, scattered)
         if info is None:
             return p.astype(dtype) if self.copies else p
         early = self.gathered_early(name) or not training
         block = info.gather(p, dtype) if early else None
         if not (scattered and training):
             return block
-        return Gatherable(
+        return LazyParam(
             p,
-            handle=p,
+            grad_slot=p,
             block=block,
             info=info,
             dtype=dtype,
             scattered=scattered,
-            held=not early,
-            last=self.last,
-            alone=alone,
-            summed=self.sums,
+            keep_gathered=not early,
+            reduce_in_last_microbatch=self.reduce_in_last_microbatch,
+            own_collective=alone,
+            accumulate_in_loop=self.accumulate_in_loops,
         )
 
-    def _handle(self, name: str, p: Array) -> Array:
+    def _grad_slot(self, name: str, p: Array) -> Array:
         """Zeros that a gradient belongs to: of a shard, or of the block that layers read."""
         stored, shape, dtype = self.stored[name], p.shape, p.dtype
         if not self.is_scattered(name):
-            dtype = dtype if self.sums else jnp.dtype(self.gather_dtype(name))
+            dtype = dtype if self.accumulate_in_loops else jnp.dtype(self.gather_dtype(name))
             if isinstance(stored, ShardedInfo):
                 shape = (*p.shape[:-1], *stored.block_shape)
         return as_varying(jnp.zeros(shape, dtype), sorted(varying_axes(p)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from turns import slow
 
-from jaxptd.analysis.first_steps import FirstSteps
+from jaxptd.analysis.comparison import FirstSteps
 from jaxptd.config import OptimizerConfig
 from jaxptd.params import ParamInfo
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxptd.analysis.flops import attention_flops
+from jaxptd.analysis.jaxprs import attention_flops
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis import verification
-from jaxptd.analysis.comparison import Outcome, Row, compare
-from jaxptd.analysis.first_steps import FirstSteps
+from jaxptd.analysis.comparison import FirstSteps, Outcome, Row, compare
 from jaxptd.analysis.verification import OneStep, with_precision
 from jaxptd.collectives import varying_axes
 from jaxptd.layers import forms, fp8
 from jaxptd.matmul import ring
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.step import Program, body, resolved, skipping
+from jaxptd.step import Program, body, resolved
+from jaxptd.step import state as step_state
 from jaxptd.step.state import HOST
 
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
@@ -79,7 +79,7 @@ def test_float16_is_verified_with_its_scale(layout, family) -> None:
 
 @pytest.mark.slow
 def test_a_scale_that_overflows_is_halved_until_a_step_is_taken(monkeypatch) -> None:
-    monkeypatch.setattr(skipping, "FIRST_SCALE", 2.0**30)
+    monkeypatch.setattr(step_state, "FIRST_SCALE", 2.0**30)
     assert verified(Layout(dp=2), "float16", num_layers=1).wrong == []
 
 

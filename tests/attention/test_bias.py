@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.attention.bias import add_bias, bias_gradient, check_distances
-from jaxptd.attention.kernel import Dropout, Scores, Sites
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.groups import add_bias, bias_gradient, check_distances
+from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.ring_attention import attend
@@ -22,16 +22,18 @@ from tests.attention.test_xla import Case, N, both_ways
 BIAS = np.arange(-2, 3) + np.array([[0.0], [10]])
 
 
-def sites(query: int, key: int) -> Sites:
+def coordinates(query: int, key: int) -> ScoreCoordinates:
     """Two queries and three keys that begin at these positions."""
     query_T, key_S = query + np.arange(2), key + np.arange(3)
-    return Sites(*(jnp.asarray(x, jnp.int32) for x in (query_T, key_S)), bias_NR=jnp.asarray(BIAS))
+    return ScoreCoordinates(
+        *(jnp.asarray(x, jnp.int32) for x in (query_T, key_S)), bias_NR=jnp.asarray(BIAS)
+    )
 
 
 @pytest.mark.parametrize(("query", "key"), [(0, 0), (1, 0), (0, 1), (7, 6)])
 def test_a_score_gets_the_number_of_its_distance(query: int, key: int) -> None:
     head = key - query + np.array([[0, 1, 2], [-1, 0, 1]])
-    found = add_bias(jnp.zeros((1, 2, 2, 3)), sites(query, key), groups=1)
+    found = add_bias(jnp.zeros((1, 2, 2, 3)), coordinates(query, key), groups=1)
     inside = np.abs(head) <= 2  # padding has other distances, and no query sees it
     for n, want in enumerate((head, head + 10)):
         np.testing.assert_array_equal(np.asarray(found)[0, n][inside], want[inside])
@@ -39,7 +41,7 @@ def test_a_score_gets_the_number_of_its_distance(query: int, key: int) -> None:
 
 def test_a_gradient_is_the_sum_over_the_scores_of_a_distance() -> None:
     ds = np.array([[1.0, 2, 4], [8, 16, 32]])
-    found = bias_gradient(jnp.asarray([[ds, 2 * ds]]), sites(5, 4))
+    found = bias_gradient(jnp.asarray([[ds, 2 * ds]]), coordinates(5, 4))
     head = np.array([8, 1 + 16, 2 + 32, 4, 0])
     np.testing.assert_array_equal(found, [head, 2 * head])
 
@@ -47,10 +49,10 @@ def test_a_gradient_is_the_sum_over_the_scores_of_a_distance() -> None:
 def test_there_is_no_gather_and_no_scatter() -> None:
     """A scatter adds in any order on GPUs."""
 
-    def both_ways(ds: jax.Array, where: Sites) -> tuple:
+    def both_ways(ds: jax.Array, where: ScoreCoordinates) -> tuple:
         return add_bias(ds, where, groups=1), bias_gradient(ds, where)
 
-    text = str(jax.make_jaxpr(both_ways)(jnp.zeros((1, 2, 2, 3)), sites(0, 0)))
+    text = str(jax.make_jaxpr(both_ways)(jnp.zeros((1, 2, 2, 3)), coordinates(0, 0)))
     assert "gather" not in text and "scatter" not in text
 
 
@@ -61,9 +63,9 @@ def test_heads_of_a_group_have_a_bias_each(chunk: int) -> None:
     q, k, v, do = case.inputs("float32")
     k, v = (jnp.repeat(x[:, :, :1], N, axis=2) for x in (k, v))
     run = partial(both_ways, case.kernel, scores=case.scores)
-    want = [np.asarray(x) for x in run(q, k, v, do, case.sites())]
+    want = [np.asarray(x) for x in run(q, k, v, do, case.coordinates())]
     want[3:5] = (x.sum(2, keepdims=True) for x in want[3:5])  # of k and v
-    for x, y in zip(run(q, k[:, :, :1], v[:, :, :1], do, case.sites()), want, strict=True):
+    for x, y in zip(run(q, k[:, :, :1], v[:, :, :1], do, case.coordinates()), want, strict=True):
         assert difference(x, y) <= TOLERANCES["float32"]
 
 
@@ -90,7 +92,7 @@ def test_a_ring_refuses_too_short_a_bias_and_causal_attention_of_two_lengths(
     q, kv = np.zeros((1, 8, 2, 4), np.float32), np.zeros((1, 2 * keys, 2, 4), np.float32)
 
     def body(q: jax.Array, kv: jax.Array) -> jax.Array:
-        tokens = Tokens(bias_NR=jnp.zeros((2, distances)))
+        tokens = AttentionInputs(bias_NR=jnp.zeros((2, distances)))
         return attend(q, kv, kv, tokens, ring=Ring(Axis.CP), kernel=kernel, scores=Scores(1.0))
 
     mesh = make_mesh(Layout(cp=2))

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention import cudnn as flash_cudnn
 from jaxptd.attention.cudnn import Cudnn, unproven
-from jaxptd.attention.kernel import Dropout, Kernel, Saved, Scores, Sites
+from jaxptd.attention.kernel import Dropout, Kernel, Saved, ScoreCoordinates, Scores
 from jaxptd.attention.obstacle import obstacle
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.collectives import varying_axes
 from jaxptd.layers.dropout import keep_mask
@@ -32,13 +32,13 @@ def abstract(length: int = T) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((B, length, N, H), jnp.bfloat16)
 
 
-def sites(length: int, keys: int) -> Sites:
-    return Sites(*(jnp.arange(n, dtype=jnp.int32) for n in (length, keys)))
+def coordinates(length: int, keys: int) -> ScoreCoordinates:
+    return ScoreCoordinates(*(jnp.arange(n, dtype=jnp.int32) for n in (length, keys)))
 
 
 def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, scores: Scores) -> tuple:
     """o, logsumexp, dq, dk, dv of one block."""
-    where = sites(q.shape[1], k.shape[1])
+    where = coordinates(q.shape[1], k.shape[1])
     o, lse = kernel.fwd(q, k, v, where, scores=scores)
     saved = Saved(q, k, v, o.astype(q.dtype), lse)
     return o, lse, *kernel.bwd(saved, do, where, scores=scores)[:3]
@@ -52,7 +52,7 @@ def ringed(
     run = partial(attend, ring=Ring(Axis.CP, kind), kernel=kernel, scores=SCORES)
 
     def local(q: Array, k: Array, v: Array, do: Array) -> tuple:
-        o, back = jax.vjp(lambda *x: run(*x, Tokens()), q, k, v)
+        o, back = jax.vjp(lambda *x: run(*x, AttentionInputs()), q, k, v)
         assert varying_axes(o) == {Axis.CP}
         return o, *back(do)
 

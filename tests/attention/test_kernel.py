@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.attention.kernel import NOWHERE, Dropout, Scores, Sites, drop, merge, merge_at, visible
+from jaxptd.attention.kernel import (
+    NOWHERE,
+    Dropout,
+    ScoreCoordinates,
+    Scores,
+    drop,
+    merge,
+    merge_at,
+    visible,
+)
 from jaxptd.layers.dropout import keep_mask
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
@@ -34,27 +43,30 @@ class Plain(NamedTuple):
     dbias: np.ndarray | None = None
 
 
-def plain_seen(sites: Sites, scores: Scores) -> np.ndarray:
+def plain_seen(coordinates: ScoreCoordinates, scores: Scores) -> np.ndarray:
     """Mask of visible keys by definition, `[B, 1, T, S]` or `[1, 1, T, S]`."""
-    query_T, key_S = np.asarray(sites.query_T), np.asarray(sites.key_S)
+    query_T, key_S = np.asarray(coordinates.query_T), np.asarray(coordinates.key_S)
     seen = np.broadcast_to(key_S != NOWHERE, (1, 1, len(query_T), len(key_S)))
     distance_TS = query_T[:, None].astype(np.int64) - key_S
     if scores.causal:
         seen = seen & (distance_TS >= 0)
     if scores.window is not None:
         seen = seen & (distance_TS < scores.window)
-    if sites.key_segment_BS is not None:
-        seen = seen & (np.asarray(sites.key_segment_BS) >= 0)[:, None, None]
-        if sites.query_segment_BT is not None:
-            query, key = np.asarray(sites.query_segment_BT), np.asarray(sites.key_segment_BS)
+    if coordinates.key_segment_BS is not None:
+        seen = seen & (np.asarray(coordinates.key_segment_BS) >= 0)[:, None, None]
+        if coordinates.query_segment_BT is not None:
+            query, key = (
+                np.asarray(coordinates.query_segment_BT),
+                np.asarray(coordinates.key_segment_BS),
+            )
             seen = seen & (query[:, :, None] == key[:, None])[:, None]
     return seen
 
 
-def plain_distances(sites: Sites) -> np.ndarray:
+def plain_distances(coordinates: ScoreCoordinates) -> np.ndarray:
     """The number of each score's bias, `[T, S]`."""
-    query_T, key_S = (np.asarray(x, np.int64) for x in (sites.query_T, sites.key_S))
-    distances = np.asarray(sites.bias_NR).shape[1]
+    query_T, key_S = (np.asarray(x, np.int64) for x in (coordinates.query_T, coordinates.key_S))
+    distances = np.asarray(coordinates.bias_NR).shape[1]
     return np.clip(key_S - query_T[:, None] + distances // 2, 0, distances - 1)
 
 
@@ -66,22 +78,26 @@ def mixed(seed: Any, first: Any, second: Any, rate: float) -> Any:
     return (word ^ (word >> 16)) % 1000 >= rate * 1000
 
 
-def plain_weight(sites: Sites, rate: float) -> np.ndarray:
+def plain_weight(coordinates: ScoreCoordinates, rate: float) -> np.ndarray:
     """The factor of each probability by dropout."""
-    if sites.seed_BN2 is None or rate == 0:
+    if coordinates.seed_BN2 is None or rate == 0:
         return np.ones((1, 1, 1, 1))
-    query_T, key_S, seed = (np.asarray(x) for x in (sites.query_T, sites.key_S, sites.seed_BN2))
+    query_T, key_S, seed = (
+        np.asarray(x) for x in (coordinates.query_T, coordinates.key_S, coordinates.seed_BN2)
+    )
     return mixed(seed[:, :, None, None], query_T[:, None], key_S, rate) / (1 - rate)
 
 
-def plain(q: Any, k: Any, v: Any, do: Any, sites: Sites, *, scores: Scores, rate: float) -> Plain:
+def plain(
+    q: Any, k: Any, v: Any, do: Any, coordinates: ScoreCoordinates, *, scores: Scores, rate: float
+) -> Plain:
     """Softmax attention and its gradients by their definitions, in float64."""
     q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
-    seen, weight = plain_seen(sites, scores), plain_weight(sites, rate)
+    seen, weight = plain_seen(coordinates, scores), plain_weight(coordinates, rate)
     scale = scores.scale
     s = np.einsum("BTNH,BSNH->BNTS", q, k) * scale
-    if sites.bias_NR is not None:
-        s = s + np.asarray(sites.bias_NR, np.float64)[:, plain_distances(sites)]
+    if coordinates.bias_NR is not None:
+        s = s + np.asarray(coordinates.bias_NR, np.float64)[:, plain_distances(coordinates)]
     s = np.where(seen, s, -np.inf)
     highest = s.max(-1, keepdims=True, where=seen, initial=-1e300)
     e = np.exp(s - highest)
@@ -90,9 +106,9 @@ def plain(q: Any, k: Any, v: Any, do: Any, sites: Sites, *, scores: Scores, rate
     dp = np.einsum("BTNH,BSNH->BNTS", do, v) * weight
     ds = p * (dp - (p * dp).sum(-1, keepdims=True))
     dbias = None
-    if sites.bias_NR is not None:
-        dbias = np.zeros(sites.bias_NR.shape)
-        np.add.at(dbias.T, plain_distances(sites), np.moveaxis(ds.sum(0), 0, -1))
+    if coordinates.bias_NR is not None:
+        dbias = np.zeros(coordinates.bias_NR.shape)
+        np.add.at(dbias.T, plain_distances(coordinates), np.moveaxis(ds.sum(0), 0, -1))
     ds = ds * scale
     log = np.log(total, where=total > 0, out=np.full_like(total, -np.inf))
     return Plain(
@@ -115,8 +131,8 @@ def difference(found: Any, want: np.ndarray) -> float:
 def test_the_plain_attention_is_the_softmax_of_jax_and_its_gradients() -> None:
     q, k, v, do = np.random.default_rng(0).standard_normal((4, B, T, N, H))
     place = np.arange(T, dtype=np.int32)
-    sites = Sites(place, place, seed_BN2=SEED_BN2)
-    seen, weight = plain_seen(sites, CAUSAL), plain_weight(sites, 0.3)
+    coordinates = ScoreCoordinates(place, place, seed_BN2=SEED_BN2)
+    seen, weight = plain_seen(coordinates, CAUSAL), plain_weight(coordinates, 0.3)
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         s = jnp.where(seen, jnp.einsum("BTNH,BSNH->BNTS", q, k) / H**0.5, -jnp.inf)
@@ -129,7 +145,7 @@ def test_the_plain_attention_is_the_softmax_of_jax_and_its_gradients() -> None:
 
     with jax.enable_x64(True):
         found = jax.jit(both_ways)(do, q, k, v)
-    want = plain(q, k, v, do, sites, scores=CAUSAL, rate=0.3)
+    want = plain(q, k, v, do, coordinates, scores=CAUSAL, rate=0.3)
     for x, y in zip(found, want[:5], strict=True):
         assert difference(x, y) <= TOLERANCES["float64"]
 
@@ -151,8 +167,8 @@ def over_keys(*cuts: slice, empty_rows: int = 0) -> list[tuple[np.ndarray, np.nd
     key_S = np.where(np.arange(S) == S - 1, 0, 1)
     found = []
     for cut in cuts:
-        sites = Sites(query_T, key_S[cut])
-        o, lse, *_ = plain(q, k[:, cut], v[:, cut], do, sites, scores=CAUSAL, rate=0.0)
+        coordinates = ScoreCoordinates(query_T, key_S[cut])
+        o, lse, *_ = plain(q, k[:, cut], v[:, cut], do, coordinates, scores=CAUSAL, rate=0.0)
         found.append((o, lse))
     return found
 
@@ -240,30 +256,32 @@ documents = st.lists(st.lists(st.integers(-2, 2), min_size=6, max_size=6), min_s
 def test_a_query_sees_what_the_definition_says(query, key, segments, scores: Scores) -> None:
     key = [*key[:-1], NOWHERE]
     pair = [None if x is None else np.array(x, np.int32) for x in segments or (None, None)]
-    sites = Sites(np.array(query, np.int32), np.array(key, np.int32), *pair)
-    found = np.asarray(visible(sites, scores))
+    coordinates = ScoreCoordinates(np.array(query, np.int32), np.array(key, np.int32), *pair)
+    found = np.asarray(visible(coordinates, scores))
     shape = (2, 1, 6, 6)
-    want = plain_seen(sites, scores)
+    want = plain_seen(coordinates, scores)
     np.testing.assert_array_equal(np.broadcast_to(found, shape), np.broadcast_to(want, shape))
 
 
 def test_what_is_seen_by_hand() -> None:
     place = np.array([0, 1, 2], np.int32)
     causal = np.tril(np.ones((3, 3), bool))
-    np.testing.assert_array_equal(visible(Sites(place, place), CAUSAL), causal)
-    assert np.broadcast_to(visible(Sites(place, place), FULL), (3, 3)).all()
+    np.testing.assert_array_equal(visible(ScoreCoordinates(place, place), CAUSAL), causal)
+    assert np.broadcast_to(visible(ScoreCoordinates(place, place), FULL), (3, 3)).all()
     segment = np.array([[0, 1, 1], [0, 0, -1]], np.int32)
-    seen = visible(Sites(place, place, segment, segment), FULL)
+    seen = visible(ScoreCoordinates(place, place, segment, segment), FULL)
     want = [[[1, 0, 0], [0, 1, 1], [0, 1, 1]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]]
     np.testing.assert_array_equal(seen[:, 0], np.array(want, bool))
-    window = visible(Sites(place, place), CAUSAL._replace(window=2))  # a token and the one before
+    window = visible(
+        ScoreCoordinates(place, place), CAUSAL._replace(window=2)
+    )  # a token and the one before
     np.testing.assert_array_equal(window, [[1, 0, 0], [1, 1, 0], [0, 1, 1]])
 
 
 @pytest.mark.parametrize("scores", [CAUSAL, FULL, FULL._replace(window=NOWHERE)], ids=str)
 def test_nobody_sees_a_key_that_is_nowhere(scores: Scores) -> None:
     query_T, key_S = np.array([0, NOWHERE - 1], np.int32), np.array([0, NOWHERE], np.int32)
-    seen = np.broadcast_to(visible(Sites(query_T, key_S), scores), (2, 2))
+    seen = np.broadcast_to(visible(ScoreCoordinates(query_T, key_S), scores), (2, 2))
     np.testing.assert_array_equal(seen, [[True, False]] * 2)
 
 
@@ -274,15 +292,15 @@ PLACE = np.arange(64, dtype=np.int32)
 
 def test_dropping_nothing_is_the_identity() -> None:
     p = jnp.ones((B, N, 64, 64))
-    assert drop(p, Sites(PLACE, PLACE, seed_BN2=SEED_BN2), Dropout(0.0, keep_mask)) is p
-    assert drop(p, Sites(PLACE, PLACE), Dropout(0.3, keep_mask)) is p
+    assert drop(p, ScoreCoordinates(PLACE, PLACE, seed_BN2=SEED_BN2), Dropout(0.0, keep_mask)) is p
+    assert drop(p, ScoreCoordinates(PLACE, PLACE), Dropout(0.3, keep_mask)) is p
 
 
 def test_a_share_is_dropped_and_the_rest_scaled() -> None:
     p = np.random.default_rng(1).random((B, N, 64, 64)).astype(np.float32)
-    sites = Sites(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
-    found = np.asarray(jax.jit(drop, static_argnums=2)(p, sites, Dropout(0.3, keep_mask)))
-    keep = keep_mask(sites.seed_BN2[:, :, None, None], PLACE[:, None], PLACE, 0.3)
+    coordinates = ScoreCoordinates(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
+    found = np.asarray(jax.jit(drop, static_argnums=2)(p, coordinates, Dropout(0.3, keep_mask)))
+    keep = keep_mask(coordinates.seed_BN2[:, :, None, None], PLACE[:, None], PLACE, 0.3)
     np.testing.assert_allclose(found, p * np.asarray(keep) / 0.7, rtol=1e-6)
     assert abs((found == 0).mean() - 0.3) < 0.01
     masks = (found == 0).reshape(B * N, -1)
@@ -293,7 +311,7 @@ def test_what_is_dropped_follows_positions_not_places_in_the_array() -> None:
     p = jnp.ones((B, N, 64, 64))
     rng = np.random.default_rng(2)
     rows, columns = rng.permutation(64), rng.permutation(64)
-    whole = Sites(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
+    whole = ScoreCoordinates(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
     moved = whole._replace(query_T=PLACE[rows], key_S=PLACE[columns])
     found = drop(p, moved, Dropout(0.3, keep_mask))
     want = np.asarray(drop(p, whole, Dropout(0.3, keep_mask)))[:, :, rows][..., columns]

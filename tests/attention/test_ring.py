@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
 from jaxptd.attention.kernel import Lengths
-from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
+from jaxptd.attention.ring import AttentionInputs, Ring, travel, travel_back
 from jaxptd.collectives import as_varying
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 
@@ -94,24 +94,24 @@ def test_a_device_knows_the_positions_and_documents_of_all(kind: RingKind, size:
     segment_BCT = np.random.default_rng(0).integers(-1, 9, (2, size, length)).astype(np.int32)
 
     def body(segment_BCT: Array) -> Any:
-        tokens, lengths = Tokens(segment_BCT, segment_BCT), Lengths(length, length)
-        found = [ring.sites(tokens, lengths, jnp.int32(source)) for source in range(size)]
+        tokens, lengths = AttentionInputs(segment_BCT, segment_BCT), Lengths(length, length)
+        found = [ring.coordinates(tokens, lengths, jnp.int32(source)) for source in range(size)]
         local, of = (
             ring.positions(length),
             [ring.positions(length, jnp.int32(i)) for i in range(size)],
         )
-        return local, jnp.stack(of), found, ring.all_sites(tokens, lengths)
+        return local, jnp.stack(of), found, ring.all_coordinates(tokens, lengths)
 
     local, of, found, every = on_ring(size, body)[0](segment_BCT)
     assert local.dtype == jnp.int32
     np.testing.assert_array_equal(local, held)
     np.testing.assert_array_equal(of, np.broadcast_to(held, (size, *held.shape)))
     queries = segment_BCT.swapaxes(0, 1)
-    for source, sites in enumerate(found):
-        np.testing.assert_array_equal(sites.query_T, held)
-        np.testing.assert_array_equal(sites.key_S, np.broadcast_to(held[source], held.shape))
-        np.testing.assert_array_equal(sites.query_segment_BT, queries)
-        np.testing.assert_array_equal(sites.key_segment_BS, [segment_BCT[:, source]] * size)
+    for source, coordinates in enumerate(found):
+        np.testing.assert_array_equal(coordinates.query_T, held)
+        np.testing.assert_array_equal(coordinates.key_S, np.broadcast_to(held[source], held.shape))
+        np.testing.assert_array_equal(coordinates.query_segment_BT, queries)
+        np.testing.assert_array_equal(coordinates.key_segment_BS, [segment_BCT[:, source]] * size)
     np.testing.assert_array_equal(every.query_T, held)
     np.testing.assert_array_equal(every.key_S, [held.ravel()] * size)
     np.testing.assert_array_equal(every.query_segment_BT, queries)

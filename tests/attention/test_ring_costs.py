@@ -14,7 +14,7 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.attention.kernel import CORE
-from jaxptd.attention.ring import Tokens
+from jaxptd.attention.ring import AttentionInputs
 from jaxptd.mesh import Layout
 from tests.attention.test_xla import equations, products, shapes
 from tests.test_ring_attention import (
@@ -173,7 +173,7 @@ def test_the_inputs_the_output_and_the_logsumexp_are_kept(ring: Any, causal: boo
     each = case(ring, 4, causal=causal, rich=True)
     kept: list[tuple[int, ...]] = []
 
-    def body(tokens: Tokens, *qkvdo: Array) -> Array:
+    def body(tokens: AttentionInputs, *qkvdo: Array) -> Array:
         o, back = jax.vjp(each.attention(tokens), *qkvdo[:3])
         kept.extend(x.shape for x in jax.tree.leaves(back))
         return o

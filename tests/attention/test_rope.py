@@ -10,7 +10,7 @@ import pytest
 
 from jaxptd.attention.rope import rotate
 from jaxptd.config import Rope
-from jaxptd.config.rope import frequencies
+from jaxptd.config.block import frequencies
 
 SIZE, THETA = 16, 1e4
 TURNS = THETA ** -(np.arange(0, SIZE, 2) / SIZE)

@@ -16,7 +16,7 @@ from jax import Array
 from turns import slow
 
 from jaxptd.analysis.jaxprs import inside
-from jaxptd.attention.kernel import Dropout, Saved, Scores, Sites
+from jaxptd.attention.kernel import Dropout, Saved, ScoreCoordinates, Scores
 from jaxptd.attention.xla import Xla
 from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
 
@@ -51,7 +51,7 @@ class Case:
     def kernel(self) -> Xla:
         return Xla(Dropout(self.rate, mixed), self.chunk)
 
-    def sites(self) -> Sites:
+    def coordinates(self) -> ScoreCoordinates:
         key_S = np.arange(self.keys, dtype=np.int32)
         if self.halves:
             key_S = np.where(key_S < self.keys // 2, key_S + 4, key_S + 40).astype(np.int32)
@@ -64,7 +64,7 @@ class Case:
         distances = 2 * max(self.queries, self.keys) + 1  # one more than there can be
         bias = np.random.default_rng(2).standard_normal((N, distances)) if self.bias else None
         arrays = (query_T.astype(np.int32), key_S, *segments, seed, bias)
-        return Sites(*(None if x is None else jnp.asarray(x) for x in arrays))
+        return ScoreCoordinates(*(None if x is None else jnp.asarray(x) for x in arrays))
 
     def _documents(self, length: int) -> np.ndarray:
         names = np.full((B, length), -1, np.int32)
@@ -80,19 +80,26 @@ class Case:
 
 @partial(jax.jit, static_argnums=0, static_argnames="scores")
 def both_ways(
-    kernel: Xla, q: Array, k: Array, v: Array, do: Array, sites: Sites, *, scores: Scores
+    kernel: Xla,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    coordinates: ScoreCoordinates,
+    *,
+    scores: Scores,
 ) -> Any:
-    o, lse = kernel.fwd(q, k, v, sites, scores=scores)
-    return o, lse, *kernel.bwd(Saved(q, k, v, o, lse), do, sites, scores=scores)
+    o, lse = kernel.fwd(q, k, v, coordinates, scores=scores)
+    return o, lse, *kernel.bwd(Saved(q, k, v, o, lse), do, coordinates, scores=scores)
 
 
 def run(case: Case, dtype: str) -> tuple[tuple[Array, ...], Plain]:
     """Results of the kernel, and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
-        inputs, sites = case.inputs(dtype), case.sites()
-        found = both_ways(case.kernel, *inputs, sites, scores=case.scores)
+        inputs, coordinates = case.inputs(dtype), case.coordinates()
+        found = both_ways(case.kernel, *inputs, coordinates, scores=case.scores)
     want = plain(
-        *(np.asarray(x, "float64") for x in inputs), sites, scores=case.scores, rate=case.rate
+        *(np.asarray(x, "float64") for x in inputs), coordinates, scores=case.scores, rate=case.rate
     )
     return found, want
 
@@ -168,7 +175,7 @@ def test_any_lengths_and_chunks(case: Case) -> None:
 def test_a_query_that_sees_nothing_gives_nothing_and_gets_no_gradient() -> None:
     case = Case(11, 11, 4, rate=0.3, documents=True)
     (o, lse, dq, dk, dv, _), _ = run(case, "float32")
-    padding = np.asarray(case.sites().query_segment_BT) < 0
+    padding = np.asarray(case.coordinates().query_segment_BT) < 0
     assert padding.any()
     for x in (o, dq, dk, dv):
         assert np.isfinite(x).all()
@@ -181,17 +188,19 @@ def test_a_query_that_sees_nothing_gives_nothing_and_gets_no_gradient() -> None:
 def test_keys_of_a_cache_that_are_not_written_yet_are_not_seen(chunk: int) -> None:
     case = Case(8, 8, chunk)
     q, k, v, _ = case.inputs("float32")
-    sites = Sites(jnp.array([2], jnp.int32), jnp.arange(8, dtype=jnp.int32))
+    coordinates = ScoreCoordinates(jnp.array([2], jnp.int32), jnp.arange(8, dtype=jnp.int32))
     garbage = k.at[:, 3:].set(1e3), v.at[:, 3:].set(1e3)
     fwd = jax.jit(partial(case.kernel.fwd, scores=case.scores))
-    o, lse = fwd(q[:, 2:3], *garbage, sites)
-    whole, whole_lse = fwd(q[:, :3], k[:, :3], v[:, :3], cut(sites, 3))
+    o, lse = fwd(q[:, 2:3], *garbage, coordinates)
+    whole, whole_lse = fwd(q[:, :3], k[:, :3], v[:, :3], cut(coordinates, 3))
     np.testing.assert_allclose(o, whole[:, 2:], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(lse, whole_lse[:, 2:], rtol=1e-6)
 
 
-def cut(sites: Sites, length: int) -> Sites:
-    return sites._replace(query_T=sites.key_S[:length], key_S=sites.key_S[:length])
+def cut(coordinates: ScoreCoordinates, length: int) -> ScoreCoordinates:
+    return coordinates._replace(
+        query_T=coordinates.key_S[:length], key_S=coordinates.key_S[:length]
+    )
 
 
 def test_bfloat16_keeps_its_softmax_and_sums_in_float32() -> None:
@@ -220,7 +229,7 @@ def test_bfloat16_rounds_the_probabilities_and_the_scores_gradients_alone() -> N
 def test_dropped_values_depend_on_the_head_and_the_sequence() -> None:
     case = Case(8, 8, 512, rate=0.5, causal=False)
     q, k, v, _ = (jnp.ones((B, 8, N, H)) for _ in range(4))
-    o, _ = jax.jit(partial(case.kernel.fwd, scores=case.scores))(q, k, v, case.sites())
+    o, _ = jax.jit(partial(case.kernel.fwd, scores=case.scores))(q, k, v, case.coordinates())
     rows = np.asarray(o)[..., 0].swapaxes(1, 2).reshape(B * N, 8)
     assert len({row.tobytes() for row in rows}) == B * N
 
@@ -259,7 +268,7 @@ def shapes(jaxpr: Any) -> set[tuple[int, ...]]:
 
 def trace(case: Case, dtype: str = "float32") -> Any:
     run = partial(both_ways, case.kernel, scores=case.scores)
-    return jax.make_jaxpr(run)(*case.inputs(dtype), case.sites())
+    return jax.make_jaxpr(run)(*case.inputs(dtype), case.coordinates())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +299,7 @@ def test_no_array_is_larger_than_a_chunk_in_both_dims_of_the_scores(causal: bool
 
 def temporary_bytes(length: int) -> int:
     case = Case(length, length, 64)
-    arguments = *case.inputs("float32"), case.sites()
+    arguments = *case.inputs("float32"), case.coordinates()
     lowered = both_ways.lower(case.kernel, *arguments, scores=case.scores)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 

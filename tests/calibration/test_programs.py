@@ -8,8 +8,7 @@ import pytest
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.calibration import programs
 from jaxptd.calibration.programs import Work, compiled, inputs_of
-from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, SmallKernels
-from jaxptd.calibration.suite import KINDS
+from jaxptd.calibration.suite import KINDS, Attention, Exchange, Pass, Product, SmallKernels
 from jaxptd.calibration.timer import Timer
 from jaxptd.hardware import Group
 

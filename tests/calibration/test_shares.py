@@ -6,18 +6,22 @@ import pytest
 
 from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.calibration.report import SHARES, Timed, derived_shares, share_of
-from jaxptd.calibration.samples import (
+from jaxptd.calibration.suite import (
+    ACCELERATOR,
+    CPU,
+    KINDS,
     Attention,
     Dispatch,
     Exchange,
+    Machine,
     Pass,
     Product,
     Sample,
     SmallKernels,
+    suite,
 )
-from jaxptd.calibration.suite import ACCELERATOR, CPU, KINDS, Machine, suite
 from jaxptd.hardware import Cluster, Group, find_accelerator
-from jaxptd.planner.cost import kernels, links
+from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.kernels import LAUNCH
 
 TABLE = find_accelerator("h200")
@@ -38,7 +42,7 @@ def seconds(sample: Sample, cluster: Cluster) -> float:
             flops = 2.0 * sample.heads * sample.length**2 * 128
             return kernels.flash(a, flops, 128, backward=sample.backward).seconds
         case Exchange():
-            return links.collective(cluster, sample.kind, sample.group, sample.size).seconds
+            return kernels.collective(cluster, sample.kind, sample.group, sample.size).seconds
     return LAUNCH
 
 

@@ -11,16 +11,15 @@ import jax
 import pytest
 from command_lines import refused
 
+from benchmarks.published.fit import ROWS
 from jaxptd import plan as command
 from jaxptd.calibration.report import SHARES, Timed
-from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, Sample
-from jaxptd.calibration.suite import Machine, Sizes
+from jaxptd.calibration.suite import Attention, Exchange, Machine, Pass, Product, Sample, Sizes
 from jaxptd.calibration.timer import Timer, find_machine, table_name
 from jaxptd.commands import calibrate as calibration
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, accelerators, find_accelerator
 from jaxptd.hardware.table import PACKAGED, read_figures
-from jaxptd.planner.published.rows import PACKAGED as ROWS
 
 # Large enough to take more than some launches, which the cost model knows.
 TINY = Sizes(products=((256, 256, 256),), passes=(2**18,), attention=((64, 2),), exchanges=(2**18,))

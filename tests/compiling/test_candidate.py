@@ -7,10 +7,10 @@ import pytest
 
 from jaxptd import compiling as candidate
 from jaxptd.analysis.collective import ALL_GATHER, PERMUTE
-from jaxptd.analysis.hlo.overlap import Move, Work
+from jaxptd.analysis.hlo.timeline import Move, Work
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
-from jaxptd.planner.own.compiled import Figures
+from jaxptd.planner.steps.traffic import Figures
 
 GPT = ModelConfig(
     num_layers=20,

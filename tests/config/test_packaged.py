@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import jaxptd
+from benchmarks.published.fit import table_1
 from jaxptd import Layout, Program, make_mesh
 from jaxptd.commands.command_line import load_config, make_parser, parse
 from jaxptd.config import files as packaged
 from jaxptd.config.files import find_config, packaged_configs
 from jaxptd.errors import UserError
-from jaxptd.planner.published.rows import table_1
 
 CONFIGS = Path(jaxptd.__file__).parents[1] / "configs"
 NAMES = sorted(
@@ -61,15 +61,15 @@ def test_a_published_model_has_as_many_parameters_as_published(name, parameters)
 def test_megatrons_models_are_the_rows_of_its_table_1(row):
     config = load_config(f"megatron/{row.name}")
     for field in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_length", "remat"):
-        place = row.spread if field == "remat" else row.shape
+        place = row.parallelism if field == "remat" else row.shape
         assert getattr(config.model, field) == getattr(place, field)
-    spread, layout, train = row.spread, config.layout, config.train
-    assert layout.num_devices == spread.gpus
-    assert (layout.tp, layout.pp, layout.dp) == (spread.tp, spread.pp, spread.dp)
-    assert (layout.virtual_stages or 1) == spread.virtual_stages
-    assert layout.sequence_parallel == spread.sequence_parallel
-    assert train.global_batch_size == spread.global_batch
-    assert train.micro_batches * layout.dp * spread.micro_batch == spread.global_batch
+    parallelism, layout, train = row.parallelism, config.layout, config.train
+    assert layout.num_devices == parallelism.gpus
+    assert (layout.tp, layout.pp, layout.dp) == (parallelism.tp, parallelism.pp, parallelism.dp)
+    assert (layout.virtual_stages or 1) == parallelism.virtual_stages
+    assert layout.sequence_parallel == parallelism.sequence_parallel
+    assert train.global_batch_size == parallelism.global_batch
+    assert train.micro_batches * layout.dp * parallelism.micro_batch == parallelism.global_batch
     published = float(row.name.removeprefix("gpt-").removesuffix("b"))
     assert round(parameters_of(f"megatron/{row.name}") / 1e9, 1) == published
 

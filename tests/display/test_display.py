@@ -10,7 +10,7 @@ from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.analysis.comparison import Row
 from jaxptd.analysis.memory_report import MemoryReport
 from jaxptd.analysis.profiling import ProfileReport
-from jaxptd.analysis.traffic.report import CommsReport
+from jaxptd.analysis.traffic.step import CommsReport
 from jaxptd.analysis.verification import Report
 from jaxptd.api import ShownState
 from jaxptd.display import Table, html_of

@@ -204,12 +204,12 @@ plan validate --rows '' | '' is no path
 plan validate --rows pipe.csv | pipe.csv is no file on disk; name a .csv file
 plan validate --rows table.csv | unknown column 'F0'; remove it
 plan validate --rows binary.txt | is not text; name a .csv file of rows
-plan validate --hardware nowhere.yaml | nowhere.yaml: No such file
-plan validate --hardware pipe | pipe is no file on disk; name a YAML file
-plan validate --hardware text.txt | text.txt
-plan validate --hardware binary.txt | is not text; name a YAML file
-plan validate --held-out --rows table.csv | give one of them
-plan validate --held-ou | did you mean --held-out?
+plan validate --rows steps.csv --hardware nowhere.yaml | nowhere.yaml: No such file
+plan validate --rows steps.csv --hardware pipe | pipe is no file on disk; name a YAML file
+plan validate --rows steps.csv --hardware text.txt | text.txt
+plan validate --rows steps.csv --hardware binary.txt | is not text; name a YAML file
+plan validate --run-dir runs --rows table.csv | both are given; use one
+plan validate --row | did you mean --rows?
 plan validate stray | unrecognized arguments: stray
 plan validate --out new.yaml | unrecognized arguments: --out
 plan calibrate | name it with --out

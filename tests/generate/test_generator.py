@@ -14,7 +14,7 @@ from jaxptd.commands.command_line import load_config
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling, write_text
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis, make_mesh
 from jaxptd.models.model import run_layers
 from jaxptd.params import shardings
@@ -85,9 +85,9 @@ def next_logits(*model: str):
     program = make_program(*model)
 
     def body(params, tokens_BT):
-        places = Places(jnp.zeros(1, jnp.int32), jnp.arange(LONGEST, dtype=jnp.int32), None)
+        token_info = TokenInfo(jnp.zeros(1, jnp.int32), jnp.arange(LONGEST, dtype=jnp.int32), None)
         built = program.resolved.blueprint.build(params)
-        x_BTD, _ = run_layers(built, {"tokens": tokens_BT}, places)
+        x_BTD, _ = run_layers(built, {"tokens": tokens_BT}, token_info)
         logits_BTV = built.output(x_BTD)
         return program.resolved.form.axes.gather(logits_BTV, 2)
 

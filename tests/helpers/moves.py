@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
-from jaxptd.analysis.traffic.grid import Panels
+from jaxptd.analysis.traffic.layers import Panels
 from jaxptd.layers.forms import make_form
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.mesh import Axis, Layout

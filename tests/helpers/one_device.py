@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxptd.analysis.comparison import Outcome, Tensors, compare, perturbed
-from jaxptd.analysis.first_steps import FirstSteps
+from jaxptd.analysis.comparison import FirstSteps, Outcome, Tensors, compare, perturbed
 from jaxptd.analysis.verification import SEEDS, OneStep, Report, verify
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
-from jaxptd.step.skipping import new_guard
+from jaxptd.step.state import new_guard
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxptd.config import ModelConfig
-from jaxptd.config.rope import frequencies
+from jaxptd.config.block import frequencies
 from jaxptd.errors import UserError
 from jaxptd.hf import rope
 

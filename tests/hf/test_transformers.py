@@ -20,7 +20,7 @@ from turns import by_turns
 import jaxptd
 from jaxptd import Layout
 from jaxptd.config import BlockOptions
-from jaxptd.config.rope import Rope, frequencies
+from jaxptd.config.block import Rope, frequencies
 from jaxptd.hf import rope
 
 torch = pytest.importorskip("torch")

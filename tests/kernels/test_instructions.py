@@ -10,10 +10,9 @@ import pytest
 from jax import Array
 
 from jaxptd.kernels.activation import FUSED, FusedActivation
-from jaxptd.kernels.instructions import Instructions
 from jaxptd.kernels.loss import FusedLoss
 from jaxptd.kernels.norm import FusedNorm
-from jaxptd.kernels.tile import call, load, store
+from jaxptd.kernels.tile import Instructions, call, load, store
 
 BF16, F32, I32 = jnp.bfloat16, jnp.float32, jnp.int32
 

@@ -23,7 +23,7 @@ from moves import (
 )
 
 from jaxptd.layers.attention import CrossAttention, SelfAttention, Source
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis
 from jaxptd.params import normal, param
 from tests.layers.inputs import FULL, POSITIONS, QWEN, SAMPLES, SEED, array, dropping, place_specs
@@ -33,7 +33,7 @@ SEGMENTS = np.where(np.arange(S) < np.array([[S], [S - 3], [2], [0]]), 0, -1).as
 
 
 def run_attention(layer, x, samples, positions, seed):
-    return layer(x, Places(samples, positions, seed), None)[0]
+    return layer(x, TokenInfo(samples, positions, seed), None)[0]
 
 
 class BiasedAttention(nnx.Module):
@@ -52,13 +52,13 @@ class BiasedAttention(nnx.Module):
         )
 
     def __call__(self, x, samples, positions, seed):
-        places = Places(samples, positions, seed)
-        return self.attention(x, places, None, bias_NR=self.table[...].T)[0]
+        token_info = TokenInfo(samples, positions, seed)
+        return self.attention(x, token_info, None, bias_NR=self.table[...].T)[0]
 
 
 def run_cross(layer, x, samples, positions, seed, source, segments):
     segment_BCS = layer.form.ring.by_device(segments)
-    return layer(x, Places(samples, positions, seed), Source(source, segment_BCS))
+    return layer(x, TokenInfo(samples, positions, seed), Source(source, segment_BCS))
 
 
 ATTENTION = [

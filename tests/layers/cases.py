@@ -26,7 +26,7 @@ from moves import (
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.layers.block import Block
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, SquareLinear
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
@@ -51,7 +51,7 @@ from tests.layers.inputs import (
 
 
 def run_block(layer, x, samples, positions, seed):
-    return layer(x, Places(samples, positions, seed), 0, None)[0]
+    return layer(x, TokenInfo(samples, positions, seed), 0, None)[0]
 
 
 CASES = [

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from turns import slow
 
-from jaxptd.layers.dropout import Places, Site, dropout, fold, keep_mask
+from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout, fold, keep_mask
 from jaxptd.mesh import Layout
 
 SEED = jnp.array([1, 2], jnp.uint32)
@@ -49,19 +49,19 @@ def test_seeds_layers_and_sites_have_masks_of_their_own(other: tuple[int, int]) 
 
 
 def test_a_value_is_dropped_the_same_wherever_it_lies() -> None:
-    places = Places(numbers(6), numbers(8), SEED)
+    token_info = TokenInfo(numbers(6), numbers(8), SEED)
     x_BTD = jnp.ones((6, 8, 10))
-    whole = np.asarray(dropped(x_BTD, places, numbers(10), 0.4))
+    whole = np.asarray(dropped(x_BTD, token_info, numbers(10), 0.4))
     assert 0 < (whole == 0).mean() < 1
-    local = Places(numbers(6)[3:5], numbers(8)[4:], SEED)
+    local = TokenInfo(numbers(6)[3:5], numbers(8)[4:], SEED)
     piece = np.asarray(dropped(x_BTD[3:5, 4:, 5:], local, numbers(10)[5:], 0.4))
     np.testing.assert_array_equal(piece, whole[3:5, 4:, 5:])
 
 
 def test_what_stays_is_scaled_and_the_gradient_is_the_same_mask() -> None:
-    places = Places(numbers(2), numbers(8), SEED)
+    token_info = TokenInfo(numbers(2), numbers(8), SEED)
     x_BTD = jnp.full((2, 8, 16), 3.0)
-    y, back = jax.vjp(lambda x: dropped(x, places, numbers(16), 0.25), x_BTD)
+    y, back = jax.vjp(lambda x: dropped(x, token_info, numbers(16), 0.25), x_BTD)
     keep = np.asarray(y) != 0
     np.testing.assert_allclose(np.asarray(y)[keep], 4.0)
     np.testing.assert_allclose(np.asarray(back(jnp.ones_like(y))[0]), keep / 0.75, rtol=1e-6)
@@ -69,30 +69,30 @@ def test_what_stays_is_scaled_and_the_gradient_is_the_same_mask() -> None:
 
 def test_no_seed_or_no_rate_drops_nothing() -> None:
     x_BTD = jnp.ones((2, 8, 16))
-    places = Places(numbers(2), numbers(8), None)
-    assert dropout(x_BTD, places, numbers(16), 0.5) is x_BTD
-    assert places.at(1, Site.MLP_OUTPUT) is places
-    assert dropout(x_BTD, places._replace(seed=SEED), numbers(16), 0.0) is x_BTD
+    token_info = TokenInfo(numbers(2), numbers(8), None)
+    assert dropout(x_BTD, token_info, numbers(16), 0.5) is x_BTD
+    assert token_info.at(1, DropoutSite.MLP_OUTPUT) is token_info
+    assert dropout(x_BTD, token_info._replace(seed=SEED), numbers(16), 0.0) is x_BTD
 
 
 def test_the_mask_is_not_kept_for_backward() -> None:
-    places = Places(numbers(2), numbers(8), SEED)
-    _, back = jax.vjp(lambda x: dropped(x, places, numbers(16), 0.25), jnp.ones((2, 8, 16)))
+    token_info = TokenInfo(numbers(2), numbers(8), SEED)
+    _, back = jax.vjp(lambda x: dropped(x, token_info, numbers(16), 0.25), jnp.ones((2, 8, 16)))
     saved = [x.shape for x in jax.tree.leaves(back) if hasattr(x, "shape")]
     assert (2, 8, 16) not in saved
 
 
 def test_a_source_has_the_numbers_of_its_samples() -> None:
-    source = Places(numbers(4), numbers(6), SEED)
-    places = Places(numbers(4), numbers(8), SEED, source=source)
-    found = places.of(numbers(2) + 2, (None, None))
+    source = TokenInfo(numbers(4), numbers(6), SEED)
+    token_info = TokenInfo(numbers(4), numbers(8), SEED, source=source)
+    found = token_info.of(numbers(2) + 2, (None, None))
     assert found.source is not None
     assert found.sample_B.tolist() == found.source.sample_B.tolist() == [2, 3]
     assert found.source.position_T.shape == (6,)
 
 
-PATHS = {Site.ATTENTION_PATH, Site.MLP_PATH}
-CROSS = {Site.CROSS_ATTENTION, Site.CROSS_ATTENTION_OUTPUT}
+PATHS = {DropoutSite.ATTENTION_PATH, DropoutSite.MLP_PATH}
+CROSS = {DropoutSite.CROSS_ATTENTION, DropoutSite.CROSS_ATTENTION_OUTPUT}
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ CROSS = {Site.CROSS_ATTENTION, Site.CROSS_ATTENTION_OUTPUT}
 )
 def test_a_model_draws_at_every_site(choice: dict, others: set, monkeypatch) -> None:
     """Two places that share a site would share a mask. One model drops no paths, one no sources."""
-    at, drawn = Places.at, set()
+    at, drawn = TokenInfo.at, set()
 
-    def noted(places: Places, layer: jax.Array | int, site: Site) -> Places:
+    def noted(token_info: TokenInfo, layer: jax.Array | int, site: DropoutSite) -> TokenInfo:
         drawn.add(site)
-        return at(places, layer, site)
+        return at(token_info, layer, site)
 
-    monkeypatch.setattr(Places, "at", noted)
+    monkeypatch.setattr(TokenInfo, "at", noted)
     program = tiny.program(Layout(), dropout=0.1, **choice)
     program.train_step.trace(program.abstract_state, program.abstract_batch)
-    assert drawn == {*Site} - others
+    assert drawn == {*DropoutSite} - others

@@ -12,7 +12,7 @@ from moves import B, D, H, N, T
 from turns import slow
 
 from jaxptd.layers.attention import Cache, SelfAttention, Source
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, normal
@@ -37,7 +37,7 @@ def token_by_token(case: Case, layout: Layout) -> np.ndarray:
         layer = blueprint.build(params)
         encoded = layer.encode(Source(source, jnp.asarray(segments)[:, None]))
         each = [
-            layer(x[:, t : t + 1], Places(samples, positions[t : t + 1], None), encoded)
+            layer(x[:, t : t + 1], TokenInfo(samples, positions[t : t + 1], None), encoded)
             for t in range(T)
         ]
         return jnp.concatenate(each, 1)
@@ -64,11 +64,11 @@ def test_a_bias_is_of_the_distance_to_cached_keys() -> None:
 
     def both(x: Array) -> tuple[Array, Array]:
         layer = SelfAttention(MODEL, form=form, rngs=nnx.Rngs(0), init_out=normal(0.02))
-        whole, _ = layer(x, Places(samples, positions, None), None, bias_NR=bias)
+        whole, _ = layer(x, TokenInfo(samples, positions, None), None, bias_NR=bias)
         cache, each = Cache(empty, empty, jnp.int32(0)), []
         for first, end in ((0, 3), (3, 4), (4, T)):
-            places = Places(samples, positions[first:end], None)
-            o, cache = layer(x[:, first:end], places, cache, bias_NR=bias)
+            token_info = TokenInfo(samples, positions[first:end], None)
+            o, cache = layer(x[:, first:end], token_info, cache, bias_NR=bias)
             each.append(o)
         return whole, jnp.concatenate(each, 1)
 

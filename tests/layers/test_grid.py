@@ -71,18 +71,18 @@ def test_rows_of_both_tables(layout: Layout) -> None:
     form = form_of(layout)
     tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
     positions = np.array([5, 0, 7], np.int32)
-    table, places = array(V, D).astype(np.float32), array(8, D).astype(np.float32)
+    table, token_info = array(V, D).astype(np.float32), array(8, D).astype(np.float32)
 
-    def body(tokens, table, positions, places):
+    def body(tokens, table, positions, token_info):
         return (
             form.lookup(tokens, table, np.float32),
-            form.positions(positions, places, np.float32),
+            form.positions(positions, token_info, np.float32),
         )
 
     ins = (P(), P(*form.axes.table_spec()), P(), P(*form.axes.position_spec()))
-    found = on_mesh(layout, body, ins, (X, P(None, Axis.COL)))(tokens, table, positions, places)
+    found = on_mesh(layout, body, ins, (X, P(None, Axis.COL)))(tokens, table, positions, token_info)
     np.testing.assert_array_equal(found[0], table[tokens])
-    np.testing.assert_array_equal(found[1], places[positions])
+    np.testing.assert_array_equal(found[1], token_info[positions])
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]], ids=str)

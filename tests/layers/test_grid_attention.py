@@ -11,8 +11,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.attention.kernel import Dropout, Scores, Sites
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.layers.grid_attention import attend
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import panels
@@ -72,7 +72,7 @@ class Case:
         held = (x[:, self.order(x.shape[1])] for x in self.inputs())
         return [jnp.asarray(np.pad(x, pad), dtype) for x in held]
 
-    def sites(self) -> Sites:
+    def coordinates(self) -> ScoreCoordinates:
         """Sites of the whole sequence."""
         rng, both = np.random.default_rng(1), {T, self.keys}
         seed = rng.integers(0, 2**32, (B, N, 2)).astype(np.uint32)
@@ -82,19 +82,21 @@ class Case:
             each[:, -2:] = -1
         segments = (segment[T], segment[self.keys]) if self.documents else (None, None)
         bias = rng.standard_normal((N, 2 * max(both) - 1)) if self.bias else None
-        return Sites(place[T], place[self.keys], *segments, seed if self.rate else None, bias)
+        return ScoreCoordinates(
+            place[T], place[self.keys], *segments, seed if self.rate else None, bias
+        )
 
-    def tokens(self) -> Tokens:
-        sites = self.sites()
-        segments = (sites.query_segment_BT, sites.key_segment_BS)
+    def tokens(self) -> AttentionInputs:
+        coordinates = self.coordinates()
+        segments = (coordinates.query_segment_BT, coordinates.key_segment_BS)
         parts = (B, self.layout.cp, -1)
         each = (x if x is None else x[:, self.order(x.shape[1])].reshape(parts) for x in segments)
-        return Tokens(*each, sites.seed_BN2, sites.bias_NR)
+        return AttentionInputs(*each, coordinates.seed_BN2, coordinates.bias_NR)
 
     def both_ways(self) -> Any:
         """(tokens, q, k, v, do) -> o, dq, dk, dv and the gradient of the bias."""
 
-        def body(tokens: Tokens, *qkvdo: Array) -> tuple[Array, ...]:
+        def body(tokens: AttentionInputs, *qkvdo: Array) -> tuple[Array, ...]:
             *qkv, do = qkvdo
             how = {"dropout": Dropout(self.rate, mixed), "scores": self.scores}
 
@@ -106,7 +108,7 @@ class Case:
             d_bias, *d_qkv = back(do)
             return o, *d_qkv, d_bias
 
-        by_sample = Tokens(P(Axis.DP), P(Axis.DP), P(Axis.DP), P())
+        by_sample = AttentionInputs(P(Axis.DP), P(Axis.DP), P(Axis.DP), P())
         specs = {"in_specs": (by_sample, *[TENSOR] * 4), "out_specs": (*[TENSOR] * 4, P())}
         return jax.shard_map(body, mesh=make_mesh(self.layout), **specs, check_vma=True)
 
@@ -118,7 +120,7 @@ def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
         found = jax.jit(case.both_ways())(case.tokens(), *inputs)
     assert {x.dtype for x in found[:4]} == {jnp.dtype(dtype)}
     whole = [in_text_order(x, case)[..., :H] for x in inputs]
-    want = plain(*whole, case.sites(), scores=case.scores, rate=case.rate)
+    want = plain(*whole, case.coordinates(), scores=case.scores, rate=case.rate)
     *tensors, d_bias = found
     bias = [] if d_bias is None else [np.asarray(d_bias, np.float64)]
     return [in_text_order(x, case) for x in tensors] + bias, want
@@ -135,7 +137,7 @@ def hold(case: Case, dtype: str) -> None:
     assert unseen.any() == case.documents
     if case.bias:
         assert difference(found.pop(), want.dbias) <= TOLERANCES[dtype]
-    segment = case.sites().key_segment_BS
+    segment = case.coordinates().key_segment_BS
     unread = np.zeros((B, case.keys), bool) if segment is None else segment < 0
     for name, x in zip(("o", "dq", "dk", "dv"), found, strict=True):
         assert difference(x[..., :H], getattr(want, name)) <= TOLERANCES[dtype], name

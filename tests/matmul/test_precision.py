@@ -9,8 +9,7 @@ import pytest
 from jax import lax
 from turns import slow
 
-from jaxptd.analysis.flops import executions, is_product
-from jaxptd.analysis.jaxprs import equations
+from jaxptd.analysis.jaxprs import equations, executions, is_product
 from jaxptd.api.scoring import _score_function
 from jaxptd.api.whole_batches import _logits_function
 from jaxptd.config import Config, Dtype, ModelConfig

@@ -14,7 +14,7 @@ from jaxptd import Config, Layout, ModelConfig, UserError
 from jaxptd.config import Relative
 from jaxptd.data import NOT_COUNTED
 from jaxptd.layers.attention import choose_kernel
-from jaxptd.layers.attention.relative import buckets
+from jaxptd.layers.attention.heads import buckets
 from jaxptd.models.encoder_decoder import shifted_right
 from jaxptd.models.families import family_of
 from jaxptd.models.t5 import decoder_of, encoder_of

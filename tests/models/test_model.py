@@ -22,7 +22,7 @@ class Digit(nnx.Module):
         self.w = nnx.Param(jnp.zeros(count))
 
     def __call__(
-        self, x: tuple[Array, Array], places: Any, number: Array, cache: Any, common: Any = 0
+        self, x: tuple[Array, Array], token_info: Any, number: Array, cache: Any, common: Any = 0
     ) -> tuple[tuple[Array, Array], Any]:
         digits, word = x
         return (10 * digits + number, word + common), cache
@@ -35,7 +35,7 @@ def test_layers_are_numbered_through_all_stacks_and_read_the_common_parameters(s
         offload=False,
         common=jnp.int32(7),
         stacks={"encoder": Digit(2), "decoder": Digit(3)},
-        embed=lambda batch, places: (batch["tokens"], jnp.int32(0)),
+        embed=lambda batch, token_info: (batch["tokens"], jnp.int32(0)),
         enter=lambda stack, x: x,
     )
     x, state = run_layers(model, {"tokens": jnp.int32(5)}, None)  # type: ignore[arg-type]

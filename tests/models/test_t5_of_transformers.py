@@ -12,7 +12,7 @@ import pytest
 import jaxptd
 from jaxptd.config import Relative
 from jaxptd.generate import Generator, Sampling
-from jaxptd.layers.attention.relative import buckets
+from jaxptd.layers.attention.heads import buckets
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,7 @@ from turns import slow
 
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.hlo.text import Pipeline
-from jaxptd.analysis.hlo.waits import host_waits
+from jaxptd.analysis.hlo.timeline import host_waits
 from jaxptd.pipeline.pools import CONDITIONALS, add, get, loop, put, run_if, run_one
 from jaxptd.pipeline.statistics import host_waits as waits_by_formula
 from tests.pipeline.test_executor import BATCH, WIDTH, Case, make_arrays, step

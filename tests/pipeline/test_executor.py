@@ -19,9 +19,9 @@ from turns import slow
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.executor import forward
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
 from jaxptd.pipeline.training import gradients
 
@@ -95,18 +95,18 @@ def make_arrays(case: Case) -> ModelArrays:
     return ModelArrays(layers, ends, micro, draw(HIDDEN))
 
 
-def places(micro: dict, shared: Array) -> tuple[Array, Array]:
+def token_info(micro: dict, shared: Array) -> tuple[Array, Array]:
     return shared, micro["scale"]
 
 
-def embed(ends: dict, micro: dict, places: tuple[Array, Array]) -> Array:
-    return ends["table"][micro["tokens"]] * places[0][0]
+def embed(ends: dict, micro: dict, token_info: tuple[Array, Array]) -> Array:
+    return ends["table"][micro["tokens"]] * token_info[0][0]
 
 
 def layer(both: tuple, inputs: LayerInputs, x: Array, *, tp: bool = False) -> Array:
     """The result depends on the layer's number, the micro-batch and what those share."""
     params, _ = both
-    shared, each = inputs.places
+    shared, each = inputs.token_info
     scale = jnp.cos(shared[1] * each + inputs.number)
     h = (copy_to(x, Axis.TP) if tp else x) @ params["a"]
     y = jax.nn.gelu(h * scale) @ params["b"]
@@ -123,7 +123,7 @@ def on_one_device(arrays: ModelArrays, through: Callable, last: Callable) -> Any
     total = 0.0
     for i in range(len(arrays.micro["scale"])):
         micro = jax.tree.map(lambda x, i=i: x[i], arrays.micro)
-        where = places(micro, arrays.shared)
+        where = token_info(micro, arrays.shared)
         x = embed(arrays.ends, micro, where)
         for number in range(len(arrays.layers["a"])):
             params = jax.tree.map(lambda p, number=number: p[number], arrays.layers)
@@ -155,7 +155,7 @@ def step(case: Case) -> Callable:
         loss = head(ends, micro, x)
         return loss, {"loss": loss}
 
-    functions = ModelFunctions(embed, [through], share, places, unroll=case.unroll)
+    functions = ModelFunctions(embed, [through], share, token_info, unroll=case.unroll)
 
     def body(arrays: ModelArrays) -> tuple:
         ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), arrays.ends)
@@ -258,7 +258,7 @@ def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
         return x @ ends["table"].T
 
     def body(arrays: ModelArrays, caches: Array) -> tuple[Array, Array]:
-        functions = ModelFunctions(embed, [through], last, places, unroll=case.unroll)
+        functions = ModelFunctions(embed, [through], last, token_info, unroll=case.unroll)
         arrays = arrays._replace(layers={"blocks": arrays.layers})
         total, found = forward(functions, plan, arrays, {"blocks": caches})
         return lax.psum(total, Axis.PP), found["blocks"]

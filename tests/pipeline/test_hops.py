@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_schedules import random_schedule
 
-from jaxptd.pipeline.hops import Hops
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.plan import Hops, Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Operation, Schedule, make_schedule
 
 STAGES = [1, 2, 3, 4, 5, 7, 8]

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.programs import run_without_dead_code
+from jaxptd.pipeline.split_backward import run_without_dead_code
 
 
 def test_an_unused_psum_is_not_run() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import Array, lax
 
 from jaxptd.analysis.jaxprs import equations
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import PassedStorage, SplitBackward, TracedLayer, trace_layer
 
 T, D, F = 4, 3, 5  # all different, so that a shape identifies an array
@@ -21,7 +21,7 @@ T, D, F = 4, 3, 5  # all different, so that a shape identifies an array
 
 def dense(params: dict, inputs: LayerInputs, x: Array) -> Array:
     """Two products; a mask computed from the inputs alone."""
-    mask_TF = jnp.cos(inputs.places[:, None] * jnp.arange(1.0, F + 1))
+    mask_TF = jnp.cos(inputs.token_info[:, None] * jnp.arange(1.0, F + 1))
     return x + jnp.tanh(x @ params["a"] + params["c"]) * mask_TF @ params["b"]
 
 
@@ -43,7 +43,7 @@ product.defvjp(product_fwd, product_bwd)
 
 
 def with_rule(params: dict, inputs: LayerInputs, x: Array) -> Array:
-    h = jnp.sin(product(x, params["a"]) * inputs.places[:, None] + params["c"])
+    h = jnp.sin(product(x, params["a"]) * inputs.token_info[:, None] + params["c"])
     return x + product(h, params["b"])
 
 
@@ -53,7 +53,7 @@ def scanned(params: dict, inputs: LayerInputs, x: Array) -> Array:
     def one(x: Array, scale: Array) -> tuple[Array, None]:
         return jnp.tanh(x @ params["a"] * scale) @ params["b"] + x, None
 
-    x, _ = lax.scan(one, x, inputs.places)
+    x, _ = lax.scan(one, x, inputs.token_info)
     return jnp.sin(x @ params["a"] + params["c"]) @ params["b"]
 
 
@@ -64,7 +64,7 @@ def nested(params: dict, inputs: LayerInputs, x: Array) -> Array:
 
 
 def chosen(params: dict, inputs: LayerInputs, x: Array) -> Array:
-    return lax.cond(inputs.places[0] > 0, dense, with_rule, params, inputs, x)
+    return lax.cond(inputs.token_info[0] > 0, dense, with_rule, params, inputs, x)
 
 
 LAYERS: dict[str, Callable] = {
@@ -80,11 +80,11 @@ LAYERS: dict[str, Callable] = {
 
 def arguments() -> tuple[dict, LayerInputs, Array, Array]:
     rng = np.random.default_rng(0)
-    a, b, c, places, x, dy = (
+    a, b, c, token_info, x, dy = (
         jnp.asarray(rng.standard_normal(shape))
         for shape in ((D, F), (F, D), (F,), (T,), (T, D), (T, D))
     )
-    return {"a": a, "b": b, "c": c}, LayerInputs(places, jnp.int32(0)), x, dy
+    return {"a": a, "b": b, "c": c}, LayerInputs(token_info, jnp.int32(0)), x, dy
 
 
 def trace(run: Callable) -> tuple[TracedLayer, list[Array], SplitBackward]:
@@ -213,7 +213,7 @@ def test_what_depends_on_inputs_alone_is_not_saved() -> None:
     """The layer's x and one activation are saved, but not the mask `[T, F]`."""
 
     def linear(params: dict, inputs: LayerInputs, x: Array) -> Array:
-        mask_TF = jnp.cos(inputs.places[:, None] * jnp.arange(1.0, F + 1))
+        mask_TF = jnp.cos(inputs.token_info[:, None] * jnp.arange(1.0, F + 1))
         return (x @ params["a"] * mask_TF) @ params["b"]
 
     assert shapes(trace(linear)[1]) == [(T, D), (T, F)]

@@ -28,16 +28,16 @@ from toys.encoder_decoder import (
     hold,
     make_arrays,
     on_one_device,
-    places,
     step,
+    token_info,
 )
 from turns import slow
 
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.executor import forward
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import of_stack
+from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.schedules import SCHEDULES, to_csv
 from jaxptd.pipeline.split_backward import trace_layer
 
@@ -114,7 +114,7 @@ def test_each_stack_has_slots_of_its_own(case: Case, slots: dict[str, int]) -> N
     with jax.enable_x64(True):
         arrays = make_arrays(case)
         micro = jax.tree.map(lambda x: x[0], arrays.micro)
-        x = embed(arrays.ends, micro, places(micro, arrays.shared))
+        x = embed(arrays.ends, micro, token_info(micro, arrays.shared))
         pools = {stack: max(sizes) * kept(arrays, stack, x) for stack, sizes in case.stacks.items()}
         held = case.held(arrays.layers)
         jaxpr = step(case).trace(arrays._replace(layers=held)).jaxpr
@@ -141,7 +141,9 @@ def test_a_forward_pass_with_caches_of_each_stack(case: Case) -> None:
 
     def body(arrays: ModelArrays, caches: dict) -> tuple[Array, dict]:
         layers = [functools.partial(through, stack) for stack in plan.stacks]
-        total, caches = forward(ModelFunctions(embed, layers, head, places), plan, arrays, caches)
+        total, caches = forward(
+            ModelFunctions(embed, layers, head, token_info), plan, arrays, caches
+        )
         return lax.psum(total, Axis.PP), caches
 
     def record(stack: str, both: tuple, inputs: LayerInputs, x: X) -> X:

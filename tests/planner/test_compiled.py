@@ -14,11 +14,11 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.plan import plan
-from jaxptd.planner.compiled import Compiling
-from jaxptd.planner.own.compiled import Figures, remade
-from jaxptd.planner.own.step import OwnStep, Predictor
+from jaxptd.planner.planning import Compiling
 from jaxptd.planner.search.best import Candidate, Search
 from jaxptd.planner.search.space import Space
+from jaxptd.planner.steps.step import ConfigStep, Predictor
+from jaxptd.planner.steps.traffic import Figures, remade
 
 H100 = Cluster(find_accelerator("h100"))
 GPT = ModelConfig(
@@ -93,7 +93,7 @@ def test_a_layout_that_the_compiler_refuses_is_dropped(ranking: list[Candidate])
 
 def test_a_step_as_predicted_stays_as_it_is(ranking: list[Candidate]) -> None:
     for each in ranking:
-        alone = Predictor(H100, hiding=False)(OwnStep(each.config))
+        alone = Predictor(H100, hiding=False)(ConfigStep(each.config))
         step = remade(each.step, alone, as_predicted(each))
         assert step.seconds == pytest.approx(each.step.seconds)
 
@@ -101,7 +101,7 @@ def test_a_step_as_predicted_stays_as_it_is(ranking: list[Candidate]) -> None:
 def test_collectives_are_hidden_as_compiled() -> None:
     pins = {"layout.tp": 4, "layout.collective_matmul": True, "layout.pp": 1}
     each = next(iter(Search(Space(CONFIG, 16, pins), H100, LIMIT)))
-    alone = Predictor(H100, hiding=False)(OwnStep(each.config))
+    alone = Predictor(H100, hiding=False)(ConfigStep(each.config))
 
     def sent(terms: object) -> float:
         return sum(t.seconds for t in terms if t.name == "layers, collective-permute over tp")  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def test_each_link_is_hidden_by_the_same_kernels() -> None:
     """Messages of tp in a node run at the same time as those of ZeRO's layers between nodes."""
     pins = {"layout.tp": 8, "layout.collective_matmul": True, "layout.pp": 1, "layout.zero": 3}
     each = next(iter(Search(Space(CONFIG, 32, pins), H100, LIMIT)))
-    alone = Predictor(H100, hiding=False)(OwnStep(each.config))
+    alone = Predictor(H100, hiding=False)(ConfigStep(each.config))
     names = ("layers, collective-permute over tp", "parameters of layers, all-gather over dp")
 
     def sent(**hidden: float) -> list[float]:

@@ -4,16 +4,16 @@ import subprocess
 import sys
 
 CODE = """
-import contextlib, io, sys
+import contextlib, io, pathlib, sys
 import jaxptd.plan
 import jaxptd.commands.validate
 from jaxptd.hardware import find_accelerator
-from jaxptd.planner.published.rows import table_1
+from jaxptd.planner.rows import read_rows
 
 with contextlib.redirect_stdout(io.StringIO()):  # as a person runs it
     jaxptd.plan.main(["--config", "llama3-70b", "--gpus", "64", "--gpu", "h200", "--layout.tp=8"])
 
-table_1()[0].predict(find_accelerator("a100"))
+read_rows(pathlib.Path("benchmarks/published/megatron_table1.csv"))[0].predict(find_accelerator("a100"))
 print(sorted({"jax", "jaxlib", "flax", "optax", "orbax", "matplotlib"} & set(sys.modules)))
 """
 

@@ -12,7 +12,7 @@ from jaxptd.commands.command_line import as_yaml, load_config
 from jaxptd.config import Config
 from jaxptd.hardware.table import PACKAGED
 from jaxptd.plan import plan
-from jaxptd.planner.runs import NEWEST, read_run
+from jaxptd.planner.validation import NEWEST, read_run
 
 GPU = ("--gpu", "h200")
 
@@ -99,11 +99,11 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     wide = folder(tmp_path / "wide", load_config("gpt2-124m", ["--model.dtype=float32"]), [1.0])
     for options, words in (
         (["--run-dir", run], "add --gpu, such as --gpu h200"),
-        (["--gpu", "h200"], "--gpu has no effect without --run-dir"),
-        (["--node", "4"], "--node has no effect without --run-dir"),
+        (["--rows", "rows.csv", "--gpu", "h200"], "--gpu has no effect without --run-dir"),
+        (["--rows", "rows.csv", "--node", "4"], "--node has no effect without --run-dir"),
         (["--run-dir", run, *GPU, "--node", "-1"], "--node -1: use 0 to"),
-        (["--run-dir", run, *GPU, "--held-out"], "--held-out and --run-dir: each names the steps"),
-        (["--held-out", "--rows", "rows.csv"], "--held-out and --rows: each names the steps"),
+        ([], "--rows and --run-dir name the steps to predict, and neither is given; use one"),
+        (["--run-dir", run, *GPU, "--rows", "rows.csv"], "to predict, and both are given; use one"),
         (["--run-dir", run, "--gpu", "h20"], "hardware=h20: no such accelerator; did you mean"),
         (["--run-dir", str(tmp_path), *GPU], "config.yaml: No such file"),
         (["--run-dir", run, new, *GPU], f"{new} has logged no step; train there first"),

@@ -12,7 +12,7 @@ from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.analysis.hlo.kernels import PRODUCT
 from jaxptd.analysis.memory_report import MemoryReport
 from jaxptd.analysis.profiling import ProfileReport
-from jaxptd.analysis.traffic.report import CommsReport
+from jaxptd.analysis.traffic.step import CommsReport
 from jaxptd.plot import colors
 
 PAGES = ("#ffffff", "#131416")  # of the documentation, by day and by night

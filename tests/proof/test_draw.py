@@ -9,8 +9,7 @@ from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.pipeline.table import check
 from jaxptd.proof.cases import general
 from jaxptd.proof.compare import command_line, drawn_table, on_one_device
-from jaxptd.proof.draw import SHARED, Draws
-from jaxptd.proof.pairs import Pairs
+from jaxptd.proof.draw import SHARED, Draws, Pairs
 from jaxptd.proof.values import DRAWN, FIXED, HOW, NOT_DRAWN, OWN, fields
 
 CASES = 8

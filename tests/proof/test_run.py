@@ -9,9 +9,9 @@ from jaxptd.errors import UserError
 from jaxptd.proof import run
 from jaxptd.proof.cases import made
 from jaxptd.proof.compare import Comparer, Ending
-from jaxptd.proof.minimise import minimised
+from jaxptd.proof.draw import Share
 from jaxptd.proof.record import NAME
-from jaxptd.proof.shares import Share
+from jaxptd.proof.run import minimised
 from jaxptd.proof.values import DRAWN, plain
 
 PLAIN = {name: plain(name) for name in DRAWN}

@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxptd.proof.shares import Share, run_in_processes
+from jaxptd.proof.draw import Share, run_in_processes
 
 
 def test_each_case_has_one_share_and_four_in_a_row_have_the_same() -> None:

@@ -7,7 +7,7 @@ import pytest
 from reference.rope import Rope as Expected
 from reference.rope import angle, lengthening
 
-from jaxptd.config.rope import Rope, frequencies
+from jaxptd.config.block import Rope, frequencies
 
 RANGES = ((1.0, 4.0), (1.0, 32.0), (1.5, 6.0))
 LENGTHS = (1, 4, 64, 8192)  # of the shortest no wave makes a turn, so that yarn's line is turned

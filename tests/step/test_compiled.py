@@ -12,7 +12,7 @@ from jaxptd.analysis import verification
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
-from jaxptd.step.compiled import CompiledStep
+from jaxptd.step.program import CompiledStep
 
 RING = Layout(cp=2)
 

@@ -20,7 +20,7 @@ from turns import slow
 from jaxptd.config import Config, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.kernels import activation, loss, norm
-from jaxptd.kernels.instructions import Instructions
+from jaxptd.kernels.tile import Instructions
 from jaxptd.layers.forms import make_form
 from jaxptd.layers.norm import Norm
 from jaxptd.mesh import Layout, make_mesh

@@ -11,7 +11,7 @@ from contract import relative
 from one_device import hold
 from turns import slow
 
-from jaxptd.analysis.flops import executed, is_product
+from jaxptd.analysis.jaxprs import executed, is_product
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout

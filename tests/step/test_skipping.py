@@ -14,7 +14,8 @@ from turns import slow
 
 from jaxptd.checkpoint.canonical import from_canonical, to_canonical
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.step import Program, skipping
+from jaxptd.step import Program
+from jaxptd.step import state as step_state
 
 PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
 GRID = Layout(dp=2, row=2, col=2)
@@ -68,22 +69,22 @@ def copied(tree):
 
 
 def after(scale: float, good: int, *, norm: float, sound: bool, dtype="float16") -> tuple:
-    start = {**skipping.new_guard(dtype), "scale": jnp.float32(scale), "good": jnp.int32(good)}
+    start = {**step_state.new_guard(dtype), "scale": jnp.float32(scale), "good": jnp.int32(good)}
     start |= {"skipped": jnp.int32(5), "in_row": jnp.int32(2)}
-    end = skipping.after_step(start, jnp.array(sound), jnp.float32(norm), dtype)
+    end = step_state.after_step(start, jnp.array(sound), jnp.float32(norm), dtype)
     assert {name: x.dtype for name, x in end.items()} == {n: x.dtype for n, x in start.items()}
     return tuple(float(end[name]) for name in ("scale", "good", "skipped", "in_row"))
 
 
 def test_the_scale_is_halved_by_an_overflow_and_doubled_by_many_good_steps():
-    last = skipping.GROW_AFTER - 1
+    last = step_state.GROW_AFTER - 1
     assert after(8, 3, norm=1, sound=True) == (8, 4, 5, 0)
     assert after(8, last, norm=1, sound=True) == (16, 0, 5, 0)
     assert after(8, last, norm=math.inf, sound=False) == (4, 0, 6, 3)
     assert after(8, 3, norm=math.nan, sound=False) == (4, 0, 6, 3)
     assert after(1, 3, norm=math.nan, sound=False) == (1, 0, 6, 3)
-    assert after(skipping.LARGEST_SCALE, last, norm=0, sound=True) == (
-        skipping.LARGEST_SCALE,
+    assert after(step_state.LARGEST_SCALE, last, norm=0, sound=True) == (
+        step_state.LARGEST_SCALE,
         0,
         5,
         0,
@@ -97,8 +98,8 @@ def test_an_explosion_is_no_overflow():
 def test_other_precisions_are_not_scaled():
     assert after(1, 1999, norm=1, sound=True, dtype="bfloat16") == (1, 2000, 5, 0)
     assert after(1, 3, norm=math.nan, sound=False, dtype="float32") == (1, 0, 6, 3)
-    assert float(skipping.new_guard("float32")["scale"]) == 1
-    assert float(skipping.new_guard("float16")["scale"]) == 2**15
+    assert float(step_state.new_guard("float32")["scale"]) == 1
+    assert float(step_state.new_guard("float16")["scale"]) == 2**15
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_other_precisions_are_not_scaled():
     ],
 )
 def test_which_steps_are_taken(loss, norm, limit, sound):
-    assert bool(skipping.is_sound(jnp.float32(loss), jnp.float32(norm), limit)) is sound
+    assert bool(step_state.is_sound(jnp.float32(loss), jnp.float32(norm), limit)) is sound
 
 
 # ---- steps ------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def test_a_scale_that_is_too_large_decreases_by_itself():
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_scale_and_continues_bit_for_bit(monkeypatch):
-    monkeypatch.setattr(skipping, "GROW_AFTER", 4)
+    monkeypatch.setattr(step_state, "GROW_AFTER", 4)
     run = Program(
         tiny.config(tiny.SEQUENCE_PARALLEL, dtype="float16"), make_mesh(tiny.SEQUENCE_PARALLEL)
     )

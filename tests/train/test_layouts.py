@@ -19,7 +19,7 @@ from runs import (
 )
 from turns import latin, slow
 
-from jaxptd.analysis.first_steps import ROUNDINGS
+from jaxptd.analysis.comparison import ROUNDINGS
 from jaxptd.commands.command_line import load_config
 from jaxptd.data import number_documents
 from jaxptd.mesh import SCHEDULES, make_mesh

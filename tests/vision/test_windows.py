@@ -10,7 +10,7 @@ import pytest
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.vision.losses import batch_dice_loss
 from jaxptd.vision.windows import Strips
@@ -55,14 +55,14 @@ def test_strips_become_whole_images_and_strips_again() -> None:
 
 
 def test_places_of_whole_images_are_those_of_their_samples_and_all_rows() -> None:
-    def places(x: Array, position_T: Array) -> tuple[Array, Array]:
-        given = Places(jnp.arange(B, dtype=jnp.int32), position_T, None)
-        assert STRIPS.places(x, given) is given
-        found = STRIPS.places(STRIPS.as_whole(x), given)
+    def token_info(x: Array, position_T: Array) -> tuple[Array, Array]:
+        given = TokenInfo(jnp.arange(B, dtype=jnp.int32), position_T, None)
+        assert STRIPS.token_info(x, given) is given
+        found = STRIPS.token_info(STRIPS.as_whole(x), given)
         own_B = found.sample_B.reshape(2, -1)[jax.lax.axis_index(Axis.TP)]
         return own_B, found.position_T
 
-    sample_B, position_T = on_mesh(places, (CUT, P(Axis.CP)), (WHOLE, P()))(X, np.arange(R))
+    sample_B, position_T = on_mesh(token_info, (CUT, P(Axis.CP)), (WHOLE, P()))(X, np.arange(R))
     np.testing.assert_array_equal(sample_B, np.arange(B))
     np.testing.assert_array_equal(position_T, np.arange(R))
 

@@ -19,9 +19,8 @@ from jaxptd.config import Config, Dtype
 from jaxptd.mesh import Layout
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
-from jaxptd.zero.narrowing import attached
+from jaxptd.zero.accumulation import attached, with_wide_sums
 from jaxptd.zero.shapes import StateShapes
-from jaxptd.zero.sums import with_wide_sums
 
 BARRIER = "optimization_barrier"
 THREE = {"num_layers": 3}
@@ -114,7 +113,7 @@ def test_loops_take_narrow_parameters_with_their_sums() -> None:
     """Only what no loop adds to becomes an array in float32 before it is read."""
     block = jnp.ones((2, 3), jnp.bfloat16)
     summed = with_wide_sums(block)
-    alone = dataclasses.replace(summed, summed=False)
+    alone = dataclasses.replace(summed, accumulate_in_loop=False)
     found = attached({"layers": summed, "table": alone})
     assert found["layers"] is summed
     assert found["table"].dtype == jnp.float32

@@ -18,7 +18,7 @@ from turns import slow
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
-from jaxptd.zero.gathering import Gatherable, gathered, reduce_scattered
+from jaxptd.zero.gathering import LazyParam, gathered, reduce_scattered
 from jaxptd.zero.shards import ShardedInfo
 
 
@@ -191,8 +191,8 @@ ODD = sharded(info((2, 5, 2), (2, 5, 2), None, None, "tp", rows=(0, 1)), LAYER, 
 SMALL = sharded(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
 
 
-def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> Gatherable:
-    return Gatherable(shard, shard, None, stored, dtype, scattered=True)
+def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> LazyParam:
+    return LazyParam(shard, shard, None, stored, dtype, scattered=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

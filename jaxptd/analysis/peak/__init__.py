@@ -1,6 +1,5 @@
 """The peak memory of a device in a training step, predicted: what lives at the fullest moment."""
 
-from jaxptd.analysis.peak.model import Peak, peak
-from jaxptd.analysis.peak.outside import OUTSIDE, outside
+from jaxptd.analysis.peak.model import OUTSIDE, Peak, outside, peak
 
 __all__ = ["OUTSIDE", "Peak", "outside", "peak"]

@@ -198,3 +198,115 @@ def is_fused(config: Config) -> bool:
         window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
     )
     return reason is None
+
+
+# ---- embedding and loss --------------------------------------------------------------------------
+# The parts of a model outside its layers: the tables, and the logits. Bytes are of one device.
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """Bytes outside the layers.
+
+    Args:
+        parameters: all, in the state's precision.
+        gathered: all, in the precision of activations.
+        narrow: the head's table in the precision of activations.
+        gradient: of that, until it is added to others; a grid's is in the state's precision.
+        product: both; on a grid of whole columns, which its products take, and the sum.
+        logits: of one micro-batch, in that precision.
+        x: the residual stream.
+    """
+
+    parameters: int
+    gathered: int
+    narrow: int
+    gradient: int
+    product: int
+    logits: int
+    x: int
+
+
+def ends_of(config: Config) -> Ends:
+    """The bytes outside a model's layers."""
+    sizes, layout = Sizes(config), config.layout
+    found, wide, hidden = sizes.inventory, sizes.master_itemsize, sizes.hidden
+    table = sizes.vocab * hidden * wide // sizes.matrix_shards
+    narrow = table * sizes.itemsize // wide
+    positions = found.positions.rows * hidden if found.positions else 0
+    squares = sum(head.squares for head in found.heads) * hidden**2
+    tables = 1 if config.model.tie_embeddings else 2
+    columns = sum(sizes.columns(head) for head in found.heads)
+    parameters = tables * table + (positions + squares) * wide // (layout.row * layout.col)
+    return Ends(
+        parameters=parameters,
+        gathered=parameters * sizes.itemsize // wide,
+        narrow=narrow,
+        gradient=table if layout.has_grid else narrow,
+        product=(layout.row * (narrow + table) + table if layout.has_grid else 2 * narrow),
+        logits=sizes.rows * columns // sizes.inner_devices * sizes.itemsize,
+        x=sizes.streams[-1],
+    )
+
+
+# ---- the halves of a split backward --------------------------------------------------------------
+# Bytes that the first half of a split backward, B, hands to its second, W, besides what is saved.
+#
+# W multiplies what each product takes with the gradient of what it makes. An array that B hands on
+# takes the place of a saved one with its rows that W does not read, if one is left: see
+# `PassedStorage`. Bytes are of one device, layer and micro-batch; arrays without tokens, such as
+# the gradients of biases, are left out.
+
+
+def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
+    """Bytes that B hands to W and that take no saved array's place.
+
+    Args:
+        config: of the run.
+        pairs: of a layer.
+        remat: its policy.
+    """
+    free = list(_free(config, pairs, computes_again(remat)))
+    left = 0
+    for size in _handed(config, pairs, remat):
+        if size in free:
+            free.remove(size)
+        else:
+            left += size
+    return left
+
+
+def _handed(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> Iterator[int]:
+    """The arrays, in the order in which B makes them.
+
+    What products take is saved, or B has computed it again. With collective matmul the gradient of
+    what a pair makes is this device's piece; the others pass once more in W.
+    """
+    layout, again = config.layout, computes_again(remat)
+    if again and not layout.has_grid and not _same_on_all(config):
+        yield from (pair.x for pair in pairs)
+    for pair in reversed(pairs):
+        if layout.has_grid:
+            made = again if pair.is_mlp else remat in ("attention", "full")
+            yield from (*[pair.second] * made, pair.gradient, *[pair.taken] * again, pair.first)
+        elif layout.collective_matmul:
+            yield from (pair.gradient // layout.tp, pair.first)
+        else:
+            yield from (pair.gradient, pair.first)
+
+
+def _free(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator[int]:
+    """The saved arrays that W does not read, in the order of forward."""
+    layout = config.layout
+    for pair in pairs:
+        yield from [] if _same_on_all(config) else [pair.x]
+        if pair.is_mlp and pair.first == pair.second:  # of gated units saved rows are halves
+            yield from [] if again and not layout.has_grid else [pair.first]
+
+
+def _same_on_all(config: Config) -> bool:
+    """True if x is the same on all devices of tp: only what products take again replaces it.
+
+    So says its type, which does not know the size of tp.
+    """
+    return not config.layout.sequence_parallel and not config.layout.has_grid

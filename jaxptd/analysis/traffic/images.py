@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.analysis.sizes import WindowSizes
-from jaxptd.analysis.traffic.grid import norms, product
+from jaxptd.analysis.traffic.layers import norms, product
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.layout import Axis
 from jaxptd.models.inventory import ImageEnds, Stack

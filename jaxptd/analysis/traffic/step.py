@@ -5,20 +5,32 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
-from jaxptd.analysis.traffic.grid import ends_on_grid, layers_on_grid
+from jaxptd.analysis.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+    subtract,
+)
+from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.images import image_ends, windows
-from jaxptd.analysis.traffic.one_way import ends_one_way, layers_one_way
-from jaxptd.analysis.traffic.optimizers import whole_matrices
-from jaxptd.analysis.traffic.pipeline import as_gathers, between_stages, on_all_stages
-from jaxptd.analysis.traffic.ring import ring
+from jaxptd.analysis.traffic.layers import (
+    ends_on_grid,
+    ends_one_way,
+    layers_on_grid,
+    layers_one_way,
+    ring,
+)
 from jaxptd.analysis.traffic.scenario import Scenario
+from jaxptd.analysis.traffic.state import once_a_step, per_layer, whole_matrices
 from jaxptd.analysis.traffic.strips import halos, strip_ends
-from jaxptd.analysis.traffic.zero import once_a_step, per_layer
-from jaxptd.config import Config
+from jaxptd.config import Config, itemsize
+from jaxptd.display import Table, html_of
 from jaxptd.layout import Axis, Layout
 from jaxptd.models.families import family_of
 from jaxptd.optimizers.moments import state_shapes
@@ -26,6 +38,118 @@ from jaxptd.pipeline.placement import Stages
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape, StoredShape
 from jaxptd.zero.shapes import StateShapes
+
+# ---- between a pipeline's stages -----------------------------------------------------------------
+# Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model.
+
+
+def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
+    """Activations and their gradients at each hop of the plan.
+
+    Each array of x is b*T*D over all devices that shard it.
+    """
+    sizes, hops = step.sizes, sum(int(taken.sum()) for taken in plan.hops.taken.values())
+    for size in sizes.streams:
+        yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
+
+
+def on_all_stages(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
+    """Parameters outside of layers: embeddings, the last norm and what all layers read.
+
+    They are gathered before the first tick, and their gradients are reduce-scattered after the
+    last.
+    """
+    layout, wide = step.config.layout, step.sizes.master_itemsize
+    for name, info in zero.infos.items():
+        if Axis.PP in info.axes and info.stack is None:
+            whole = elements_on_device(info, layout) * layout.pp
+            narrow = itemsize(zero.gather_dtype(name))
+            yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * narrow)
+            yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole * wide)
+
+
+def as_gathers(layers: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
+    """Replaces permutes by the all-gathers that CPUs run instead, see `collectives.permute`."""
+    for each in layers:
+        devices = math.prod(layout.sizes[Axis(axis)] for axis in each.axes)
+        gather = Collective(ALL_GATHER, each.axes, each.count, each.bytes * devices)
+        yield gather if each.kind == PERMUTE else each
+
+
+# ---- the ways of counting, side by side ----------------------------------------------------------
+
+TITLES = {
+    "jaxpr": "one training step, from the jaxpr",
+    "compiled": "one training step, from the compiled HLO",
+    "formula": "one training step, by the formula",
+    "per_layer": "of which one layer (of each stack), forward and backward, all micro-batches",
+}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CommsReport:
+    """Collectives by kind and axes, one list for each of `TITLES`.
+
+    Args:
+        layout: of the step.
+        devices: in words.
+        jaxpr: of the program, as this library wrote it.
+        compiled: of XLA's program; None where it was not compiled.
+        formula: what the config alone implies.
+        per_layer: in the jaxpr, for one layer more in each stack.
+    """
+
+    layout: Layout
+    devices: str
+    jaxpr: list[Collective]
+    compiled: list[Collective] | None
+    formula: list[Collective]
+    per_layer: list[Collective]
+
+    @property
+    def as_formula(self) -> bool:
+        """True if the program moves what the formula says."""
+        return subtract(self.jaxpr, self.formula) == []
+
+    @property
+    def titles(self) -> list[str]:
+        """The names in `TITLES` that were counted."""
+        return [name for name in TITLES if getattr(self, name) is not None]
+
+    @property
+    def verdict(self) -> str:
+        return f"the jaxpr {'moves' if self.as_formula else 'does NOT move'} what the formula says"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Devices along each axis."""
+        return {str(axis): size for axis, size in self.layout.sizes.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        found = {name: getattr(self, name) for name in self.titles}
+        rows = {name: [row.as_dict(self.sizes) for row in each] for name, each in found.items()}
+        return {"mesh": self.sizes, **rows}
+
+    def table(self, name: str) -> Table:
+        """The collectives of one of `titles`."""
+        columns = ("collective", "axes", "executions", "bytes", "ring bytes sent")
+        rows = [
+            (row.kind, " x ".join(row.axes), row.count, row.bytes, row.wire_bytes(self.sizes))
+            for row in getattr(self, name)
+        ]
+        return Table(TITLES[name], columns, rows)
+
+    def __repr__(self) -> str:
+        head = f"{self.layout} on {self.devices}; {self.verdict}"
+        return "\n".join([head, str(self.table("jaxpr"))])
+
+    def _repr_html_(self) -> str:
+        head = f"{self.layout} on {self.devices}; {self.verdict}"
+        return html_of(head, *(self.table(name) for name in self.titles))
+
+
+# ---- the formula of a training step --------------------------------------------------------------
 
 COUNT = 4  # bytes of a number of targets
 

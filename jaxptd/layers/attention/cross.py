@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxptd.attention.kernel import Scores, Sites
-from jaxptd.attention.ring import Tokens
+from jaxptd.attention.kernel import ScoreCoordinates, Scores
+from jaxptd.attention.ring import AttentionInputs
 from jaxptd.config import ModelConfig
-from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.attention.kernels import make_kernel, make_scores
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import multiply
 from jaxptd.params import Initialiser
@@ -60,12 +59,12 @@ class CrossAttention(Heads):
         super().__init__(config, form=form, rngs=rngs, init_out=init_out, joined=False)
 
     @jax.named_scope("cross_attention")
-    def __call__(self, x_BTD: Array, places: Places, source: Source | Encoded) -> Array:
+    def __call__(self, x_BTD: Array, token_info: TokenInfo, source: Source | Encoded) -> Array:
         """x as the residual stream has it -> the same.
 
         Args:
             x_BTD: the residual stream.
-            places: its tokens, and the seed for dropout of this layer's probabilities.
+            token_info: its tokens, and the seed for dropout of this layer's probabilities.
             source: the other sequence; in generation, its keys and values.
         """
         assert self.q is not None
@@ -73,12 +72,12 @@ class CrossAttention(Heads):
         q_BTNH = q_BTNH if self.q_norm is None else self.q_norm(q_BTNH)
         scores = make_scores(self.config)._replace(causal=False, window=None)
         if isinstance(source, Encoded):
-            return self.out(self._attend_encoded(q_BTNH, source, places, scores))
+            return self.out(self._attend_encoded(q_BTNH, source, token_info, scores))
         k_BSKH, v_BSKH = self._keys(source.x_BSD)
-        seed = self.seed(places, q_BTNH.shape[2])
-        tokens = Tokens(key_segment_BCS=source.segment_BCS, seed_BN2=seed)
+        seed = self.seed(token_info, q_BTNH.shape[2])
+        inputs = AttentionInputs(key_segment_BCS=source.segment_BCS, seed_BN2=seed)
         kernel = make_kernel(self.config)
-        o_BTNH = self.form.attend(q_BTNH, k_BSKH, v_BSKH, tokens, kernel=kernel, scores=scores)
+        o_BTNH = self.form.attend(q_BTNH, k_BSKH, v_BSKH, inputs, kernel=kernel, scores=scores)
         return self.out(o_BTNH)
 
     def encode(self, source: Source) -> Encoded:
@@ -95,8 +94,12 @@ class CrossAttention(Heads):
         return k_BSKH if self.k_norm is None else self.k_norm(k_BSKH), v_BSKH
 
     def _attend_encoded(
-        self, q_BTNH: Array, source: Encoded, places: Places, scores: Scores
+        self, q_BTNH: Array, source: Encoded, token_info: TokenInfo, scores: Scores
     ) -> Array:
         key_S = jnp.arange(source.k.shape[1], dtype=jnp.int32)
-        sites = Sites(places.position_T, key_S, key_segment_BS=source.segment_BS)
-        return self.attend_whole(self.whole(q_BTNH), source.k, source.v, sites=sites, scores=scores)
+        coordinates = ScoreCoordinates(
+            token_info.position_T, key_S, key_segment_BS=source.segment_BS
+        )
+        return self.attend_whole(
+            self.whole(q_BTNH), source.k, source.v, coordinates=coordinates, scores=scores
+        )

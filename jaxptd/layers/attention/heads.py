@@ -5,21 +5,74 @@ H head size.
 """
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import TAKEN, Dropout, Scores, Sites
+from jaxptd.attention.cudnn import Cudnn, unproven
+from jaxptd.attention.kernel import TAKEN, Dropout, Kernel, ScoreCoordinates, Scores
+from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.xla import Xla
-from jaxptd.config import ModelConfig
-from jaxptd.layers.dropout import Places, fold, keep_mask
+from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
+from jaxptd.errors import UserError
+from jaxptd.layers.dropout import TokenInfo, fold, keep_mask
 from jaxptd.layers.form import TensorParallel, separated
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.norm import HeadNorm
 from jaxptd.matmul.padding import HeadCounts, padded_heads
-from jaxptd.params import Initialiser
+from jaxptd.params import Initialiser, normal, param
+
+# ---- the kernel and the scores that a config names -----------------------------------------------
+
+
+def make_kernel(config: ModelConfig) -> Kernel:
+    """The attention kernel that the config names."""
+    return Cudnn() if config.attention == "cudnn" else Xla(Dropout(config.dropout, keep_mask))
+
+
+def make_scores(config: ModelConfig) -> Scores:
+    """The scores that the config names; a window as long as the sequence is none."""
+    window = config.block.window if config.reach < config.seq_length else None
+    return Scores(config.block.attention_scale, config.block.causal, window)
+
+
+def choose_kernel(
+    config: Config, device: Any, *, documents: bool
+) -> tuple[AttentionKind, str | None]:
+    """The kernel that `model.attention` selects on a device, and why cuDNN cannot be used, if so.
+
+    Args:
+        config: of the run.
+        device: that it runs on.
+        documents: whether documents, or padding, are kept apart.
+
+    Raises:
+        UserError: `cudnn` is requested where it cannot run.
+    """
+    model, layout = config.model, config.layout
+    reason = obstacle(
+        device.platform,
+        model.dtype,
+        head_size=model.block.head_size,
+        dropout=model.dropout,
+        documents=documents,
+        bias=model.block.relative is not None,
+        window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
+        capability=float(getattr(device, "compute_capability", 9.0)),
+    )
+    reason = reason or unproven()
+    if layout.unfused_attention:
+        reason = f"{layout.unfused_attention} has no fused attention kernel"
+    if model.attention == "cudnn" and reason:
+        raise UserError(f"model.attention=cudnn: {reason}; use model.attention=xla")
+    return ("xla", reason) if model.attention == "xla" or reason else ("cudnn", None)
+
+
+# ---- heads of queries, keys and values -----------------------------------------------------------
 
 
 def counts_of(config: ModelConfig, form: TensorParallel) -> HeadCounts:
@@ -102,14 +155,82 @@ class Heads(nnx.Module):
         return self.form.join_heads(x_BTNH, self.config.block.head_size)
 
     def attend_whole(
-        self, q_BTNH: Array, k: Array, v: Array, *, sites: Sites, scores: Scores
+        self, q_BTNH: Array, k: Array, v: Array, *, coordinates: ScoreCoordinates, scores: Scores
     ) -> Array:
         """Attends with whole heads to all keys, without dropout."""
-        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, sites, scores=scores)
+        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, coordinates, scores=scores)
         return self.form.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
 
-    def seed(self, places: Places, heads: int) -> Array | None:
+    def seed(self, token_info: TokenInfo, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]`, one per sequence and head."""
-        if places.seed is None:
+        if token_info.seed is None:
             return None
-        return fold(places.seed, places.sample_B[:, None], self.form.axes.local_heads(heads))
+        return fold(
+            token_info.seed, token_info.sample_B[:, None], self.form.axes.local_heads(heads)
+        )
+
+
+# ---- T5's bias by distance -----------------------------------------------------------------------
+# Biases of scores by the distance of a key from its query, learned for buckets of distances.
+#
+# Letters: N heads, R distances, 2 L - 1 of L tokens.
+# Source: Raffel et al., arXiv 1910.10683, section 2.1; `_relative_position_bucket` of its code.
+
+
+class RelativeBias(nnx.Module):
+    """A table `[buckets, N]`, sharded as the heads are; all layers of a stack read one.
+
+    Where a device has a slice of every head it has the whole table, and its own part of the scores.
+
+    Args:
+        config: of the stack: its heads, its buckets, and whether it is causal.
+        form: how heads are sharded.
+        rngs: random key of the initial table.
+    """
+
+    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        options, axes, heads = config.block, form.axes, config.num_heads
+        assert options.relative is not None
+        padded = counts_of(config, form).queries
+        self.table = param(
+            rngs(),
+            (options.relative.buckets, heads),
+            normal(0.02),
+            spec=(None, *axes.by_head_spec()),
+            padded=(options.relative.buckets, padded),
+            decay=False,
+            over=axes.score_axes,
+        )
+        self.relative, self.causal, self.length = (
+            options.relative,
+            options.causal,
+            config.seq_length,
+        )
+
+    def __call__(self) -> Array:
+        """The bias of each distance, `[N, R]`, from the farthest key before a query on."""
+        distance_R = np.arange(1 - self.length, self.length)
+        bucket_R = buckets(distance_R, self.relative, both_ways=not self.causal)
+        return self.table[...][bucket_R].T
+
+
+def buckets(distance_R: np.ndarray, relative: Relative, *, both_ways: bool) -> np.ndarray:
+    """The bucket of each distance key - query, int32.
+
+    Half of the buckets have one distance each, the others wider and wider ranges, up to
+    `relative.distance`. The logarithms are float32, as in T5's code.
+
+    Args:
+        distance_R: whole numbers.
+        relative: the number of buckets, and the distance from which on all share the last.
+        both_ways: keys after a query have half of the buckets; else they share that of distance 0.
+    """
+    count = relative.buckets // 2 if both_ways else relative.buckets
+    far_R = np.abs(distance_R) if both_ways else np.maximum(-distance_R, 0)
+    single = count // 2
+    ratio_R = np.maximum(far_R, 1).astype(np.float32) / np.float32(single)
+    wide = np.float32(np.log(relative.distance / single))
+    share_R = np.log(ratio_R) / wide * np.float32(count - single)
+    shared_R = np.minimum(single + share_R.astype(np.int32), count - 1)
+    found_R = np.where(far_R < single, far_R, shared_R)
+    return (found_R + count * (both_ways & (distance_R > 0))).astype(np.int32)

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from jaxptd.attention.kernel import Sites
-from jaxptd.attention.ring import Tokens
+from jaxptd.attention.kernel import ScoreCoordinates
+from jaxptd.attention.ring import AttentionInputs
 from jaxptd.attention.rope import rotate
 from jaxptd.config import ModelConfig
-from jaxptd.config.rope import frequencies
-from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.attention.kernels import make_kernel, make_scores
-from jaxptd.layers.dropout import Places
+from jaxptd.config.block import frequencies
+from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import multiply
 from jaxptd.layers.norm import HeadNorm
@@ -64,7 +63,7 @@ class SelfAttention(Heads):
     def __call__(
         self,
         x_BTD: Array,
-        places: Places,
+        token_info: TokenInfo,
         cache: Cache | None,
         *,
         bias_NR: Array | None = None,
@@ -73,7 +72,7 @@ class SelfAttention(Heads):
 
         Args:
             x_BTD: the residual stream.
-            places: its tokens, and the seed for dropout of this layer's probabilities.
+            token_info: its tokens, and the seed for dropout of this layer's probabilities.
             cache: keys and values of the tokens before these, or None.
             bias_NR: of the scores of this device's heads, by distance: number R // 2 + key - query;
                 or None.
@@ -81,42 +80,45 @@ class SelfAttention(Heads):
         linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
         q_BTNH, *made = multiply(x_BTD, *linears)
         k_BTKH, v_BTKH = self.local_keys_values(*made)
-        q_BTNH = self._placed(q_BTNH, self.q_norm, places)
-        k_BTKH = self._placed(k_BTKH, self.k_norm, places)
+        q_BTNH = self._placed(q_BTNH, self.q_norm, token_info)
+        k_BTKH = self._placed(k_BTKH, self.k_norm, token_info)
         if cache is None:
-            o_BTNH = self._attend(q_BTNH, k_BTKH, v_BTKH, places, bias_NR)
+            o_BTNH = self._attend(q_BTNH, k_BTKH, v_BTKH, token_info, bias_NR)
         else:
             q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in (q_BTNH, k_BTKH, v_BTKH))
             cache = cache.append(k_BTKH, v_BTKH)
-            o_BTNH = self._attend_cache(q_BTNH, cache, places, bias_NR)
+            o_BTNH = self._attend_cache(q_BTNH, cache, token_info, bias_NR)
         return self.out(o_BTNH), cache
 
-    def _placed(self, x_BTNH: Array, norm: HeadNorm | None, places: Places) -> Array:
+    def _placed(self, x_BTNH: Array, norm: HeadNorm | None, token_info: TokenInfo) -> Array:
         """Queries or keys, normalised and turned by their positions, if the model does so."""
         options, axes = self.config.block, self.form.axes
         x_BTNH = x_BTNH if norm is None else norm(x_BTNH)
         if options.rope is None:
             return x_BTNH
-        position_T = axes.local_logit_tokens(places.position_T[None])[0]
+        position_T = axes.local_logit_tokens(token_info.position_T[None])[0]
         number_H = axes.local_head_numbers(x_BTNH.shape[-1])
         turns, length = frequencies(options.rope, options.head_size)
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
 
     def _attend(
-        self, q_BTNH: Array, k: Array, v: Array, places: Places, bias_NR: Array | None
+        self, q_BTNH: Array, k: Array, v: Array, token_info: TokenInfo, bias_NR: Array | None
     ) -> Array:
-        segment, seed = places.segment_BCT, self.seed(places, q_BTNH.shape[2])
-        tokens = Tokens(segment, segment, seed, bias_NR)
+        segment, seed = token_info.segment_BCT, self.seed(token_info, q_BTNH.shape[2])
+        inputs = AttentionInputs(segment, segment, seed, bias_NR)
         kernel, scores = make_kernel(self.config), make_scores(self.config)
-        return self.form.attend(q_BTNH, k, v, tokens, kernel=kernel, scores=scores)
+        return self.form.attend(q_BTNH, k, v, inputs, kernel=kernel, scores=scores)
 
     def _attend_cache(
-        self, q_BTNH: Array, cache: Cache, places: Places, bias_NR: Array | None
+        self, q_BTNH: Array, cache: Cache, token_info: TokenInfo, bias_NR: Array | None
     ) -> Array:
         """Attends from the last tokens of a text to all cached keys; none sees padding."""
         key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
-        sites, scores = Sites(places.position_T, key_S), make_scores(self.config)
-        segment = places.segment_BCT
+        coordinates, scores = (
+            ScoreCoordinates(token_info.position_T, key_S),
+            make_scores(self.config),
+        )
+        segment = token_info.segment_BCT
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
-        sites = sites._replace(bias_NR=bias_NR, key_segment_BS=every)
-        return self.attend_whole(q_BTNH, cache.k, cache.v, sites=sites, scores=scores)
+        coordinates = coordinates._replace(bias_NR=bias_NR, key_segment_BS=every)
+        return self.attend_whole(q_BTNH, cache.k, cache.v, coordinates=coordinates, scores=scores)

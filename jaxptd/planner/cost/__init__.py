@@ -1,15 +1,22 @@
 """The cost model: seconds of a training step as a sum of named terms.
 
-setting.py has what a step is made of: sizes of the model, the layout, what the program does.
-kernels.py and links.py have the seconds of one product, one pass over memory, one collective;
-layer.py and ends.py the terms of a layer and of the rest; pipeline.py the time of a schedule; and
-step.py adds all up. collectives.py is the seam: a step takes a list of `Placed` collectives.
+description.py has what a step is made of: sizes of the model, the layout, what the program does,
+and the time of a schedule. kernels.py has the seconds of one product, one pass over memory, one
+collective; layer.py the terms of a layer and of the rest; and step.py adds all up. collectives.py
+is the seam: a step takes a list of `Placed` collectives.
 """
 
 from jaxptd.planner.cost.collectives import Placed
-from jaxptd.planner.cost.program import Program
-from jaxptd.planner.cost.setting import Setting, Spread
+from jaxptd.planner.cost.description import Implementation, Parallelism, StepDescription
 from jaxptd.planner.cost.step import StepTime, step_time
 from jaxptd.planner.cost.terms import Term
 
-__all__ = ["Placed", "Program", "Setting", "Spread", "StepTime", "Term", "step_time"]
+__all__ = [
+    "Implementation",
+    "Parallelism",
+    "Placed",
+    "StepDescription",
+    "StepTime",
+    "Term",
+    "step_time",
+]

@@ -1,12 +1,17 @@
 """The seam between the cost model and whoever knows what a program moves.
 
 A step takes a list of `Placed` collectives: for published programs they follow from the record of
-the program (`jaxptd.planner.published.traffic`); for jaxptd they are those of the formulas that
+the program (`jaxptd.planner.programs`); for jaxptd they are those of the formulas that
 equal its jaxpr (`jaxptd.analysis.traffic`), each given its place.
 """
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
+
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.description import StepDescription
+from jaxptd.planner.cost.terms import Term
 
 # `forward`, `backward`, and `layer` where it is either: of each layer and micro-batch; `first` and
 # `last`: of the ends of the model, each micro-batch; `step`: once a step.
@@ -33,7 +38,7 @@ class Placed:
     Args:
         name: for tables.
         kind: XLA's name, one of `jaxptd.analysis.collective`.
-        axes: over which it runs; those of `Spread.group`.
+        axes: over which it runs; those of `Parallelism.group`.
         count: executions at its place.
         bytes: of the whole array, of one execution.
         place: how often a step runs it.
@@ -55,3 +60,45 @@ class Placed:
     def is_of(self, stack: str, remat: str) -> bool:
         """True if such layers have it."""
         return self.stack in (None, stack) and self.remat in (None, remat)
+
+
+# ---- seconds of collectives that nothing hides ---------------------------------------------------
+
+HIDING = ("products", "attention")  # kinds of terms that collectives can run beside
+BESIDE = 0.9  # share of a kernel's time that a collective beside it can use: it starts after it
+
+
+def exposed_terms(
+    description: StepDescription, collectives: Iterable[Placed], hosts: Mapping[str, float]
+) -> list[Term]:
+    """A term for each collective with the seconds that are left after hiding.
+
+    Args:
+        description: the step.
+        collectives: of one place.
+        hosts: seconds of what may hide them, by the names of `collectives.Under`.
+    """
+    groups: dict[str, list[tuple[Placed, Term]]] = {}
+    for each in collectives:
+        groups.setdefault(each.under, []).append((each, collective_term(description, each)))
+    return [
+        term for under, members in groups.items() for term in _left(members, hosts.get(under, 0.0))
+    ]
+
+
+def collective_term(description: StepDescription, each: Placed) -> Term:
+    """The term of a collective without anything beside it."""
+    group = description.parallelism.group(each.axes)
+    term = kernels.collective(description.cluster, each.kind, group, each.bytes)
+    return term.times(each.count).named(each.name, "+".join(each.axes))
+
+
+def _left(members: Sequence[tuple[Placed, Term]], host: float) -> list[Term]:
+    """Shortens terms that run beside the same kernels by what these hide, each by its share.
+
+    What is sent in one of several micro-batches runs beside the kernels of that one.
+    """
+    seconds = sum(term.seconds for _, term in members)
+    runs = min(1.0, max(each.count for each, _ in members))
+    left = max(0.0, seconds - BESIDE * runs * host) / seconds if seconds else 0.0
+    return [term._replace(seconds=term.seconds * left) for _, term in members]

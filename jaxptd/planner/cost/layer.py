@@ -9,10 +9,99 @@ once for its weights'.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxptd.models.inventory import MLP, Attention, Stack
-from jaxptd.planner.cost import attention, kernels
-from jaxptd.planner.cost.setting import Setting
+from jaxptd.models.inventory import MLP, Attention, Head, Stack
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.description import StepDescription
 from jaxptd.planner.cost.terms import Term
+
+# ---- attention -----------------------------------------------------------------------------------
+# Terms of attention between its products: a fused kernel, or scores that go through memory.
+
+# Bytes for each score of unfused attention: the causal softmax reads the half that it sees and
+# writes zeros to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and
+# writes all, and its mask.
+SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 3, 4
+SCORE_DROPOUT = 5
+
+
+def is_fused(description: StepDescription, attention: Attention) -> bool:
+    """True if a kernel computes it; fused kernels have no bias by distance."""
+    return description.implementation.attention == "flash" and not attention.has_bias
+
+
+def attention_forward(description: StepDescription, attention: Attention) -> list[Term]:
+    """The kernel; unfused, two products and the softmax between them."""
+    if is_fused(description, attention):
+        return _flash(description, attention, backward=False)
+    heads, T, S = _scores(description, attention)
+    a, H = description.cluster.accelerator, attention.head_size
+    return [
+        _named(kernels.product(a, T, S, H, batch=heads), "scores forward"),
+        _softmax(description, attention, SOFTMAX_FORWARD, "softmax forward"),
+        _named(kernels.product(a, T, H, S, batch=heads), "context forward"),
+    ]
+
+
+def attention_backward(description: StepDescription, attention: Attention) -> list[Term]:
+    """The kernel; unfused, four products and the softmax's gradient."""
+    if is_fused(description, attention):
+        return _flash(description, attention, backward=True)
+    heads, T, S = _scores(description, attention)
+    a, H = description.cluster.accelerator, attention.head_size
+    to_scores, to_heads = (T, S, H), (T, H, S)
+    return [
+        *(_named(kernels.product(a, *to_scores, batch=heads), "scores backward") for _ in "p"),
+        *(_named(kernels.product(a, *to_heads, batch=heads), "context backward") for _ in "qkv"),
+        _softmax(description, attention, SOFTMAX_BACKWARD, "softmax backward"),
+    ]
+
+
+def visible(description: StepDescription, attention: Attention) -> float:
+    """Share of the scores of the busiest device that masks leave.
+
+    A token sees itself and those before it, at most `reach`; in a ring of contiguous parts the last
+    device sees nearly all.
+    """
+    keys, reach = attention.key_tokens, attention.reach
+    if not attention.causal:
+        return min(1.0, reach / keys)
+    ring = description.parallelism.cp * description.parallelism.row
+    if not description.implementation.balanced and ring > 1 and reach == keys:
+        return 1 - 1 / (2 * ring)
+    return reach / keys * (1 - reach / (2 * keys))
+
+
+def _scores(description: StepDescription, attention: Attention) -> tuple[int, int, int]:
+    """Heads times sequences of a device, queries, and keys."""
+    parallelism = description.parallelism
+    heads = parallelism.micro_batch * attention.heads // parallelism.inner
+    return (
+        max(1, heads),
+        attention.tokens // (parallelism.cp * parallelism.row),
+        attention.key_tokens,
+    )
+
+
+def _flash(description: StepDescription, attention: Attention, *, backward: bool) -> list[Term]:
+    heads, T, S = _scores(description, attention)
+    H = attention.head_size
+    flops = 4.0 * heads * T * S * H * visible(description, attention)
+    term = kernels.flash(description.cluster.accelerator, flops, H, backward=backward)
+    return [term.named("attention backward" if backward else "attention forward")]
+
+
+def _softmax(description: StepDescription, attention: Attention, each: int, name: str) -> Term:
+    heads, T, S = _scores(description, attention)
+    dropout = description.implementation.dropout
+    size = (each + SCORE_DROPOUT * dropout) * heads * T * S
+    return _named(kernels.moved(description.cluster.accelerator, size, 1 + dropout), name)
+
+
+def _named(term: Term, name: str) -> Term:
+    return term.named(name, "attention")
+
+
+# ---- one layer -----------------------------------------------------------------------------------
 
 QUANTISED = 3  # bytes moved for each value that becomes 8-bit: two read, one written
 
@@ -52,24 +141,24 @@ class LayerTerms(NamedTuple):
         ]
 
 
-def layer_terms(setting: Setting, stack: Stack) -> LayerTerms:
+def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
     """Terms of one layer of a stack and micro-batch."""
-    found = list(_products(setting, stack))
-    forward = [_product(setting, each, (each.T, each.N, each.K), "forward") for each in found]
+    found = list(_products(description, stack))
+    forward = [_product(description, each, (each.T, each.N, each.K), "forward") for each in found]
     return LayerTerms(
         forward,
-        [term for each in stack.attentions for term in attention.forward(setting, each)],
-        _elementwise_forward(setting, stack),
-        [_product(setting, each, (each.T, each.K, each.N), "dx") for each in found],
-        [_product(setting, each, (each.K, each.N, each.T), "dw") for each in found],
-        [term for each in stack.attentions for term in attention.backward(setting, each)],
-        _elementwise_backward(setting, stack),
-        _accumulation(setting, stack, len(found)),
-        unread=[] if setting.program.again_all else forward[-1:],
+        [term for each in stack.attentions for term in attention_forward(description, each)],
+        _elementwise_forward(description, stack),
+        [_product(description, each, (each.T, each.K, each.N), "dx") for each in found],
+        [_product(description, each, (each.K, each.N, each.T), "dw") for each in found],
+        [term for each in stack.attentions for term in attention_backward(description, each)],
+        _elementwise_backward(description, stack),
+        _accumulation(description, stack, len(found)),
+        unread=[] if description.implementation.again_all else forward[-1:],
     )
 
 
-# ---- products -----------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------
 
 
 class Product(NamedTuple):
@@ -81,9 +170,9 @@ class Product(NamedTuple):
     N: int
 
 
-def _products(setting: Setting, stack: Stack) -> Iterator[Product]:
+def _products(description: StepDescription, stack: Stack) -> Iterator[Product]:
     """The products of a layer's pairs."""
-    inner, T = setting.spread.inner, setting.tokens(stack)
+    inner, T = description.parallelism.inner, description.tokens(stack)
     for pair in stack.of_text:
         D = pair.hidden
         if not isinstance(pair, Attention):
@@ -107,93 +196,140 @@ def _first(pair: Attention | MLP) -> int:
     return pair.size * (2 if pair.gated else 1)
 
 
-def _product(setting: Setting, each: Product, sizes: tuple[int, int, int], name: str) -> Term:
+def _product(
+    description: StepDescription, each: Product, sizes: tuple[int, int, int], name: str
+) -> Term:
     """A product of forward or backward; a fused sum of gradients reads and writes float32."""
-    program, (M, N, K) = setting.program, sizes
-    written = 8 if name == "dw" and not program.accumulate else 2
+    implementation, (M, N, K) = description.implementation, sizes
+    written = 8 if name == "dw" and not implementation.accumulate else 2
     if name == "dw":
-        K = max(1, K // program.pieces)
+        K = max(1, K // implementation.pieces)
     else:
-        M = max(1, M // program.pieces)
-    accelerator = setting.cluster.accelerator
-    term = kernels.product(accelerator, M, N, K, written=written, fp8=program.fp8)
-    return term.times(program.pieces).named(f"{each.name} {name}")
+        M = max(1, M // implementation.pieces)
+    accelerator = description.cluster.accelerator
+    term = kernels.product(accelerator, M, N, K, written=written, fp8=implementation.fp8)
+    return term.times(implementation.pieces).named(f"{each.name} {name}")
 
 
-def _accumulation(setting: Setting, stack: Stack, matrices: int) -> list[Term]:
+def _accumulation(description: StepDescription, stack: Stack, matrices: int) -> list[Term]:
     """The sum of gradients over micro-batches, unless the products add to it as they write."""
-    program = setting.program
-    if not program.accumulate:
+    implementation = description.implementation
+    if not implementation.accumulate:
         return []
-    moves = program.accumulate * setting.layer_parameters(stack)
-    term = kernels.moved(setting.cluster.accelerator, moves, matrices)
+    moves = implementation.accumulate * description.layer_parameters(stack)
+    term = kernels.moved(description.cluster.accelerator, moves, matrices)
     return [term.named("gradients added up", "accumulation")]
 
 
-# ---- elementwise --------------------------------------------------------------------------------
+# ---- elementwise ---------------------------------------------------------------------------------
 
 
-def _elementwise_forward(setting: Setting, stack: Stack) -> list[Term]:
+def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Term]:
     """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
-    program = setting.program
-    stream = (program.stream_forward + program.dropout) * len(stack.pairs)
+    implementation = description.implementation
+    stream = (implementation.stream_forward + implementation.dropout) * len(stack.pairs)
     inner = 0
     for pair in stack.of_text:
         if isinstance(pair, Attention):
             heads = pair.heads * pair.head_size
-            inner += 0 if program.apart else 4 * heads + 4 * program.bias * _first(pair)
-            inner += 4 * program.rotary * (heads + pair.kv_heads * pair.head_size)
+            inner += (
+                0 if implementation.apart else 4 * heads + 4 * implementation.bias * _first(pair)
+            )
+            inner += 4 * implementation.rotary * (heads + pair.kv_heads * pair.head_size)
         else:
             inner += 2 * (_first(pair) + pair.size)
-    return _passes(setting, stack, stream, inner, "forward")
+    return _passes(description, stack, stream, inner, "forward")
 
 
-def _elementwise_backward(setting: Setting, stack: Stack) -> list[Term]:
+def _elementwise_backward(description: StepDescription, stack: Stack) -> list[Term]:
     """The gradients of the same, of their weights, and of biases."""
-    program = setting.program
-    stream = (program.stream_backward + 5 * program.dropout + 2 * program.bias) * len(stack.pairs)
+    implementation = description.implementation
+    stream = (
+        implementation.stream_backward + 5 * implementation.dropout + 2 * implementation.bias
+    ) * len(stack.pairs)
     inner = 0
     for pair in stack.of_text:
-        sums = program.bias and (program.sums_apart or isinstance(pair, Attention))
+        sums = implementation.bias and (implementation.sums_apart or isinstance(pair, Attention))
         inner += 2 * sums * _first(pair)
         if isinstance(pair, Attention):
             heads = pair.heads * pair.head_size
-            inner += 0 if program.apart else 4 * heads + 4 * _first(pair)
-            inner += 4 * program.rotary * (heads + pair.kv_heads * pair.head_size)
+            inner += 0 if implementation.apart else 4 * heads + 4 * _first(pair)
+            inner += 4 * implementation.rotary * (heads + pair.kv_heads * pair.head_size)
         else:
             inner += 2 * (2 * _first(pair) + pair.size)
-    return _passes(setting, stack, stream, inner, "backward")
+    return _passes(description, stack, stream, inner, "backward")
 
 
-def _passes(setting: Setting, stack: Stack, stream: int, inner: int, name: str) -> list[Term]:
+def _passes(
+    description: StepDescription, stack: Stack, stream: int, inner: int, name: str
+) -> list[Term]:
     """Terms of so many bytes for each value of the stream, and for each token inside a layer."""
-    a = setting.cluster.accelerator
-    outside = kernels.moved(a, setting.stream(stack) * stream, 2 * len(stack.pairs))
-    moves = setting.tokens(stack) * inner / setting.spread.inner
+    a = description.cluster.accelerator
+    outside = kernels.moved(a, description.stream(stack) * stream, 2 * len(stack.pairs))
+    moves = description.tokens(stack) * inner / description.parallelism.inner
     inside = kernels.moved(a, moves, 2 * len(stack.pairs))
     return [
         outside.named(f"residual stream {name}"),
         inside.named(f"activation and heads {name}"),
-        *_quantised(setting, stack, name),
-        *_cast(setting, stack),
+        *_quantised(description, stack, name),
+        *_cast(description, stack),
     ]
 
 
-def _cast(setting: Setting, stack: Stack) -> list[Term]:
+def _cast(description: StepDescription, stack: Stack) -> list[Term]:
     """16-bit copies of parameters that the state holds in float32."""
-    if not setting.program.cast:
+    if not description.implementation.cast:
         return []
-    moves = setting.program.cast * setting.layer_parameters(stack)
-    return [kernels.moved(setting.cluster.accelerator, moves, 4).named("parameters to 16 bits")]
+    moves = description.implementation.cast * description.layer_parameters(stack)
+    return [kernels.moved(description.cluster.accelerator, moves, 4).named("parameters to 16 bits")]
 
 
-def _quantised(setting: Setting, stack: Stack, name: str) -> list[Term]:
+def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Term]:
     """8-bit copies of what products read: x and w forward, gradients of results backward."""
-    if not setting.program.fp8:
+    if not description.implementation.fp8:
         return []
-    found = list(_products(setting, stack))
+    found = list(_products(description, stack))
     results = sum(each.T * each.N for each in found)
     sources = sum(each.T * each.K + each.K * each.N for each in found)
     moves = QUANTISED * (sources if name == "forward" else results)
-    term = kernels.moved(setting.cluster.accelerator, float(moves), 2 * len(found))
+    term = kernels.moved(description.cluster.accelerator, float(moves), 2 * len(found))
     return [term.named(f"8-bit copies {name}")]
+
+
+# ---- outside the layers: embedding, logits and loss, the optimizer -------------------------------
+
+
+def first_terms(description: StepDescription) -> list[Term]:
+    """Looks up the tokens of a micro-batch and adds their gradients up: five passes of 16 bits."""
+    a = description.cluster.accelerator
+    moves = 5 * 2 * sum(description.stream(stack) for stack in description.model.stacks)
+    return [_at_ends(kernels.moved(a, moves, 4), "embedding")]
+
+
+def last_terms(description: StepDescription) -> list[Term]:
+    """Logits, the loss over the sharded vocabulary, and their gradients, of a micro-batch."""
+    return [term for head in description.model.heads for term in _head(description, head)]
+
+
+def _head(description: StepDescription, head: Head) -> list[Term]:
+    a, T = description.cluster.accelerator, description.tokens(description.model.stacks[-1])
+    D, V = head.hidden, head.columns // description.parallelism.inner
+    sizes = {"logits forward": (T, V, D), "logits dx": (T, D, V), "logits dw": (D, V, T)}
+    products = [_at_ends(kernels.product(a, *size), name) for name, size in sizes.items()]
+    square = [_at_ends(kernels.product(a, T, D, D).times(3), "head's square")] * head.squares
+    loss = kernels.moved(a, description.implementation.logit * float(T) * V, 8)
+    return [*products, *square, _at_ends(loss, "loss")]
+
+
+def update_terms(description: StepDescription) -> list[Term]:
+    """The optimizer's pass over its shard of the state, once a step."""
+    own = description.updated
+    elements = description.stage_parameters / description.parallelism.shards if own is None else own
+    term = kernels.moved(
+        description.cluster.accelerator, description.implementation.update * elements, 40
+    )
+    return [term.named("optimizer", "optimizer")]
+
+
+def _at_ends(term: Term, name: str) -> Term:
+    return term.named(name, "embedding and loss")

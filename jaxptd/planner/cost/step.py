@@ -7,13 +7,10 @@ from typing import NamedTuple
 from jaxptd.analysis.collective import ALL_GATHER
 from jaxptd.display import Table
 from jaxptd.pipeline.statistics import Durations
-from jaxptd.planner.cost import links
-from jaxptd.planner.cost.collectives import Placed
-from jaxptd.planner.cost.ends import first_terms, last_terms, update_terms
-from jaxptd.planner.cost.exposed import HIDING, exposed_terms
-from jaxptd.planner.cost.layer import LayerTerms, layer_terms
-from jaxptd.planner.cost.pipeline import step_seconds
-from jaxptd.planner.cost.setting import Remat, Setting
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.collectives import HIDING, Placed, exposed_terms
+from jaxptd.planner.cost.description import Remat, StepDescription, step_seconds
+from jaxptd.planner.cost.layer import LayerTerms, first_terms, last_terms, layer_terms, update_terms
 from jaxptd.planner.cost.terms import PRODUCTS, WAITING, Term, merged, scaled, total
 
 
@@ -82,52 +79,52 @@ def _rate(term: Term) -> str:
     return f"{term.rate / scale:.0f} {unit}"
 
 
-def step_time(setting: Setting, collectives: Sequence[Placed]) -> StepTime:
+def step_time(description: StepDescription, collectives: Sequence[Placed]) -> StepTime:
     """Predicts a step.
 
     Args:
-        setting: model, layout, program and cluster.
+        description: model, layout, program and cluster.
         collectives: all that the step moves between devices, except messages between stages.
     """
     places = by_place(collectives)
-    kinds = {kind for stage in setting.stages for kind in stage}
-    layers = layer_passes(setting, kinds, places)
-    return put_together(setting, layers, end_terms(setting, places), places.get("step", ()))
+    kinds = {kind for stage in description.stages for kind in stage}
+    layers = layer_passes(description, kinds, places)
+    return put_together(description, layers, end_terms(description, places), places.get("step", ()))
 
 
 def put_together(
-    setting: Setting,
+    description: StepDescription,
     layers: "Layers",
-    ends: "Ends",
+    ends: "EndTerms",
     once: Sequence[Placed],
     more: Sequence[Term] = (),
 ) -> StepTime:
     """Predicts a step from the terms of its layers and ends.
 
     Args:
-        setting: model, layout, program and cluster.
+        description: model, layout, program and cluster.
         layers: terms of each kind of layer.
         ends: terms outside of layers, of a micro-batch.
         once: collectives that run once a step.
         more: other terms that do.
     """
-    stages = _stages(setting, layers, ends)
-    hosts = {"last backward": _last_backward(setting, layers)}
+    stages = _stages(description, layers, ends)
+    hosts = {"last backward": _last_backward(description, layers)}
     terms = merged(
         [
-            *_pipelined(setting, stages),
-            *exposed_terms(setting, once, hosts),
-            *update_terms(setting),
+            *_pipelined(description, stages),
+            *exposed_terms(description, once, hosts),
+            *update_terms(description),
             *more,
         ]
     )
     return StepTime(total(terms), tuple(terms))
 
 
-Places = Mapping[str, Sequence[Placed]]
+CollectivesByPlace = Mapping[str, Sequence[Placed]]
 
 
-def by_place(collectives: Iterable[Placed]) -> Places:
+def by_place(collectives: Iterable[Placed]) -> CollectivesByPlace:
     """Collectives by their place in the step."""
     places: dict[str, list[Placed]] = {}
     for each in collectives:
@@ -135,7 +132,7 @@ def by_place(collectives: Iterable[Placed]) -> Places:
     return places
 
 
-class Passes(NamedTuple):
+class LayerPasses(NamedTuple):
     """Terms of one layer and micro-batch, forward and backward, with their seconds.
 
     Of backward W is what schedules that split it do later.
@@ -154,18 +151,18 @@ class Passes(NamedTuple):
         """Seconds of the kernels that collectives can run beside."""
         return total(t for t in (*self.forward, *self.backward) if t.kind in HIDING)
 
-    def and_forward(self, more: Sequence[Term]) -> "Passes":
+    def and_forward(self, more: Sequence[Term]) -> "LayerPasses":
         """The passes with more terms of forward."""
         F, B, W = self.durations
-        return Passes([*self.forward, *more], self.backward, Durations(F + total(more), B, W))
+        return LayerPasses([*self.forward, *more], self.backward, Durations(F + total(more), B, W))
 
-    def and_backward(self, more: Sequence[Term]) -> "Passes":
+    def and_backward(self, more: Sequence[Term]) -> "LayerPasses":
         """The passes with more terms of backward."""
         F, B, W = self.durations
-        return Passes(self.forward, [*self.backward, *more], Durations(F, B + total(more), W))
+        return LayerPasses(self.forward, [*self.backward, *more], Durations(F, B + total(more), W))
 
 
-class Ends(NamedTuple):
+class EndTerms(NamedTuple):
     """Terms of one micro-batch on the first stage and on the last, outside of layers."""
 
     first: list[Term]
@@ -173,24 +170,28 @@ class Ends(NamedTuple):
 
 
 Kind = tuple[str, Remat]  # of layers: their stack, and what they compute again
-Layers = Mapping[Kind, Passes]
+Layers = Mapping[Kind, LayerPasses]
 
 
-def layer_passes(setting: Setting, kinds: Collection[Kind], places: Places) -> Layers:
+def layer_passes(
+    description: StepDescription, kinds: Collection[Kind], places: CollectivesByPlace
+) -> Layers:
     """The terms of each kind of layer, with what is exposed of their collectives."""
     found = {}
-    for stack in setting.model.stacks:
-        terms = layer_terms(setting, stack)
+    for stack in description.model.stacks:
+        terms = layer_terms(description, stack)
         for remat in sorted(remat for name, remat in kinds if name == stack.name):
             own = {
                 place: [each for each in placed if each.is_of(stack.name, remat)]
                 for place, placed in places.items()
             }
-            found[stack.name, remat] = _passes(setting, terms, remat, own)
+            found[stack.name, remat] = _passes(description, terms, remat, own)
     return found
 
 
-def _passes(setting: Setting, terms: LayerTerms, remat: Remat, places: Places) -> Passes:
+def _passes(
+    description: StepDescription, terms: LayerTerms, remat: Remat, places: CollectivesByPlace
+) -> LayerPasses:
     forward, backward = terms.forward, terms.backward(remat)
     inputs, weights = total(terms.input_gradients), total(terms.weight_gradients)
     before = {
@@ -206,21 +207,21 @@ def _passes(setting: Setting, terms: LayerTerms, remat: Remat, places: Places) -
         "layer": total(backward),
     }
     both = {name: before.get(name, 0.0) + seconds for name, seconds in after.items()}
-    forward = [*forward, *exposed_terms(setting, places.get("forward", ()), before)]
+    forward = [*forward, *exposed_terms(description, places.get("forward", ()), before)]
     backward = [
         *backward,
-        *exposed_terms(setting, places.get("backward", ()), after),
-        *exposed_terms(setting, places.get("layer", ()), both),
+        *exposed_terms(description, places.get("backward", ()), after),
+        *exposed_terms(description, places.get("layer", ()), both),
     ]
     later = weights + total(terms.accumulation)
     durations = Durations(total(forward), total(backward) - later, later)
-    return Passes(forward, backward, durations)
+    return LayerPasses(forward, backward, durations)
 
 
 class _Stage(NamedTuple):
     """Terms of one micro-batch on one stage: those of its layers, and all others."""
 
-    layers: Sequence[tuple[Passes, int]]
+    layers: Sequence[tuple[LayerPasses, int]]
     others: Sequence[Term]
 
     @property
@@ -238,63 +239,63 @@ class _Stage(NamedTuple):
         return [*forward, *backward, *self.others]
 
 
-def _pipelined(setting: Setting, stages: Sequence[_Stage]) -> list[Term]:
+def _pipelined(description: StepDescription, stages: Sequence[_Stage]) -> list[Term]:
     """Terms of all micro-batches on the slowest stage, and its waiting for the others."""
-    m, V = setting.spread.micro_batches, setting.spread.virtual_stages
+    m, V = description.parallelism.micro_batches, description.parallelism.virtual_stages
     each = [stage.durations for stage in stages]
     seconds = [sum(durations) for durations in each]
     slowest = stages[seconds.index(max(seconds))]
-    waiting = step_seconds(setting.spread.schedule, each, m, V) - m * max(seconds)
+    waiting = step_seconds(description.parallelism.schedule, each, m, V) - m * max(seconds)
     return [*scaled(slowest.terms, m), Term("bubble", "bubble", waiting, WAITING)]
 
 
-def end_terms(setting: Setting, places: Places) -> Ends:
+def end_terms(description: StepDescription, places: CollectivesByPlace) -> EndTerms:
     """The first stage has the embedding, the last the loss."""
-    return Ends(
-        [*first_terms(setting), *exposed_terms(setting, places.get("first", ()), {})],
-        [*last_terms(setting), *exposed_terms(setting, places.get("last", ()), {})],
+    return EndTerms(
+        [*first_terms(description), *exposed_terms(description, places.get("first", ()), {})],
+        [*last_terms(description), *exposed_terms(description, places.get("last", ()), {})],
     )
 
 
-def _stages(setting: Setting, layers: Layers, ends: Ends) -> list[_Stage]:
-    hops = _hops(setting)
-    others = [list(hops) for _ in range(setting.spread.pp)]
+def _stages(description: StepDescription, layers: Layers, ends: EndTerms) -> list[_Stage]:
+    hops = _hops(description)
+    others = [list(hops) for _ in range(description.parallelism.pp)]
     others[0] += ends.first
     others[-1] += ends.last
     return [
         _Stage([(layers[kind], count) for kind, count in stage.items()], extra)
-        for stage, extra in zip(setting.stages, others, strict=True)
+        for stage, extra in zip(description.stages, others, strict=True)
     ]
 
 
-def _hops(setting: Setting) -> list[Term]:
+def _hops(description: StepDescription) -> list[Term]:
     """Messages of a stage for each chunk: an activation on, and a gradient back."""
-    spread = setting.spread
-    if spread.pp == 1:
+    parallelism = description.parallelism
+    if parallelism.pp == 1:
         return []
-    found = message_terms(setting, inside=spread.gpus <= setting.cluster.node_size)
-    return [term.times(2 * spread.virtual_stages) for term in found]
+    found = message_terms(description, inside=parallelism.gpus <= description.cluster.node_size)
+    return [term.times(2 * parallelism.virtual_stages) for term in found]
 
 
-def message_terms(setting: Setting, *, inside: bool) -> list[Term]:
+def message_terms(description: StepDescription, *, inside: bool) -> list[Term]:
     """A message between two stages; inside: they share a node."""
-    spread, program = setting.spread, setting.program
-    if program.sends_hidden:
+    parallelism, implementation = description.parallelism, description.implementation
+    if implementation.sends_hidden:
         return []
-    tokens = sum(setting.tokens(stack) for stack in setting.model.stacks)
-    size = 2.0 * tokens * setting.model.hidden / spread.col
-    sharded = program.sends_sharded or spread.sequence_parallel
-    sent = size / spread.tp if sharded else size
-    terms = [links.message(setting.cluster, sent, inside=inside).named("sends", "pp")]
-    if sharded and not spread.sequence_parallel:
-        group = spread.group(("tp",))
-        gather = links.collective(setting.cluster, ALL_GATHER, group, size)
+    tokens = sum(description.tokens(stack) for stack in description.model.stacks)
+    size = 2.0 * tokens * description.model.hidden / parallelism.col
+    sharded = implementation.sends_sharded or parallelism.sequence_parallel
+    sent = size / parallelism.tp if sharded else size
+    terms = [kernels.message(description.cluster, sent, inside=inside).named("sends", "pp")]
+    if sharded and not parallelism.sequence_parallel:
+        group = parallelism.group(("tp",))
+        gather = kernels.collective(description.cluster, ALL_GATHER, group, size)
         terms.append(gather.named("gathers of what was sent", "pp"))
     return terms
 
 
-def _last_backward(setting: Setting, layers: Layers) -> float:
+def _last_backward(description: StepDescription, layers: Layers) -> float:
     """Seconds of the backward pass in which gradients of layers can be sent: the last one's."""
-    first = setting.stages[0]
+    first = description.stages[0]
     seconds = sum(count * total(layers[kind].backward) for kind, count in first.items())
-    return seconds / setting.spread.virtual_stages
+    return seconds / description.parallelism.virtual_stages

@@ -1,29 +1,157 @@
 """The best layouts: a search of the most promising first, which proves that none is better.
 
-Items wait in a heap by the least time that they can take: first axes by the time of their products
-alone, then each with its schedule and ZeRO stage, then with what its devices send each other, and
-then with the exact prediction. What leaves the heap with an exact time is better than all that is
-left.
+Items wait in a heap by the least time that they can take: first shapes by the time of their
+products alone, then each with its schedule and ZeRO stage, then with what its devices send each
+other, and then with the exact prediction. What leaves the heap with an exact time is better than
+all that is left.
 """
 
 import dataclasses
+import functools
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jaxptd.config import Config
+from jaxptd.analysis import memory_model
+from jaxptd.config import Config, Remat
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
-from jaxptd.planner.cost import StepTime
-from jaxptd.planner.own.compiled import Compiled
-from jaxptd.planner.own.memory import Memory, memory_of
-from jaxptd.planner.own.step import OwnStep
-from jaxptd.planner.search.bounds import Bound, Bounds
-from jaxptd.planner.search.space import Axes, Choice, Pipe, Space
-from jaxptd.planner.search.units import Units
+from jaxptd.layout import Layout
+from jaxptd.planner.cost import Implementation, StepDescription, StepTime
+from jaxptd.planner.cost.layer import LayerTerms, first_terms, last_terms, layer_terms
+from jaxptd.planner.cost.step import message_terms
+from jaxptd.planner.cost.terms import total
+from jaxptd.planner.search.bounds import Bound, Bounds, LayerCost
+from jaxptd.planner.search.space import (
+    REMATS,
+    Choice,
+    LayerLayout,
+    MeshShape,
+    ScheduleChoice,
+    Space,
+)
+from jaxptd.planner.steps.implementation import ADDED, STACKED
+from jaxptd.planner.steps.step import ConfigStep, Memory, Predictor, memory_of
+from jaxptd.planner.steps.traffic import Compiled
 
-WHOLE = "whole"  # axes whose schedules are bounded with what layers send
+# ---- the costs of layers: computed once for each, and scaled where that is exact ----------------
+
+
+class Fixed(NamedTuple):
+    """The bytes that a layout keeps of a sequence, and its state, as `LayerCost` has them."""
+
+    config: Config
+    description: StepDescription
+    kept: Mapping[Remat, float]
+    state: float
+    gradients: float
+    matrices: float
+
+
+class LayerCosts:
+    """The costs of the layer layouts of a space on a cluster.
+
+    Args:
+        space: of the layouts.
+        cluster: the devices.
+    """
+
+    def __init__(self, space: Space, cluster: Cluster) -> None:
+        self.space, self.cluster = space, cluster
+        self.predict = Predictor(cluster)
+        self.bare = functools.cache(self._bare)
+        self.whole = functools.cache(self._whole)
+        self._fixed_of = functools.cache(self._fixed)
+
+    def _fixed(self, layout: Layout) -> Fixed | None:
+        """None if the layout does not divide the model."""
+        config = self.space.layer_config(LayerLayout(layout, 1))
+        if config is None:
+            return None
+        step = ConfigStep(config)
+        description, stacks = step.description(self.cluster), self.space.stacks
+        kept = {
+            remat: float(sum(s.layers * memory_model.layer(config, s, remat) for s in stacks))
+            for remat in REMATS
+        }
+        own = step.state["parameters"] + step.state["optimizer"]
+        matrices = sum(stack.layers * description.layer_parameters(stack) for stack in stacks)
+        return Fixed(config, description, kept, own, step.state["gradients"], 4 * matrices)
+
+    def _bare(self, layer_layout: LayerLayout, many: bool) -> LayerCost | None:
+        """Without collectives and copies; None if the layout does not divide the model."""
+        fixed = self._fixed_of(layer_layout.layout)
+        if fixed is None:
+            return None
+        parallelism = dataclasses.replace(
+            fixed.description.parallelism,
+            micro_batch=layer_layout.micro_batch,
+            global_batch=layer_layout.micro_batch,
+        )
+        implementation = _implementation(fixed.description.implementation, many=many)
+        description = dataclasses.replace(
+            fixed.description, parallelism=parallelism, implementation=implementation
+        )
+        terms = [(stack.layers, layer_terms(description, stack)) for stack in self.space.stacks]
+
+        def seconds(remat: Remat) -> float:
+            return sum(layers * _seconds(each, remat) for layers, each in terms)
+
+        last = total(last_terms(description))
+        ends = total(first_terms(description)) + last
+        hop = 2 * total(
+            message_terms(description, inside=self.space.gpus <= self.cluster.node_size)
+        )
+        kept = {remat: layer_layout.micro_batch * size for remat, size in fixed.kept.items()}
+        own = fixed.state, fixed.gradients, fixed.matrices
+        number = self.space.layers
+        return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *own)
+
+    def _whole(self, layer_layout: LayerLayout, many: bool, stages: bool) -> LayerCost | None:
+        """With the collectives and copies of layers.
+
+        Args:
+            layer_layout: of the layout.
+            many: whether a step has several micro-batches.
+            stages: whether it has several stages.
+        """
+        bare = self.bare(layer_layout, many)
+        fixed = self._fixed_of(layer_layout.layout)
+        if bare is None or fixed is None:
+            return None
+        train = dataclasses.replace(fixed.config.train, global_batch_size=layer_layout.micro_batch)
+        config = dataclasses.replace(fixed.config, train=train)
+
+        implementation = _implementation(fixed.description.implementation, many=many, stages=stages)
+
+        def seconds(remat: Remat) -> float:
+            passes, _ = self.predict.unit(config, implementation, remat)
+            return sum(s.layers * passes[s.name, remat].seconds for s in self.space.stacks)
+
+        _, ends = self.predict.unit(config, implementation, "none")
+        last = total(ends.last)
+        own = total(ends.first) + last
+        return dataclasses.replace(bare, layers=functools.cache(seconds), ends=own, last=last)
+
+
+def _implementation(found: Implementation, *, many: bool, stages: bool = False) -> Implementation:
+    """The record of a program without casts, which depend on the ZeRO stage."""
+    return dataclasses.replace(
+        found,
+        cast=0,
+        accumulate=ADDED if many else 0,
+        stacked=STACKED if stages else found.stacked,
+    )
+
+
+def _seconds(terms: LayerTerms, remat: str) -> float:
+    return total(terms.forward) + total(terms.backward(remat))
+
+
+# ---- the search ----------------------------------------------------------------------------------
+
+WHOLE = "whole"  # shapes whose schedules are bounded with what layers send
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +160,14 @@ class Candidate:
 
     Args:
         config: with it.
-        axes: sizes of its axes.
+        mesh_shape: sizes of its axes.
         step: its predicted time.
         memory: its predicted bytes.
         compiled: what the compiler says of it; None if it was not compiled.
     """
 
     config: Config
-    axes: Axes
+    mesh_shape: MeshShape
     step: StepTime
     memory: Memory
     compiled: Compiled | None = None
@@ -61,48 +189,48 @@ class Search:
 
     def __init__(self, space: Space, cluster: Cluster, limit: float) -> None:
         self.space, self.cluster, self.limit = space, cluster, limit
-        self.units = Units(space, cluster)
+        self.layer_costs = LayerCosts(space, cluster)
         self.counted = 0  # candidates whose time was predicted exactly
 
     def __iter__(self) -> Iterator[Candidate]:
         """Yields the fastest layout, then the fastest with other axes, and so on."""
         order = itertools.count()
-        heap: list[tuple[float, int, Axes, Any]] = []
-        for axes in self.space.axes():
-            if cost := self.units.bare(axes.unit, axes.micro_batches > 1):
-                bounds = Bounds(cost, axes, self.space, self.cluster, self.limit)
+        heap: list[tuple[float, int, MeshShape, Any]] = []
+        for mesh_shape in self.space.mesh_shapes():
+            if cost := self.layer_costs.bare(mesh_shape.layer_layout, mesh_shape.micro_batches > 1):
+                bounds = Bounds(cost, mesh_shape, self.space, self.cluster, self.limit)
                 layers = cost.layers(bounds.quickest)
-                seconds = axes.micro_batches * (layers + cost.ends) / axes.pp
-                heapq.heappush(heap, (seconds, next(order), axes, None))
+                seconds = mesh_shape.micro_batches * (layers + cost.ends) / mesh_shape.pp
+                heapq.heappush(heap, (seconds, next(order), mesh_shape, None))
         done: set[tuple[int, ...]] = set()
         while heap:
-            _, _, axes, what = heapq.heappop(heap)
-            if axes.sizes in done:
+            _, _, mesh_shape, what = heapq.heappop(heap)
+            if mesh_shape.sizes in done:
                 continue
             if isinstance(what, Candidate):
-                done.add(axes.sizes)
+                done.add(mesh_shape.sizes)
                 yield what
                 continue
-            for seconds, found in self._further(axes, what):
-                heapq.heappush(heap, (seconds, next(order), axes, found))
+            for seconds, found in self._further(mesh_shape, what):
+                heapq.heappush(heap, (seconds, next(order), mesh_shape, found))
 
-    def _further(self, axes: Axes, what: Any) -> Iterator[tuple[float, Any]]:
+    def _further(self, mesh_shape: MeshShape, what: Any) -> Iterator[tuple[float, Any]]:
         """Yields the items that an item of the heap stands for."""
         first, *others = self.space.choices
         if what is None or what is WHOLE:
-            found = list(self._least(axes, whole=what is WHOLE))
+            found = list(self._least(mesh_shape, whole=what is WHOLE))
             if what is WHOLE:
                 yield from found
             elif found:
                 yield min(seconds for seconds, _ in found), WHOLE
-        elif isinstance(what, Pipe):
-            bounds = self._bounds(axes)
+        elif isinstance(what, ScheduleChoice):
+            bounds = self._bounds(mesh_shape)
             fits = bounds and bounds.of(what, first)
             yield from self._items(bounds, what, [first, *self._quick(bounds)] if fits else others)
-        elif candidate := self.evaluate(axes, *what):
+        elif candidate := self.evaluate(mesh_shape, *what):
             yield candidate.step.seconds, candidate
         elif what[1].choice == first:
-            yield from self._items(self._bounds(axes), what[0], others)
+            yield from self._items(self._bounds(mesh_shape), what[0], others)
 
     def _quick(self, bounds: Bounds | None) -> list[Choice]:
         """Choices that may be faster than the first where that fits; the host keeps nothing."""
@@ -110,50 +238,63 @@ class Search:
         quickest = bounds and bounds.quickest
         return [c for c in others if c.remat == quickest and c.offload == first.offload]
 
-    def _least(self, axes: Axes, *, whole: bool) -> Iterator[tuple[float, Pipe]]:
+    def _least(
+        self, mesh_shape: MeshShape, *, whole: bool
+    ) -> Iterator[tuple[float, ScheduleChoice]]:
         """Schedules and ZeRO stages that may fit, with the least seconds."""
-        if bounds := self._bounds(axes, whole=whole):
-            for pipe in self.space.pipes(axes, bounds.worth):
+        if bounds := self._bounds(mesh_shape, whole=whole):
+            for pipe in self.space.pipes(mesh_shape, bounds.worth):
                 seconds = bounds.least(pipe)
                 if seconds is not None:
                     yield seconds, pipe
 
     def _items(
-        self, bounds: Bounds | None, pipe: Pipe, choices: Sequence[Choice]
+        self, bounds: Bounds | None, pipe: ScheduleChoice, choices: Sequence[Choice]
     ) -> Iterator[tuple[float, Any]]:
         for choice in choices:
             if found := bounds and bounds.of(pipe, choice):
                 yield found.seconds, (pipe, found)
 
-    def _bounds(self, axes: Axes, *, whole: bool = True) -> Bounds | None:
-        """The bounds of layouts with these axes; whole: with what layers send."""
-        many, units = axes.micro_batches > 1, self.units
-        cost = units.whole(axes.unit, many, axes.pp > 1) if whole else units.bare(axes.unit, many)
-        return Bounds(cost, axes, self.space, self.cluster, self.limit) if cost else None
+    def _bounds(self, mesh_shape: MeshShape, *, whole: bool = True) -> Bounds | None:
+        """The bounds of layouts with this mesh shape; whole: with what layers send."""
+        many, layer_costs = mesh_shape.micro_batches > 1, self.layer_costs
+        cost = (
+            layer_costs.whole(mesh_shape.layer_layout, many, mesh_shape.pp > 1)
+            if whole
+            else layer_costs.bare(mesh_shape.layer_layout, many)
+        )
+        return Bounds(cost, mesh_shape, self.space, self.cluster, self.limit) if cost else None
 
-    def evaluate(self, axes: Axes, pipe: Pipe, bound: Bound) -> Candidate | None:
+    def evaluate(
+        self, mesh_shape: MeshShape, pipe: ScheduleChoice, bound: Bound
+    ) -> Candidate | None:
         """The candidate with as few layers computed again as fit, or all; None if none fits."""
         self.counted += 1
         try:
-            found = self._fitting(axes, pipe, bound)
-            made = [Candidate(s.config, axes, self.units.predict(s), memory) for s, memory in found]
+            found = self._fitting(mesh_shape, pipe, bound)
+            made = [
+                Candidate(s.config, mesh_shape, self.layer_costs.predict(s), memory)
+                for s, memory in found
+            ]
             return min(made, key=lambda each: each.step.seconds, default=None)
         except UserError:
             return None
 
-    def _fitting(self, axes: Axes, pipe: Pipe, bound: Bound) -> list[tuple[OwnStep, Memory]]:
+    def _fitting(
+        self, mesh_shape: MeshShape, pipe: ScheduleChoice, bound: Bound
+    ) -> list[tuple[ConfigStep, Memory]]:
         """The steps with all layers computed again, and with as few as fit, and their memory."""
-        whole = OwnStep(self.space.config_of(axes, pipe, bound.choice))
+        whole = ConfigStep(self.space.config_of(mesh_shape, pipe, bound.choice))
         every = found = whole, memory_of(whole)
         if found[1].total > self.limit:
             return []
         if bound.choice.remat == "none" or "model.remat_layers" in self.space.pins:
             return [found]
-        high = self.space.cut(axes, pipe).depth
+        high = self.space.cut(mesh_shape, pipe).depth
         low = max(1, int(bound.share * high))
         middle = low  # the bound is often what fits
         while low < high:  # fewer layers need more memory
-            step = OwnStep(self.space.config_of(axes, pipe, bound.choice, middle))
+            step = ConfigStep(self.space.config_of(mesh_shape, pipe, bound.choice, middle))
             memory = memory_of(step)
             if memory.total <= self.limit:
                 found, high = (step, memory), middle

@@ -13,17 +13,17 @@ from typing import NamedTuple
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.config import Remat
 from jaxptd.hardware import Cluster, Group
-from jaxptd.planner.cost import links
-from jaxptd.planner.cost.exposed import BESIDE
-from jaxptd.planner.search.space import MOST_FEWER, Axes, Choice, Pipe, Space
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.collectives import BESIDE
+from jaxptd.planner.search.space import MOST_FEWER, Choice, MeshShape, ScheduleChoice, Space
 
 SMALL = 1024  # hidden units; from about 650 on a product takes longer than its result's moves
 WAITING = ("1f1b", "gpipe", "interleaved")  # whose first and last micro-batch fill a pipeline
 
 
 @dataclasses.dataclass(frozen=True)
-class UnitCost:
-    """One micro-batch on the devices of a unit.
+class LayerCost:
+    """One micro-batch on the devices that share a layer.
 
     Args:
         layers: what they compute again -> seconds of all layers of the model.
@@ -60,17 +60,17 @@ class Bounds:
     """The bounds of all schedules, ZeRO stages and choices with the same axes.
 
     Args:
-        cost: of the unit.
-        axes: of the layout.
+        cost: of the layer layout.
+        mesh_shape: of the layout.
         space: with it.
         cluster: the devices.
         memory: bytes of a device.
     """
 
     def __init__(
-        self, cost: UnitCost, axes: Axes, space: Space, cluster: Cluster, memory: float
+        self, cost: LayerCost, mesh_shape: MeshShape, space: Space, cluster: Cluster, memory: float
     ) -> None:
-        self.cost, self.axes, self.space = cost, axes, space
+        self.cost, self.mesh_shape, self.space = cost, mesh_shape, space
         self.cluster, self.memory = cluster, memory
         self._zeros: dict[int, tuple[float, float, Sent]] = {}
         self._schedules: dict[tuple[str, int | None, int], _Schedule] = {}
@@ -96,7 +96,7 @@ class Bounds:
         chosen = [choice.remat for choice in self.space.choices if choice.remat in again]
         return min(["none", *chosen], key=self.cost.layers)
 
-    def least(self, pipe: Pipe) -> float | None:
+    def least(self, pipe: ScheduleChoice) -> float | None:
         """Seconds at least, whatever is computed again or kept by the host; None: it cannot fit.
 
         Only whether a step fits without either is looked at closely: most layouts are never asked
@@ -110,13 +110,13 @@ class Bounds:
             return None
         return self._seconds(self._schedule(pipe), sent, 1.0, self.quickest)
 
-    def of(self, pipe: Pipe, choice: Choice) -> Bound | None:
+    def of(self, pipe: ScheduleChoice, choice: Choice) -> Bound | None:
         """The bound of a choice; None if it cannot fit."""
         state, gradients, sent = self._zero(pipe.zero)
         schedule = self._schedule(pipe)
         if choice.offload == "optimizer":
             state = 0.0
-        elif choice.offload == "activations" and self.axes.pp > 1:
+        elif choice.offload == "activations" and self.mesh_shape.pp > 1:
             return None
         share = self._share(choice, state, gradients, schedule.flying)
         if share is None:
@@ -127,7 +127,7 @@ class Bounds:
 
     def _seconds(self, schedule: "_Schedule", sent: "Sent", share: float, remat: Remat) -> float:
         """Seconds of a step whose layers compute again to a share."""
-        cost, m, p = self.cost, self.axes.micro_batches, self.axes.pp
+        cost, m, p = self.cost, self.mesh_shape.micro_batches, self.mesh_shape.pp
         quick = cost.layers(remat if share == 1 else "none")
         layers = quick if share in (0, 1) else share * cost.layers(remat) + (1 - share) * quick
         layers, quick = (seconds + self._left(sent, seconds) for seconds in (layers, quick))
@@ -142,17 +142,17 @@ class Bounds:
 
     def _left(self, sent: "Sent", layers: float) -> float:
         """Seconds of ZeRO's messages that the layers' own seconds do not hide."""
-        beside = BESIDE * layers if self.axes.pp == 1 else 0.0
+        beside = BESIDE * layers if self.mesh_shape.pp == 1 else 0.0
         return max(0.0, sent.layerwise - beside)
 
     def _share(self, choice: Choice, state: float, gradients: float, flying: float) -> float | None:
         """The share of layers that compute again at least; None if the step cannot fit."""
         there = self.memory - state
-        left = there if self.axes.micro_batches == 1 else there - gradients
+        left = there if self.mesh_shape.micro_batches == 1 else there - gradients
         if left < 0 or gradients > there:
             return None
         most, least = flying * self.cost.kept["none"], flying * self.cost.kept[choice.remat]
-        if choice.offload == "activations" or (choice.remat == "full" and self.axes.pp > 1):
+        if choice.offload == "activations" or (choice.remat == "full" and self.mesh_shape.pp > 1):
             least = 0.0  # kept by the host; by a pipeline only the input of a part
         if most <= left:
             return 0.0
@@ -162,16 +162,20 @@ class Bounds:
     def _zero(self, zero: int) -> tuple[float, float, "Sent"]:
         """Bytes of the state and of gradients, and what is sent."""
         if zero not in self._zeros:
-            runs = 2 if zero == 1 and _in_one_go(self.axes) else zero
-            sent = sent_by(runs, self.cost, self.axes, self.cluster)
-            self._zeros[zero] = (*state_bytes(self.cost, self.axes, runs), sent)
+            runs = 2 if zero == 1 and _in_one_go(self.mesh_shape) else zero
+            sent = sent_by(runs, self.cost, self.mesh_shape, self.cluster)
+            self._zeros[zero] = (*state_bytes(self.cost, self.mesh_shape, runs), sent)
         return self._zeros[zero]
 
-    def _schedule(self, pipe: Pipe) -> "_Schedule":
+    def _schedule(self, pipe: ScheduleChoice) -> "_Schedule":
         key = pipe.schedule, pipe.virtual_stages, pipe.fewer
         if key not in self._schedules:
-            p, m, chunks = self.axes.pp, self.axes.micro_batches, pipe.virtual_stages or 1
-            cut = self.space.cut(self.axes, pipe)
+            p, m, chunks = (
+                self.mesh_shape.pp,
+                self.mesh_shape.micro_batches,
+                pipe.virtual_stages or 1,
+            )
+            cut = self.space.cut(self.mesh_shape, pipe)
             flying = in_flight(pipe.schedule, p, m, pipe.virtual_stages)
             self._schedules[key] = _Schedule(
                 flying=flying * min(cut.first, 1 / p),
@@ -211,14 +215,16 @@ def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None
     return m if schedule == "gpipe" else min(m, p)
 
 
-def state_bytes(cost: UnitCost, axes: Axes, zero: int) -> tuple[float, float]:
+def state_bytes(cost: LayerCost, mesh_shape: MeshShape, zero: int) -> tuple[float, float]:
     """Bytes of parameters and moments; of gradients and gathered parameters: at least."""
-    shards = axes.dp * axes.unit.layout.cp
-    state = cost.state / axes.pp / (shards if zero else 1)
-    gradients = cost.gradients / axes.pp / (shards if zero > 1 else 1)
+    shards = mesh_shape.dp * mesh_shape.layer_layout.layout.cp
+    state = cost.state / mesh_shape.pp / (shards if zero else 1)
+    gradients = cost.gradients / mesh_shape.pp / (shards if zero > 1 else 1)
     # ZeRO gathers in 16 bits what gradients have in 32
-    gathered = cost.gradients / axes.pp / 2 if zero in (1, 2) and shards > 1 else 0.0
-    if _in_one_go(axes) and shards == 1:  # those of matrices are never summed, and stay in 16 bits
+    gathered = cost.gradients / mesh_shape.pp / 2 if zero in (1, 2) and shards > 1 else 0.0
+    if (
+        _in_one_go(mesh_shape) and shards == 1
+    ):  # those of matrices are never summed, and stay in 16 bits
         gradients -= cost.matrices / 2
     return state, gradients + gathered
 
@@ -234,30 +240,32 @@ class Sent(NamedTuple):
     once: float = 0.0
 
 
-def _in_one_go(axes: Axes) -> bool:
+def _in_one_go(mesh_shape: MeshShape) -> bool:
     """True without a pipeline and micro-batches, where a loop runs ZeRO 1 as 2."""
-    return axes.pp * axes.micro_batches == 1
+    return mesh_shape.pp * mesh_shape.micro_batches == 1
 
 
-def sent_by(zero: int, cost: UnitCost, axes: Axes, cluster: Cluster) -> Sent:
+def sent_by(zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster) -> Sent:
     """The seconds of what a ZeRO stage sends, at least."""
-    layout = axes.unit.layout
-    group = Group(axes.dp * layout.cp, layout.tp * layout.row * layout.col)
+    layout = mesh_shape.layer_layout.layout
+    group = Group(mesh_shape.dp * layout.cp, layout.tp * layout.row * layout.col)
     if group.members == 1:
         return Sent()
 
     def seconds(kind: str, size: float) -> float:
-        return links.collective(cluster, kind, group, size).seconds
+        return kernels.collective(cluster, kind, group, size).seconds
 
-    whole = cost.gradients / axes.pp
+    whole = cost.gradients / mesh_shape.pp
     if zero == 0:
         return Sent(once=seconds(ALL_REDUCE, whole))
     # Layers in a loop may be sent beside each other, at stage 1 in the first and last micro-batch.
-    alone = whole if axes.pp > 1 else max(whole - cost.matrices, 0.0)
+    alone = whole if mesh_shape.pp > 1 else max(whole - cost.matrices, 0.0)
     gathered = seconds(ALL_GATHER, alone / 2)
     if zero == 1:
         return Sent(once=seconds(REDUCE_SCATTER, alone) + gathered)
     reduced, layers = seconds(REDUCE_SCATTER, cost.matrices), seconds(ALL_GATHER, cost.matrices / 2)
     if zero == 2:
-        return Sent(reduced + (layers / axes.micro_batches if axes.pp == 1 else 0.0), gathered)
+        return Sent(
+            reduced + (layers / mesh_shape.micro_batches if mesh_shape.pp == 1 else 0.0), gathered
+        )
     return Sent(reduced + 2 * layers)

@@ -1,25 +1,207 @@
 """The layouts that there are: every choice that divides the devices, the batch and the model.
 
-A *unit* is what one micro-batch of one layer depends on: tp, sequence parallelism, a grid, cp, and
-the sequences of a micro-batch. *Axes* are a unit on a number of stages and replicas. A *pipe* is a
-schedule and a ZeRO stage, a *choice* what is offloaded and what is computed again.
+A `LayerLayout` is what one micro-batch of one layer depends on: tp, sequence parallelism, a grid,
+cp, and the sequences of a micro-batch. A `MeshShape` is that on a number of stages and replicas, a
+`ScheduleChoice` a schedule and a ZeRO stage, a `Choice` what is offloaded and computed again.
 """
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxptd.config import Config, Remat
-from jaxptd.errors import UserError
-from jaxptd.layout import Layout, Offload, ZeroStage
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.config.effects import without_effect
+from jaxptd.errors import UserError, did_you_mean, quoted
+from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.layout import SCHEDULES, SQUARE, Layout, Offload, ZeroStage
 from jaxptd.matmul.padding import heads_for
 from jaxptd.models.families import inventory_of, require_times
 from jaxptd.models.inventory import MLP, Pair
-from jaxptd.planner.search.cuts import Cut, Cuts
-from jaxptd.planner.search.pins import Pins, hold
+from jaxptd.pipeline.placement import part_sizes
+from jaxptd.pipeline.schedules import outline
+
+# ---- layers on the stages of a pipeline: in equal parts, or with fewer beside the loss -----------
+# The last part also has the loss. Where that takes longer than a layer, the pipeline is faster if
+# the last part has fewer layers and the others take them over. The first part has only the
+# embedding beside its layers, which takes less than a layer, so it has its equal share.
+
+
+class StageSplit(NamedTuple):
+    """A model's layers on stages.
+
+    sizes: layers of each part of the model, in its order; None: as the pipeline divides them.
+    first, last: shares of all layers on the first stage, and on the one with the loss: at least.
+    most: share of the stage with most layers, at least.
+    depth: layers of the largest part.
+    """
+
+    sizes: tuple[int, ...] | None
+    first: float
+    last: float
+    most: float
+    depth: int
+
+
+@functools.lru_cache(65536)
+def cut(
+    layers: int,
+    stages: int,
+    schedule: str,
+    chunks: int | None,
+    fewer: int = 0,
+    sizes: tuple[int, ...] | None = None,
+) -> StageSplit:
+    """The layers of one stack on the stages of a schedule.
+
+    Args:
+        layers: of the stack.
+        stages: of the pipeline.
+        schedule: its name.
+        chunks: of a stage, where the schedule has a choice.
+        fewer: layers that the last part has less than an equal share.
+        sizes: layers of each part, to use instead.
+
+    Raises:
+        UserError: there is no such pipeline.
+    """
+    parts = outline(schedule, stages=stages, micro_batches=stages, virtual_stages=chunks)
+    asked = sizes is not None or fewer > 0
+    *others, last = part_sizes(layers + fewer, parts.parts, sizes)
+    found = (*others, last - fewer)
+    if found[-1] < 0 or (fewer and found == part_sizes(layers, parts.parts)):
+        raise UserError(f"the last of {parts.parts} parts cannot have {fewer} layers fewer")
+    of_stage = [0] * stages
+    for part, size in enumerate(found):
+        of_stage[parts.where(part)[0]] += size
+    loss = parts.where(parts.parts - 1)[0]
+    ends = of_stage[0] / layers, of_stage[loss] / layers
+    return StageSplit(found if asked else None, *ends, max(of_stage) / layers, max(found))
+
+
+class StageSplits:
+    """The ways to divide the layers of a model among stages.
+
+    Args:
+        stacks: layers of each stack.
+        sizes: layers of each part of the model, if they are given.
+    """
+
+    def __init__(self, stacks: Sequence[int], sizes: tuple[int, ...] | None) -> None:
+        self._stacks, self._sizes = stacks, sizes
+
+    def of(self, stages: int, schedule: str, chunks: int | None, fewer: int) -> StageSplit:
+        """The layers of each part.
+
+        Raises:
+            UserError: there is no such pipeline.
+        """
+        if self._follow(schedule):
+            return cut(sum(self._stacks), stages, schedule, chunks, fewer, self._sizes)
+        number, parts = sum(self._stacks), stages * (chunks or 1)
+        fewest = number // parts * (chunks or 1) / number if self._sizes is None else 0.0
+        depth = -(-number // parts) if stages > 1 else max(self._stacks)
+        return StageSplit(self._sizes, 1 / stages, fewest, fewest, depth)
+
+    def fewer(self, stages: int, schedule: str, chunks: int | None, most: int) -> Sequence[int]:
+        """Layers that the last part can have less than an equal share."""
+        equal = stages == 1 or self._sizes is not None or not self._follow(schedule)
+        found = []
+        for fewer in range(1 if equal else most + 1):
+            with contextlib.suppress(UserError):
+                self.of(stages, schedule, chunks, fewer)
+                found.append(fewer)
+        return found
+
+    def _follow(self, schedule: str) -> bool:
+        """True if the parts follow from numbers: of one stack, and of a schedule that has a name.
+
+        Of several stacks, or of a schedule of one's own, only the means are known.
+        """
+        return len(self._stacks) == 1 and schedule in SCHEDULES
+
+
+# ---- fields of a config that a plan may be asked to leave as they are ----------------------------
+
+Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that is tried
+SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
+PINNED = (
+    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.pp", "layout.dp"),
+    *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
+    *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
+    *("layout.schedule", "layout.virtual_stages", "layout.stage_layers", "layout.zero"),
+    *("layout.offload", "model.remat", "model.remat_layers", "train.micro_batches"),
+)
+
+
+# Those that one layer depends on.
+OF_A_LAYER = (
+    *("sequence_parallel", "collective_matmul", "keep_gathered"),
+    *("attention2d", "matmul2d", "matmul2d_slices", "ring"),
+)
+
+
+def satisfies_pins(pins: Pins, model: ModelConfig, layout: Layout) -> bool:
+    """True if a layer's layout has the values that are pinned, and each has an effect."""
+    pinned = [name for name in OF_A_LAYER if f"layout.{name}" in pins]
+    if not pinned:
+        return True
+    kept = dataclasses.replace(model, remat="none", remat_layers=None)
+    vain = {sentence.partition("=")[0] for sentence in without_effect(kept, layout)}
+    return all(
+        getattr(layout, name) == pins[f"layout.{name}"] and f"layout.{name}" not in vain
+        for name in pinned
+    )
+
+
+def checked_pins(pins: Pins, config: Config) -> dict[str, Any]:
+    """Pins with values of their fields' types.
+
+    Raises:
+        UserError: a field cannot be pinned, or has no such value, or pins contradict each other.
+    """
+    found = {}
+    for name, value in pins.items():
+        if name not in PINNED:
+            remedy = did_you_mean(name, PINNED, otherwise=f"use one of {', '.join(PINNED)}")
+            raise UserError(f"{quoted(name)} is nothing that is planned; {remedy}")
+        section, _, field = name.partition(".")
+        kind = next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == field)
+        try:
+            found[name] = convert(value, kind)
+        except (OtherTypeError, ImpossibleError) as error:
+            words = f"expected {describe(kind)}, got {quoted(str(value))}"
+            raise UserError(f"{name}: {words}") from error
+        if name == "layout.offload" and isinstance(found[name], tuple):
+            raise UserError(f"{name}: a plan offloads one thing; name one, or none")
+        if name == "layout.offload" and found[name] == "parameters":
+            raise UserError(f"{name}=parameters is not planned; use none, optimizer or activations")
+    _check_together(found, config)
+    return found
+
+
+def _check_together(pins: Pins, config: Config) -> None:
+    """Raises UserError for pins that no layout has, with what the search would add to them."""
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for name, value in pins.items():
+        section, _, field = name.partition(".")
+        sections[section][field] = value
+    layout = sections["layout"]
+    if layout.get("collective_matmul"):
+        layout.setdefault("sequence_parallel", True)
+    if layout.get("matmul2d") in SQUARE:
+        side = layout.get("row", layout.get("col", 1))
+        layout |= {"row": side, "col": side} | layout
+    Layout(**layout)
+    dataclasses.replace(config.model, **sections["model"])
+    dataclasses.replace(config.train, **sections["train"])
+
+
+# ---- the space of layouts ------------------------------------------------------------------------
 
 WIDEST = 64  # devices that share a matrix, or a sequence
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved
@@ -30,7 +212,7 @@ LONGEST_SPLIT = 16  # stages of a schedule that splits backward
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class LayerLayout:
     """The choices that one layer and one micro-batch depend on.
 
     Args:
@@ -47,16 +229,16 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Axes:
-    """A unit, spread over all devices.
+class MeshShape:
+    """A layer's layout, on all devices.
 
     Args:
-        unit: of it.
+        layer_layout: of a layer on one stage.
         pp, dp: sizes of the other axes.
         micro_batches: of a step.
     """
 
-    unit: Unit
+    layer_layout: LayerLayout
     pp: int
     dp: int
     micro_batches: int
@@ -64,12 +246,12 @@ class Axes:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the axes: layouts with others are shown beside each other."""
-        layout = self.unit.layout
+        layout = self.layer_layout.layout
         return layout.tp, layout.row, layout.col, layout.cp, self.pp, self.dp
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipe:
+class ScheduleChoice:
     """The schedule of the pipeline, and the ZeRO stage.
 
     Args:
@@ -112,10 +294,10 @@ class Space:
         self.config, self.gpus, self.pins = config, gpus, pins
         self.stacks = inventory_of(config.model).stacks
         self.layers = sum(stack.layers for stack in self.stacks)
-        self._cuts = Cuts([s.layers for s in self.stacks], pins.get("layout.stage_layers"))
+        self._cuts = StageSplits([s.layers for s in self.stacks], pins.get("layout.stage_layers"))
 
-    def axes(self) -> Iterator[Axes]:
-        """Every unit on every number of stages that divides."""
+    def mesh_shapes(self) -> Iterator[MeshShape]:
+        """Every layer layout on every number of stages that divides."""
         batch = self.config.train.global_batch_size
         for layout in self._layouts() if self.choices else ():
             others = self.gpus // layout.num_devices
@@ -126,7 +308,7 @@ class Space:
                 for micro_batch in _divisors(batch // dp, LARGEST):
                     m = batch // dp // micro_batch
                     if not self._other("train.micro_batches", m):
-                        yield Axes(Unit(layout, micro_batch), pp, dp, m)
+                        yield MeshShape(LayerLayout(layout, micro_batch), pp, dp, m)
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
@@ -139,29 +321,33 @@ class Space:
             and (each.remat != "none" or self.pins.get("model.remat_layers") is None)
         )
 
-    def pipes(self, axes: Axes, fewer: int = MOST_FEWER) -> Iterator[Pipe]:
+    def pipes(self, mesh_shape: MeshShape, fewer: int = MOST_FEWER) -> Iterator[ScheduleChoice]:
         """Schedules, layers of the last part, and ZeRO stages with these axes.
 
         Args:
-            axes: of the layouts.
+            mesh_shape: of the layouts.
             fewer: layers that the last part may have less than an equal share, at most.
         """
-        zeros = (0, 1, 2, 3) if axes.dp * axes.unit.layout.cp > 1 else (0,)
-        for schedule, chunks in self._schedules(axes):
-            for less in self._cuts.fewer(axes.pp, schedule, chunks, fewer):
+        zeros = (0, 1, 2, 3) if mesh_shape.dp * mesh_shape.layer_layout.layout.cp > 1 else (0,)
+        for schedule, chunks in self._schedules(mesh_shape):
+            for less in self._cuts.fewer(mesh_shape.pp, schedule, chunks, fewer):
                 for zero in self._pinned("layout.zero", zeros):
-                    yield Pipe(schedule, chunks, zero, less)
+                    yield ScheduleChoice(schedule, chunks, zero, less)
 
-    def cut(self, axes: Axes, pipe: Pipe) -> Cut:
+    def cut(self, mesh_shape: MeshShape, pipe: ScheduleChoice) -> StageSplit:
         """The layers of each part of the model.
 
         Raises:
             UserError: there is no such pipeline.
         """
-        return self._cuts.of(axes.pp, pipe.schedule, pipe.virtual_stages, pipe.fewer)
+        return self._cuts.of(mesh_shape.pp, pipe.schedule, pipe.virtual_stages, pipe.fewer)
 
     def config_of(
-        self, axes: Axes, pipe: Pipe, choice: Choice, remat_layers: int | None = None
+        self,
+        mesh_shape: MeshShape,
+        pipe: ScheduleChoice,
+        choice: Choice,
+        remat_layers: int | None = None,
     ) -> Config:
         """The config with these choices.
 
@@ -169,12 +355,12 @@ class Space:
             UserError: they do not fit each other or the model.
         """
         layout = dataclasses.replace(
-            axes.unit.layout,
-            pp=axes.pp,
-            dp=axes.dp,
+            mesh_shape.layer_layout.layout,
+            pp=mesh_shape.pp,
+            dp=mesh_shape.dp,
             schedule=pipe.schedule,
             virtual_stages=pipe.virtual_stages,
-            stage_layers=self.cut(axes, pipe).sizes,
+            stage_layers=self.cut(mesh_shape, pipe).sizes,
             zero=pipe.zero,
             offload=choice.offload,
         )
@@ -183,17 +369,19 @@ class Space:
         else:
             layers = self.pins.get("model.remat_layers", remat_layers)
         model = dataclasses.replace(self.config.model, remat=choice.remat, remat_layers=layers)
-        train = dataclasses.replace(self.config.train, micro_batches=axes.micro_batches)
+        train = dataclasses.replace(self.config.train, micro_batches=mesh_shape.micro_batches)
         return dataclasses.replace(self.config, model=model, layout=layout, train=train)
 
-    def unit_config(self, unit: Unit) -> Config | None:
-        """The config of one micro-batch on the devices of a unit; None if it does not divide."""
+    def layer_config(self, layer_layout: LayerLayout) -> Config | None:
+        """The config of one micro-batch on these devices; None if it does not divide."""
         model = dataclasses.replace(self.config.model, remat="none", remat_layers=None)
         train = dataclasses.replace(
-            self.config.train, global_batch_size=unit.micro_batch, micro_batches=1
+            self.config.train, global_batch_size=layer_layout.micro_batch, micro_batches=1
         )
         try:
-            return dataclasses.replace(self.config, model=model, layout=unit.layout, train=train)
+            return dataclasses.replace(
+                self.config, model=model, layout=layer_layout.layout, train=train
+            )
         except UserError:
             return None
 
@@ -219,7 +407,7 @@ class Space:
                     layout = Layout(tp=tp, row=row, col=col, cp=cp, **options)
                 except UserError:
                     continue
-                if self._is_even(layout) and hold(self.pins, self.config.model, layout):
+                if self._is_even(layout) and satisfies_pins(self.pins, self.config.model, layout):
                     yield layout
 
     def _is_even(self, layout: Layout) -> bool:
@@ -248,9 +436,9 @@ class Space:
         for sharded, pieces in both:
             yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
 
-    def _schedules(self, axes: Axes) -> Iterator[tuple[str, int | None]]:
+    def _schedules(self, mesh_shape: MeshShape) -> Iterator[tuple[str, int | None]]:
         """Schedules with their chunks; those of the same time and more memory are left out."""
-        p, m = axes.pp, axes.micro_batches
+        p, m = mesh_shape.pp, mesh_shape.micro_batches
         found: list[tuple[str, int | None]] = [("1f1b", None)]
         if p > 1 and m % p == 0:
             found += [("interleaved", c) for c in CHUNKS if self.layers % (p * c) == 0]

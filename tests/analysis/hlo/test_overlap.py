@@ -1,6 +1,6 @@
 """The work that runs beside each collective of a scheduled program."""
 
-from jaxptd.analysis.hlo.overlap import Move, Work, moves
+from jaxptd.analysis.hlo.timeline import Move, Work, moves
 
 SCHEDULE = """
 %product (p0: f32[4,4], p1: f32[4,4]) -> f32[4,4] {

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, kernels, summary
-from jaxptd.analysis.hlo.products import flops_of
+from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, flops_of, kernels, summary
 from jaxptd.analysis.hlo.text import Pipeline, parse
 from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
 

@@ -1,7 +1,7 @@
 """Waits of a GPU's host, counted in the text of programs."""
 
 from jaxptd.analysis.hlo.text import Pipeline
-from jaxptd.analysis.hlo.waits import host_waits
+from jaxptd.analysis.hlo.timeline import host_waits
 
 KNOWN = 'backend_config={"known_trip_count":{"n":"5"}}'
 

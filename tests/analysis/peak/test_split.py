@@ -10,7 +10,7 @@ from turns import slow
 
 from jaxptd.analysis.memory_report import counted
 from jaxptd.analysis.peak import working
-from jaxptd.analysis.peak.split import handed_on
+from jaxptd.analysis.peak.working import handed_on
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.layout import Layout
 from jaxptd.models.families import inventory_of

@@ -4,9 +4,9 @@ import pytest
 import tiny
 
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.flops import executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import COLLECTIVE, OTHER, PRODUCT, kernels
+from jaxptd.analysis.jaxprs import executed, flops
 from jaxptd.analysis.profiling import SCOPES, least, lines, scope_of
 from jaxptd.analysis.step_picture import picture
 from jaxptd.mesh import Layout

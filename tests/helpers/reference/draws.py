@@ -16,7 +16,7 @@ WORD = 2**32
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-class Site(IntEnum):
+class DropoutSite(IntEnum):
     """Places of a layer where values are dropped, by their numbers."""
 
     EMBEDDING = 0
@@ -81,17 +81,17 @@ class Masks:
     step: int
     rate: float
 
-    def residual(self, layer: int, site: Site, shape: tuple[int, int, int]) -> np.ndarray:
+    def residual(self, layer: int, site: DropoutSite, shape: tuple[int, int, int]) -> np.ndarray:
         """Factors of x[B, T, D]: by sample, position and unit."""
         sample, position, unit = np.indices(shape)
         return self._factors(fold(self._at(layer, site), sample, 0), position, unit)
 
-    def scores(self, layer: int, site: Site, shape: tuple[int, int, int, int]) -> np.ndarray:
+    def scores(self, layer: int, site: DropoutSite, shape: tuple[int, int, int, int]) -> np.ndarray:
         """Factors of probabilities[B, N, T, S]: by sample, head, query and key."""
         sample, head, query, key = np.indices(shape)
         return self._factors(fold(self._at(layer, site), sample, head), query, key)
 
-    def _at(self, layer: int, site: Site) -> Seed:
+    def _at(self, layer: int, site: DropoutSite) -> Seed:
         step = threefry(threefry_key(self.seed), (0, self.step))
         return fold(step, layer, site)
 

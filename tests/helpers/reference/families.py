@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reference import layers
-from reference.draws import Masks, Site
+from reference.draws import DropoutSite, Masks
 from reference.layers import ACTIVATIONS, Attending, Options, Params, Part
 from reference.rope import Rope
 from reference.tape import Value, einsum, tanh
@@ -26,7 +26,7 @@ def decoder(params: Params, batch: Batch, options: Options, masks: Masks) -> Val
     if root.has("positions.table"):
         x = x + root("positions.table")[:T]
     x = layers.norm(x, root.part("norm"), options) if options.post else x
-    x = x * masks.residual(0, Site.EMBEDDING, x.shape)
+    x = x * masks.residual(0, DropoutSite.EMBEDDING, x.shape)
     seen = layers.before(T, options.window)
     if "segments" in batch:
         seen = seen & layers.same_document(batch["segments"], batch["segments"])
@@ -50,7 +50,7 @@ def bert(params: Params, batch: Batch, options: Options, masks: Masks) -> Value:
     root = Part(params, "")
     x = root("tokens.table")[batch["tokens"]] + root("types.w")[batch["token_types"]]
     x = layers.norm(x + root("positions.table")[: x.shape[1]], root.part("norm"), options)
-    x = x * masks.residual(0, Site.EMBEDDING, x.shape)
+    x = x * masks.residual(0, DropoutSite.EMBEDDING, x.shape)
     text = batch["mask"] - 1
     seen = layers.same_document(text, text)
     for number in range(options.layers):
@@ -91,7 +91,7 @@ def t5(params: Params, batch: Batch, options: Options, masks: Masks) -> Value:
 
 def _embedded(root: Part, ids: np.ndarray, masks: Masks, layer: int) -> Value:
     x = root("tokens.table")[ids]
-    return x * masks.residual(layer, Site.EMBEDDING, x.shape)
+    return x * masks.residual(layer, DropoutSite.EMBEDDING, x.shape)
 
 
 def _crossed(
@@ -101,13 +101,13 @@ def _crossed(
     to = Attending((text >= 0)[:, None, None])
 
     def drop(shape: tuple) -> np.ndarray:
-        return masks.scores(number, Site.CROSS_PROBABILITIES, shape)
+        return masks.scores(number, DropoutSite.CROSS_PROBABILITIES, shape)
 
     def cross(x: Value) -> Value:
         return layers.cross_attention(x, source, own.part("cross"), to, drop, options)
 
     def keep(shape: tuple) -> np.ndarray:
-        return masks.residual(number, Site.CROSS, shape)
+        return masks.residual(number, DropoutSite.CROSS, shape)
 
     return lambda x: layers.added(x, "cross_norm", cross, own, options, keep)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from reference import layers
-from reference.draws import Masks, Site, pcg4d
+from reference.draws import DropoutSite, Masks, pcg4d
 from reference.layers import Options, Params, Part
 from reference.tape import Value, einsum, logsumexp, power, softmax
 
@@ -109,7 +109,7 @@ class Model:
     def norm(self, x: Value, name: str) -> Value:
         return layers.norm(x, self.part(name), self.options)
 
-    def dropped(self, x: Value, number: int, site: Site) -> Value:
+    def dropped(self, x: Value, number: int, site: DropoutSite) -> Value:
         B, rows, cols, size = x.shape
         factors = self.masks.residual(number, site, (B, rows * cols, size))
         return x * factors.reshape(x.shape)
@@ -158,19 +158,19 @@ class Model:
         """Factors of probabilities, by the numbers of two patches in the rolled image."""
         B, W, N, T, _ = shape
         place = windows(np.arange(rows**2).reshape(1, rows, rows), size)[0]
-        whole = self.masks.scores(number, Site.PROBABILITIES, (B, N, rows**2, rows**2))
+        whole = self.masks.scores(number, DropoutSite.PROBABILITIES, (B, N, rows**2, rows**2))
         cut = [whole[:, :, place[w][:, None], place[w][None, :]] for w in range(W)]
         return np.stack(cut, 1).reshape(B, W, N, T, T)
 
     def block(self, x: Value, own: Part, number: int, rate: float) -> Value:
         h = layers.norm(x, own.part("attention_norm"), self.options)
         h = self.attention(h, own.part("attention"), number, number % 2 == 1)
-        x = x + self.path(self.dropped(h, number, Site.ATTENTION), number, PATHS[0], rate)
+        x = x + self.path(self.dropped(h, number, DropoutSite.ATTENTION), number, PATHS[0], rate)
         h = layers.norm(x, own.part("mlp_norm"), self.options)
         h = layers.linear(h, own.part("mlp.up"), "BRQC,CF->BRQF")
         h = layers.ACTIVATIONS[self.options.activation](h)
         h = layers.linear(h, own.part("mlp.down"), "BRQF,FC->BRQC")
-        return x + self.path(self.dropped(h, number, Site.MLP), number, PATHS[1], rate)
+        return x + self.path(self.dropped(h, number, DropoutSite.MLP), number, PATHS[1], rate)
 
     def level(self, x: Value, name: str, first: int, rates: list[float]) -> Value:
         for index, rate in enumerate(rates):
@@ -184,7 +184,7 @@ class Model:
         pixels = Value(gathered(np.asarray(image, np.float64), sizes.patch))
         matrix = arranged(w, lambda i: i.reshape(-1, i.shape[-1]))
         x = einsum("BRQP,PC->BRQC", pixels, matrix) + self.params["patches.b"]
-        x = self.dropped(self.norm(x, "patches.norm"), 0, Site.EMBEDDING)
+        x = self.dropped(self.norm(x, "patches.norm"), 0, DropoutSite.EMBEDDING)
         done, before = 0, []
         for number, depth in enumerate(sizes.depths):
             if number:

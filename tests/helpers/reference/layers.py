@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from reference.draws import Masks, Site
+from reference.draws import DropoutSite, Masks
 from reference.rope import Rope, rotated
 from reference.tape import Value, below, einsum, logsumexp, power, relu, sigmoid, softmax, tanh
 
@@ -196,18 +196,18 @@ def block(
     """A layer; between: what follows on attention."""
 
     def drop(shape: tuple) -> np.ndarray:
-        return masks.scores(number, Site.PROBABILITIES, shape)
+        return masks.scores(number, DropoutSite.PROBABILITIES, shape)
 
     def attention(x: Value) -> Value:
         return self_attention(x, own.part("attention"), to, drop, options)
 
-    def of(site: Site) -> Callable:
+    def of(site: DropoutSite) -> Callable:
         return lambda shape: masks.residual(number, site, shape)
 
-    x = added(x, "attention_norm", attention, own, options, of(Site.ATTENTION))
+    x = added(x, "attention_norm", attention, own, options, of(DropoutSite.ATTENTION))
     x = between(x)
     feed = own.part("mlp")
-    return added(x, "mlp_norm", lambda x: mlp(x, feed, options), own, options, of(Site.MLP))
+    return added(x, "mlp_norm", lambda x: mlp(x, feed, options), own, options, of(DropoutSite.MLP))
 
 
 def cross_entropy(logits: Value, targets: np.ndarray, z_loss: float = 0.0) -> Value:

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.training import gradients
 
@@ -108,17 +108,17 @@ def make_arrays(case: Case) -> ModelArrays:
     return ModelArrays(layers, {"table": draw(WORDS, WIDTH)}, micro, draw(1), common)
 
 
-def places(micro: dict, shared: Array) -> Array:
+def token_info(micro: dict, shared: Array) -> Array:
     return shared
 
 
-def embed(ends: dict, micro: dict, places: Array) -> X:
-    return ends["table"][micro["source"]] * places, ends["table"][micro["target"]]
+def embed(ends: dict, micro: dict, token_info: Array) -> X:
+    return ends["table"][micro["source"]] * token_info, ends["table"][micro["target"]]
 
 
 def feed(params: dict, inputs: LayerInputs, x: Array, more: Array | float, *, tp: bool) -> Array:
     h = (copy_to(x, Axis.TP) if tp else x) @ params["up"] + more
-    y = jax.nn.gelu(h * jnp.cos(inputs.number + inputs.places)) @ params["down"]
+    y = jax.nn.gelu(h * jnp.cos(inputs.number + inputs.token_info)) @ params["down"]
     return x + (reduce_from(y, Axis.TP) if tp else y)
 
 
@@ -149,7 +149,7 @@ def on_one_device(arrays: ModelArrays, last: Callable, run: Any = RUN) -> Any:
     total = 0.0
     for i in range(len(arrays.micro["wanted"])):
         micro = jax.tree.map(lambda x, i=i: x[i], arrays.micro)
-        where, number = places(micro, arrays.shared), 0
+        where, number = token_info(micro, arrays.shared), 0
         x = embed(arrays.ends, micro, where)
         for stack in LAYERS:
             layers = arrays.layers[stack]
@@ -182,7 +182,7 @@ def step(case: Case) -> Callable:
         loss = head(ends, micro, x)
         return loss, loss
 
-    functions = ModelFunctions(embed, layers, share, places, unroll=case.unroll)
+    functions = ModelFunctions(embed, layers, share, token_info, unroll=case.unroll)
 
     def body(arrays: ModelArrays) -> tuple:
         others = arrays.ends, arrays.common

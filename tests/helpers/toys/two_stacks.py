@@ -12,7 +12,7 @@ from jax import Array
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.block import Block
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
 from jaxptd.models.decoder import DECODER, inventory
@@ -34,10 +34,10 @@ class Encoder(Block):
     """A layer that changes the source."""
 
     def __call__(  # type: ignore[override]
-        self, x: X, places: Places, layer: Array, cache: Any, common: Common
+        self, x: X, token_info: TokenInfo, layer: Array, cache: Any, common: Common
     ) -> tuple[X, Any]:
         source, target = x
-        source, cache = super().__call__(common.norm(source), places, layer, cache)
+        source, cache = super().__call__(common.norm(source), token_info, layer, cache)
         return (source, target), cache
 
 
@@ -45,11 +45,11 @@ class Decoder(Block):
     """A layer that reads the source and changes the target."""
 
     def __call__(  # type: ignore[override]
-        self, x: X, places: Places, layer: Array, cache: Any, common: Common
+        self, x: X, token_info: TokenInfo, layer: Array, cache: Any, common: Common
     ) -> tuple[X, Any]:
         source, target = x
         seen = common.norm(source)
-        target, cache = super().__call__(target + seen, places, layer, cache)
+        target, cache = super().__call__(target + seen, token_info, layer, cache)
         return (source, target), cache
 
 
@@ -74,8 +74,8 @@ class TwoStacks(GPT):
     def stacks(self) -> Mapping[str, Any]:
         return {"encoder": self.encoder, "decoder": self.decoder}
 
-    def embed(self, batch: Mapping[str, Array], places: Places) -> X:  # type: ignore[override]
-        x_BTD = super().embed(batch, places)
+    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:  # type: ignore[override]
+        x_BTD = super().embed(batch, token_info)
         return x_BTD, x_BTD / 2
 
     def output(self, x: X) -> Array:  # type: ignore[override]

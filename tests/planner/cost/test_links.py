@@ -11,8 +11,8 @@ from jaxptd.analysis.collective import (
     Collective,
 )
 from jaxptd.hardware import Cluster, Group, find_accelerator
-from jaxptd.planner.cost import links
-from jaxptd.planner.cost.links import HOP, MEMBER, START
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.kernels import HOP, MEMBER, START
 
 CLUSTER = Cluster(find_accelerator("a100"))
 KINDS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, PERMUTE, BROADCAST)
@@ -21,28 +21,28 @@ KINDS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, PERMUTE, BROADCAST)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collective_sends_what_the_project_counts(kind: str) -> None:
     counted = Collective(kind, ("tp",), 1, 800).wire_bytes({"tp": 8})
-    assert links.collective(CLUSTER, kind, Group(8), 800).bytes == counted
+    assert kernels.collective(CLUSTER, kind, Group(8), 800).bytes == counted
 
 
 def test_a_ring_in_a_node() -> None:
     rate = CLUSTER.bandwidth(Group(4))
-    term = links.collective(CLUSTER, ALL_REDUCE, Group(4), 1e9)
+    term = kernels.collective(CLUSTER, ALL_REDUCE, Group(4), 1e9)
     assert term.seconds == pytest.approx(1.5e9 / rate + 2 * (START + 3 * MEMBER))
     assert term.resource == "NVLink"
-    halves = [links.collective(CLUSTER, kind, Group(4), 1e9) for kind in KINDS[1:3]]
+    halves = [kernels.collective(CLUSTER, kind, Group(4), 1e9) for kind in KINDS[1:3]]
     assert sum(half.seconds for half in halves) == pytest.approx(term.seconds)
 
 
 def test_a_ring_over_nodes_waits_for_each_doubling_of_them() -> None:
     group = Group(32, 8)
-    term = links.collective(CLUSTER, ALL_GATHER, group, 1e9)
+    term = kernels.collective(CLUSTER, ALL_GATHER, group, 1e9)
     assert term.seconds == pytest.approx(31 / 32 * 1e9 / CLUSTER.rail + START + 5 * HOP)
     assert term.resource == "network"
-    assert links.collective(CLUSTER, ALL_GATHER, Group(1), 1e9).seconds == 0
+    assert kernels.collective(CLUSTER, ALL_GATHER, Group(1), 1e9).seconds == 0
 
 
 def test_a_permute_over_nodes_is_as_fast_as_one_rail() -> None:
-    inside, beyond = (links.collective(CLUSTER, PERMUTE, Group(n), 1e9).seconds for n in (8, 16))
+    inside, beyond = (kernels.collective(CLUSTER, PERMUTE, Group(n), 1e9).seconds for n in (8, 16))
     assert inside == pytest.approx(1e9 / CLUSTER.bandwidth(Group(8)), rel=0.05)
     assert beyond == pytest.approx(1e9 / CLUSTER.rail, rel=0.05)
 
@@ -51,18 +51,18 @@ def test_small_collectives_take_as_long_as_measured() -> None:
     """44, 51 and 93 us for 1 MiB on 2, 4 and 8 A100s."""
     measured = {2: 44e-6, 4: 51e-6, 8: 93e-6}
     for n, seconds in measured.items():
-        found = links.collective(CLUSTER, ALL_REDUCE, Group(n), 2**20).seconds
+        found = kernels.collective(CLUSTER, ALL_REDUCE, Group(n), 2**20).seconds
         assert found == pytest.approx(seconds, rel=0.16)
 
 
 def test_wide_collectives_are_slower() -> None:
-    near, far = (links.collective(CLUSTER, ALL_GATHER, Group(n, 8), 1e11) for n in (512, 8192))
+    near, far = (kernels.collective(CLUSTER, ALL_GATHER, Group(n, 8), 1e11) for n in (512, 8192))
     assert far.seconds == pytest.approx(2 * near.seconds, rel=0.01)
 
 
 def test_a_message() -> None:
-    inside = links.message(CLUSTER, 1e9, inside=True)
-    beyond = links.message(CLUSTER, 1e9, inside=False)
+    inside = kernels.message(CLUSTER, 1e9, inside=True)
+    beyond = kernels.message(CLUSTER, 1e9, inside=False)
     assert (inside.resource, beyond.resource) == ("NVLink", "network")
     assert beyond.seconds == pytest.approx(1e9 / CLUSTER.rail + START + HOP)
     assert inside.seconds < beyond.seconds

@@ -6,7 +6,7 @@ from jaxptd.errors import UserError
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import Durations, makespan, simulate, simulate_stages
-from jaxptd.planner.cost.pipeline import pipelined, scheduled, stage_layers
+from jaxptd.planner.cost.description import pipelined, scheduled, stage_layers
 
 
 def stages(*scales: float) -> list[Durations]:

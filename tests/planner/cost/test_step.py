@@ -4,16 +4,21 @@ import dataclasses
 
 import pytest
 
+from benchmarks.published.fit import h100_row, table_1
 from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost import Placed, Setting, Spread, step_time
-from jaxptd.planner.cost.exposed import BESIDE, collective_term
+from jaxptd.planner.cost import Parallelism, Placed, StepDescription, step_time
+from jaxptd.planner.cost.collectives import BESIDE, collective_term
 from jaxptd.planner.cost.layer import layer_terms
 from jaxptd.planner.cost.terms import total
-from jaxptd.planner.published.programs import MEGATRON_2021, MEGATRON_2022, NEMO, PROGRAMS
-from jaxptd.planner.published.rows import h100_row, paper_flops, table_1
-from jaxptd.planner.published.shape import Shape
-from jaxptd.planner.published.traffic import published_collectives
+from jaxptd.planner.programs import (
+    MEGATRON_2021,
+    MEGATRON_2022,
+    NEMO,
+    PROGRAMS,
+    published_collectives,
+)
+from jaxptd.planner.rows import Shape, paper_flops
 
 ROWS = [*table_1(), h100_row()]
 A100 = find_accelerator("a100")
@@ -21,12 +26,14 @@ GPT = Shape(24, 4096, 32, 51200, 2048)
 BLOCKS = GPT.inventory.stacks[0]
 
 
-def setting(program=MEGATRON_2021, shape: Shape = GPT, **spread: object) -> Setting:
-    sizes = {"gpus": 8, "global_batch": 16, **spread}
-    return Setting(shape.inventory, Spread(**sizes), program, Cluster(A100))
+def description(
+    implementation=MEGATRON_2021, shape: Shape = GPT, **parallelism: object
+) -> StepDescription:
+    sizes = {"gpus": 8, "global_batch": 16, **parallelism}
+    return StepDescription(shape.inventory, Parallelism(**sizes), implementation, Cluster(A100))
 
 
-def predict(each: Setting) -> float:
+def predict(each: StepDescription) -> float:
     return step_time(each, published_collectives(each)).seconds
 
 
@@ -42,16 +49,16 @@ def test_the_parts_sum_to_the_step(row) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in table_1() if row.spread.pp == 1], ids=lambda r: r.name
+    "row", [row for row in table_1() if row.parallelism.pp == 1], ids=lambda r: r.name
 )
 def test_flops_are_those_of_the_paper(row) -> None:
     step = row.predict(A100)
-    flops = sum(term.flops for term in step.terms) * row.spread.gpus
-    assert flops == pytest.approx(paper_flops(row.shape, row.spread.global_batch), rel=1e-12)
+    flops = sum(term.flops for term in step.terms) * row.parallelism.gpus
+    assert flops == pytest.approx(paper_flops(row.shape, row.parallelism.global_batch), rel=1e-12)
 
 
 def test_flops_of_a_pipeline_are_those_of_its_stages() -> None:
-    one, four = setting(tp=2), setting(tp=2, pp=4)
+    one, four = description(tp=2), description(tp=2, pp=4)
     layers = "mlp in forward"
     runs = [
         next(term.runs for term in step_time(each, ()).terms if term.name == layers)
@@ -65,12 +72,12 @@ def test_the_bubble_is_what_the_formula_gives() -> None:
     plain, chunks = (
         next(t for t in step_time(each, ()).terms if t.name == "bubble").seconds
         for each in (
-            setting(shape=shape, tp=1, pp=8),
-            setting(shape=shape, tp=1, pp=8, virtual_stages=3),
+            description(shape=shape, tp=1, pp=8),
+            description(shape=shape, tp=1, pp=8, virtual_stages=3),
         )
     )
     assert 0 < chunks < plain / 2
-    assert next(t for t in step_time(setting(), ()).terms if t.name == "bubble").seconds == 0
+    assert next(t for t in step_time(description(), ()).terms if t.name == "bubble").seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -87,18 +94,18 @@ def test_the_bubble_is_what_the_formula_gives() -> None:
     ],
 )
 def test_remat_runs_again_what_it_says(remat: str, again: set[str]) -> None:
-    names = [term.name for term in layer_terms(setting(remat=remat), BLOCKS).backward(remat)]
+    names = [term.name for term in layer_terms(description(remat=remat), BLOCKS).backward(remat)]
     assert {name.removesuffix(" forward again") for name in names if "again" in name} == again
 
 
 def test_collectives_beside_products_are_hidden_as_far_as_these_last() -> None:
-    each = setting(tp=8)
+    each = description(tp=8)
     weights = total(layer_terms(each, BLOCKS).weight_gradients)
     placed = Placed("sums", ALL_REDUCE, ("tp",), 2, 1e9, "backward")
     alone = collective_term(each, placed).seconds
     assert alone > weights
     bare = step_time(each, ()).seconds
-    layers = 24 * each.spread.micro_batches
+    layers = 24 * each.parallelism.micro_batches
     exposed = step_time(each, [placed]).seconds - bare
     hidden = dataclasses.replace(placed, under="weight gradients")
     left = step_time(each, [hidden]).seconds - bare
@@ -109,10 +116,10 @@ def test_collectives_beside_products_are_hidden_as_far_as_these_last() -> None:
 
 
 def test_places_run_as_often_as_they_say() -> None:
-    each = setting(tp=4, pp=2)
+    each = description(tp=4, pp=2)
     bare = step_time(each, ()).seconds
     placed = Placed("sums", ALL_REDUCE, ("tp",), 1, 1e9, "forward")
-    alone, m = collective_term(each, placed).seconds, each.spread.micro_batches
+    alone, m = collective_term(each, placed).seconds, each.parallelism.micro_batches
     costs = {
         place: step_time(each, [dataclasses.replace(placed, place=place)]).seconds - bare
         for place in ("forward", "backward", "last", "step")
@@ -125,39 +132,43 @@ def test_places_run_as_often_as_they_say() -> None:
 
 
 def test_sequence_parallelism_and_fused_sums_are_faster() -> None:
-    whole = setting(tp=8, remat="full")
-    parts = setting(MEGATRON_2022, tp=8, remat="attention", sequence_parallel=True)
-    assert predict(parts) < predict(dataclasses.replace(whole, program=MEGATRON_2022))
-    assert predict(dataclasses.replace(whole, program=MEGATRON_2022)) < predict(whole)
+    whole = description(tp=8, remat="full")
+    parts = description(MEGATRON_2022, tp=8, remat="attention", sequence_parallel=True)
+    assert predict(parts) < predict(dataclasses.replace(whole, implementation=MEGATRON_2022))
+    assert predict(dataclasses.replace(whole, implementation=MEGATRON_2022)) < predict(whole)
 
 
 def test_less_memory_traffic_with_more_tensor_parallelism_and_flash() -> None:
     names = ("residual stream forward", "activation and heads forward")
     by_tp = [
         {term.name: term.bytes for term in layer_terms(each, BLOCKS).elementwise}
-        for each in (setting(tp=1), setting(tp=8), setting(tp=8, sequence_parallel=True))
+        for each in (
+            description(tp=1),
+            description(tp=8),
+            description(tp=8, sequence_parallel=True),
+        )
     ]
     stream, inner = ([found[name] for found in by_tp] for name in names)
     assert [stream[0] / x for x in stream] == [1, 1, 8]
     assert [inner[0] / x for x in inner] == [1, 8, 8]
     long = dataclasses.replace(GPT, seq_length=8192)
     unfused, flash = (
-        total(layer_terms(setting(program, long), long.inventory.stacks[0]).attention)
-        for program in (MEGATRON_2021, NEMO)
+        total(layer_terms(description(implementation, long), long.inventory.stacks[0]).attention)
+        for implementation in (MEGATRON_2021, NEMO)
     )
     assert flash < unfused / 3
 
 
 def test_every_program_predicts_every_layout() -> None:
-    for program in PROGRAMS.values():
-        for spread in (
+    for implementation in PROGRAMS.values():
+        for parallelism in (
             {"tp": 8, "sequence_parallel": True},
             {"tp": 2, "pp": 4},
             {"cp": 2, "zero": 1},
             {"zero": 3, "zero_group": 4},
             {"zero": 3, "tp": 2},
         ):
-            assert predict(setting(program, **spread)) > 0
+            assert predict(description(implementation, **parallelism)) > 0
 
 
 def test_a_table_has_a_row_for_each_term() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.own.step import OwnStep, predict
 from jaxptd.planner.search.best import Search
 from jaxptd.planner.search.bounds import Bound, Bounds
-from jaxptd.planner.search.space import Axes, Pipe, Space
+from jaxptd.planner.search.space import MeshShape, ScheduleChoice, Space
+from jaxptd.planner.steps.step import ConfigStep, predict
 
 H100 = Cluster(find_accelerator("h100"))
 GIB = 2.0**30
@@ -47,12 +47,12 @@ def search(model: ModelConfig, gpus: int, batch: int, gib: float, **pins: object
     return Search(Space(config, gpus, named), H100, gib * GIB)
 
 
-def everything(found: Search) -> Iterator[tuple[Axes, Pipe, Bound]]:
+def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound]]:
     """All that there is to evaluate, whatever its bounds are."""
-    for axes in found.space.axes():
-        for pipe in found.space.pipes(axes, fewer=2):
+    for mesh_shape in found.space.mesh_shapes():
+        for pipe in found.space.pipes(mesh_shape, fewer=2):
             for choice in found.space.choices:
-                yield axes, pipe, Bound(0.0, choice, 0.0)
+                yield mesh_shape, pipe, Bound(0.0, choice, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib
     each: dict[tuple[int, ...], float] = {}
     for item in everything(whole):
         if candidate := whole.evaluate(*item):
-            sizes, seconds = candidate.axes.sizes, candidate.step.seconds
+            sizes, seconds = candidate.mesh_shape.sizes, candidate.step.seconds
             each[sizes] = min(seconds, each.get(sizes, seconds))
     assert found == pytest.approx(sorted(each.values())[:3], rel=1e-9)
     assert len(found) == 3 and pruned.counted < whole.counted / 2
@@ -91,17 +91,19 @@ def test_bounds_are_below_the_predictions(
     """Of time, and of the layers that compute again."""
     found = search(LLAMA, gpus, batch, gib, **pins)
     seen = 0
-    for axes, pipe, bound in itertools.islice(everything(found), 0, None, every):
-        candidate = found.evaluate(axes, pipe, bound)
+    for mesh_shape, pipe, bound in itertools.islice(everything(found), 0, None, every):
+        candidate = found.evaluate(mesh_shape, pipe, bound)
         if candidate is None:
             continue
-        cost = found.units.whole(axes.unit, axes.micro_batches > 1, axes.pp > 1)
+        cost = found.layer_costs.whole(
+            mesh_shape.layer_layout, mesh_shape.micro_batches > 1, mesh_shape.pp > 1
+        )
         assert cost is not None
-        least = Bounds(cost, axes, found.space, H100, found.limit).of(pipe, bound.choice)
-        assert least is not None, (axes, pipe, bound)
-        assert least.seconds <= candidate.step.seconds * (1 + 1e-9), (axes, pipe, bound)
+        least = Bounds(cost, mesh_shape, found.space, H100, found.limit).of(pipe, bound.choice)
+        assert least is not None, (mesh_shape, pipe, bound)
+        assert least.seconds <= candidate.step.seconds * (1 + 1e-9), (mesh_shape, pipe, bound)
         layers = candidate.config.model.remat_layers
-        if layers is not None and axes.pp == 1:
+        if layers is not None and mesh_shape.pp == 1:
             assert least.share * LLAMA.num_layers <= layers
         seen += 1
     assert seen > (20 if every > 1 else 2)
@@ -142,8 +144,8 @@ def test_a_candidate_is_predicted_as_its_config_is() -> None:
         assert predict(candidate.config, H100).seconds == pytest.approx(candidate.step.seconds)
         assert candidate.memory.total <= 80 * GIB
         assert candidate.config.layout.num_devices == 8
-        own = OwnStep(candidate.config)
-        assert own.setting(H100).spread.dp == candidate.config.layout.dp
+        own = ConfigStep(candidate.config)
+        assert own.description(H100).parallelism.dp == candidate.config.layout.dp
 
 
 def test_what_does_not_fit_is_not_found() -> None:
@@ -154,7 +156,7 @@ def test_gradients_that_nothing_sums_have_16_bits() -> None:
     """In float32 they would not fit beside the state."""
     deep = dataclasses.replace(GPT, num_layers=32)
     found = next(iter(search(deep, 1, 1, 23.5, model__remat="full", layout__offload="none")))
-    state = OwnStep(found.config).state
+    state = ConfigStep(found.config).state
     assert state["parameters"] + state["optimizer"] + state["gradients"] > 23.5 * GIB
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxptd.errors import UserError
-from jaxptd.planner.search.cuts import Cuts, cut
+from jaxptd.planner.search.space import StageSplits, cut
 
 
 def test_the_last_part_has_fewer() -> None:
@@ -16,11 +16,11 @@ def test_the_last_part_has_fewer() -> None:
 
 
 def test_what_is_not_there_is_left_out() -> None:
-    cuts = Cuts([31], None)
+    cuts = StageSplits([31], None)
     assert cuts.fewer(4, "1f1b", None, 3) == [0, 2, 3]  # one less is how 31 layers are divided
     assert cuts.fewer(1, "1f1b", None, 3) == [0]
-    assert Cuts([4, 4], None).fewer(2, "1f1b", None, 3) == [0]
-    assert Cuts([8], (3, 5)).fewer(2, "1f1b", None, 3) == [0]
-    assert Cuts([3], None).fewer(4, "1f1b", None, 0) == []
+    assert StageSplits([4, 4], None).fewer(2, "1f1b", None, 3) == [0]
+    assert StageSplits([8], (3, 5)).fewer(2, "1f1b", None, 3) == [0]
+    assert StageSplits([3], None).fewer(4, "1f1b", None, 0) == []
     with pytest.raises(UserError, match="of 2 parts cannot have 7 layers fewer"):
         cut(4, 2, "1f1b", None, 7)

@@ -1,0 +1,197 @@
+"""Predicts the collectives of parameters, gradients and the optimizer."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from jaxptd.analysis.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    Collective,
+)
+from jaxptd.analysis.sizes import elements_on_device
+from jaxptd.analysis.traffic.scenario import Scenario
+from jaxptd.config import OptimizerName, itemsize
+from jaxptd.layout import BATCH_AXES, Axis, Layout
+from jaxptd.models.inventory import Stack
+from jaxptd.optimizers.moments import factors, is_orthogonalised
+from jaxptd.shapes import ParamShape, StoredShape
+from jaxptd.zero.shapes import ShardShape, StateShapes
+
+# ---- data parallelism and ZeRO: parameters gathered, gradients summed ----------------------------
+# Letters: n elements of a parameter on one device (with ZeRO's padding, if ZeRO shards it), Z
+# devices along dp x cp.
+# Source: Rajbhandari et al., arXiv 1910.02054, section 7.
+
+
+def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
+    """ZeRO's gathers at the beginning of a step, and the sums of gradients at its end.
+
+    A gradient has n elements, or n/Z where ZeRO shards it; it is summed over all axes that shard
+    tokens but not the parameter.
+    """
+    layout, wide = step.config.layout, step.sizes.master_itemsize
+    for name, stored in zero.stored.items():
+        elements = elements_on_device(stored, layout)
+        yield Collective(ALL_REDUCE, _summed_over(stored, layout), 1, elements * wide)
+        if not isinstance(stored, ShardShape):
+            continue
+        whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
+        if zero.gathered_early(name):
+            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * itemsize(zero.gather_dtype(name)))
+        if not zero.is_scattered(name):
+            yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
+
+
+def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
+    """Each layer of a stack in each micro-batch, or in the last: n reduce-scattered; n gathered.
+
+    If fetched, n are gathered twice; if held for the step, once; else at the beginning of the step.
+    """
+    layout, wide = step.config.layout, step.sizes.master_itemsize
+    times = stack.layers * step.config.train.micro_batches
+    gathers = _gathers(step, stack) if zero.fetches else stack.layers * zero.holds
+    scatters = times if zero.stage >= 2 else stack.layers * zero.reduce_in_last_microbatch
+    for message in _messages(zero, layout, stack, together=False):
+        for size, elements in message.items():
+            yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * size)
+    for message in _messages(zero, layout, stack, together=zero.reduce_in_last_microbatch):
+        summed = scatters * sum(message.values()) * wide
+        yield Collective(REDUCE_SCATTER, BATCH_AXES, scatters, summed)
+
+
+def _messages(
+    zero: StateShapes, layout: Layout, stack: Stack, *, together: bool
+) -> Iterable[dict[int, int]]:
+    """The messages of a layer: in each the elements by the bytes that one is gathered in.
+
+    One has all parameters that are sharded alike. A loop's matrices are messages of their own; not
+    `together`, as the last micro-batch scatters their gradients.
+    """
+    messages: dict[Any, dict[int, int]] = {}  # by axes, or by name
+    for name, stored in zero.stored.items():
+        if isinstance(stored, ShardShape) and stored.info.stack == stack.name:
+            axes = stored.axes | {*_summed_over(stored, layout)}
+            alone = zero.is_alone(name) and not together
+            message = messages.setdefault(name if alone else tuple(sorted(axes)), {})
+            size = itemsize(zero.gather_dtype(name))
+            message[size] = message.get(size, 0) + stored.padded_size
+    return messages.values()
+
+
+def _gathers(step: Scenario, stack: Stack) -> int:
+    """Gathers in a step that fetches layers, of a stack and all micro-batches together.
+
+    A pipeline gathers a layer once more where its part of the model runs again, and where the
+    second half of a split backward computes again what `dots` does not keep.
+    """
+    model, plan, layers = step.config.model, step.plan, stack.layers
+    again = 0
+    if plan and plan.recompute:
+        again = layers
+    elif plan and plan.splits and model.remat == "dots":
+        most = layers if model.remat_layers is None else model.remat_layers
+        again = sum(min(most, size) for size in plan.stacks[stack.name])
+    return (2 * layers + again) * step.config.train.micro_batches
+
+
+def _summed_over(stored: StoredShape, layout: Layout) -> tuple[Axis, ...]:
+    """The axes over which a device's gradient is a partial sum."""
+    tokens = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
+    sharding = (*tokens, Axis.TP) if layout.sequence_parallel else tokens
+    others = (Axis(axis) for axis in stored.info.over if axis not in sharding)
+    return tuple(axis for axis in (*sharding, *others) if axis not in stored.axes)
+
+
+# ---- optimizers that look at whole matrices ------------------------------------------------------
+# Letters: S matrices of a stage, R rows, C columns, L layers of a stage, Z devices along dp x cp, n
+# elements of a device's block of a layer.
+
+
+def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
+    """Matrices dealt out and brought back, or sums over their rows and columns."""
+    moved = _MOVED.get(step.config.optimizer.name)
+    if moved is not None:
+        for each in stored.values():
+            yield from moved(step, each)
+
+
+# ---- Muon ----------------------------------------------------------------------------------------
+
+
+def _dealt(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
+    """All-to-alls of a stack there and back: over dp x cp if it is sharded, then for each cut dim.
+
+    A stack is dealt out in equal shares, so it is filled up to a multiple of the devices.
+    """
+    if not is_orthogonalised(stored):
+        return
+    layout, wide, info = step.config.layout, step.sizes.master_itemsize, stored.info
+    layers = info.stored_shape[0] // layout.pp
+    block = elements_on_device(info, layout) // layers
+    if isinstance(stored, ShardShape):
+        devices = _devices(BATCH_AXES, layout)
+        share = -(-layers // devices)
+        yield Collective(ALL_TO_ALL, BATCH_AXES, 2, 2 * share * stored.padded_size * wide)
+        layers = share
+    parts = _stack(info, layout) * layout.pp // info.stored_shape[0]
+    stack, block = layers * parts, block // parts
+    for axes in reversed(_cuts(info)):
+        devices = _devices(axes, layout)
+        share = -(-stack // devices)
+        moved = share * devices * block
+        yield Collective(ALL_TO_ALL, axes, 2, 2 * moved * wide)
+        stack, block = share, block * devices
+
+
+def _cuts(info: ParamShape) -> list[tuple[Axis, ...]]:
+    """The axes of each row or column dim that is sharded."""
+    dims = zip(info.axes_of_dims, info.matrix, strict=True)
+    return [tuple(map(Axis, axes)) for axes, kind in dims if axes and kind != "s"]
+
+
+# ---- Adafactor -----------------------------------------------------------------------------------
+
+
+def _summed(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
+    """Sums over rows, over columns, over the means of rows, and of the squares of the step."""
+    layout, wide = step.config.layout, step.sizes.master_itemsize
+    shards = BATCH_AXES if isinstance(stored, ShardShape) else ()
+    stack = _stack(stored.info, layout)
+    everywhere = _axes(stored.info, "rc")
+    yield Collective(ALL_REDUCE, (*everywhere, *shards), 1, stack * wide)
+    if not stored.info.matrix:
+        return
+    rows, columns = (elements_on_device(mean, layout) for mean in factors(stored))
+    yield Collective(ALL_REDUCE, (*_axes(stored.info, "c"), *shards), 1, rows * wide)
+    yield Collective(ALL_REDUCE, (*_axes(stored.info, "r"), *shards), 1, columns * wide)
+    yield Collective(ALL_REDUCE, _axes(stored.info, "r"), 1, stack * wide)
+
+
+def _kinds(info: ParamShape) -> str:
+    layers = int(info.stack is not None)
+    return info.matrix or "s" * layers + "c" * (len(info.shape) - layers)
+
+
+def _axes(info: ParamShape, kinds: str) -> tuple[Axis, ...]:
+    """The axes that shard dims of these kinds."""
+    dims = zip(info.axes_of_dims, _kinds(info), strict=True)
+    return tuple(Axis(axis) for axes, kind in dims if kind in kinds for axis in axes)
+
+
+def _stack(info: ParamShape, layout: Layout) -> int:
+    """Matrices, or vectors, of one stage."""
+    sizes = zip(info.stored_shape, _kinds(info), strict=True)
+    return math.prod(n for n, kind in sizes if kind == "s") // (layout.pp if info.stack else 1)
+
+
+def _devices(axes: tuple[Axis, ...], layout: Layout) -> int:
+    return math.prod(layout.sizes[axis] for axis in axes)
+
+
+_MOVED: Mapping[OptimizerName, Callable[[Scenario, StoredShape], Iterator[Collective]]] = {
+    "muon": _dealt,
+    "adafactor": _summed,
+}

@@ -1,0 +1,249 @@
+"""Measured steps of published programs: sizes of their models, and rows read from CSV files."""
+
+import csv
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+from jaxptd.errors import UserError, did_you_mean, quoted, read_small
+from jaxptd.hardware import Accelerator, Cluster
+from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
+from jaxptd.planner.cost import Parallelism, StepDescription, StepTime, step_time
+from jaxptd.planner.cost.description import Remat
+from jaxptd.planner.programs import PROGRAMS, published_collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder.
+
+    Args:
+        num_layers, hidden_size, num_heads, vocab_size, seq_length: of the model.
+        num_kv_heads: heads of keys and values; 0: as many as heads.
+        ffn_hidden_size: hidden units of the MLP; 0: four times the hidden size.
+        gated: the MLP has a gate, and so a third matrix.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    seq_length: int
+    num_kv_heads: int = 0
+    ffn_hidden_size: int = 0
+    gated: bool = False
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def ffn(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """The parts of the model."""
+        D, T, V = self.hidden_size, self.seq_length, self.vocab_size
+        head_size = D // self.num_heads
+        attention = Attention(D, self.num_heads, self.kv_heads, head_size, 1, T, T, has_norm=False)
+        mlp = MLP(D, self.ffn, self.gated)
+        return Inventory(
+            D,
+            tokens=Table(V, D),
+            embedded=(T,),
+            positions=None,
+            stacks=(Stack("blocks", self.num_layers, (attention, mlp), 2, norms_sums=False),),
+            heads=(Head(D, V, norm=2),),
+            first_norm=0,
+        )
+
+
+# ---- rows, read from CSV, every value checked ----------------------------------------------------
+
+TEXTS = ("name", "program", "hardware")
+SHAPE = tuple(field.name for field in dataclasses.fields(Shape))
+SPREAD = (
+    *("gpus", "global_batch", "micro_batch", "tp", "pp", "cp", "virtual_stages"),
+    *("zero", "zero_group", "sequence_parallel", "remat"),
+)
+COLUMNS = (*TEXTS, *SHAPE, *SPREAD)
+SECONDS, RATE = "seconds", "teraflops_per_gpu"  # a row has one of them
+MAY_BE_ZERO = ("num_kv_heads", "ffn_hidden_size", "zero", "zero_group")
+TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
+REMATS = {"selective": "attention", **{name: name for name in get_args(Remat)}}
+MOST_ROWS, LIMIT = 2000, 10**9
+FEW = {"num_layers": 10**5, "pp": 10**5, "virtual_stages": 10**5}  # limits of what takes time
+SHORTEST = 1e-9  # seconds, or TFLOP/s
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measured step.
+
+    Args:
+        name: of the row.
+        program: of `PROGRAMS`.
+        hardware: an accelerator's name.
+        shape: of the model.
+        parallelism: its layout.
+        seconds: of the step, as published.
+    """
+
+    name: str
+    program: str
+    hardware: str
+    shape: Shape
+    parallelism: Parallelism
+    seconds: float
+
+    def predict(self, accelerator: Accelerator) -> StepTime:
+        """The step's predicted time on an accelerator."""
+        program = PROGRAMS[self.program]
+        description = StepDescription(
+            self.shape.inventory, self.parallelism, program, Cluster(accelerator)
+        )
+        return step_time(description, published_collectives(description))
+
+    @property
+    def gpus(self) -> int:
+        """Devices of the layout."""
+        return self.parallelism.gpus
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the step, as `paper_flops` counts them."""
+        return paper_flops(self.shape, self.parallelism.global_batch)
+
+
+def paper_flops(shape: Shape, batch: int) -> float:
+    """FLOPs of a GPT's step with all activations computed again: 96 B T L D^2 (1 + ...).
+
+    Source: Narayanan et al., arXiv 2104.04473, equation 3.
+    """
+    T, L, D = shape.seq_length, shape.num_layers, shape.hidden_size
+    more = 1 + T / (6 * D) + shape.vocab_size / (16 * L * D)
+    return 96.0 * batch * T * L * D**2 * more
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Reads rows from a CSV file; lines that begin with # are comments.
+
+    Raises:
+        UserError: the file cannot be read, a column is missing or unknown, or a value is wrong.
+    """
+    text = read_small(path, remedy="name a .csv file of rows")
+    lines = [line for line in text.splitlines() if line.strip() and line[0] != "#"]
+    if len(lines) > MOST_ROWS:
+        raise UserError(f"{path} has more than {MOST_ROWS} rows; use fewer")
+    try:
+        reader = csv.DictReader(lines, skipinitialspace=True)
+        _check_columns(path, reader.fieldnames or ())
+        rows = [_row(f"{path} row {number}", cells) for number, cells in enumerate(reader, start=1)]
+    except csv.Error as error:
+        raise UserError(f"{path} is not CSV: {error}; name a .csv file of rows") from error
+    if not rows:
+        raise UserError(f"{path} has no rows; write one below the names of the columns")
+    return rows
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    known = (*COLUMNS, SECONDS, RATE)
+    for name in names:
+        if name not in known:
+            remedy = did_you_mean(str(name), known, otherwise="remove it")
+            raise UserError(f"{path}: unknown column {quoted(repr(name))}; {remedy}")
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        raise UserError(f"{path} lacks the column {missing[0]}; it has all of {', '.join(COLUMNS)}")
+    if (SECONDS in names) == (RATE in names) or len(set(names)) < len(names):
+        raise UserError(f"{path}: give each column once, and one of {SECONDS} and {RATE}")
+
+
+def _row(where: str, cells: Mapping[Any, Any]) -> Row:
+    if None in cells or None in cells.values():
+        raise UserError(f"{where}: not as many values as columns; give it {len(COLUMNS) + 1}")
+    values = {name: str(cell).strip() for name, cell in cells.items()}
+    _check_choice(where, "program", values["program"], PROGRAMS)
+    shape = Shape(**{name: _value(where, name, values[name]) for name in SHAPE})
+    parallelism = Parallelism(**{name: _value(where, name, values[name]) for name in SPREAD})
+    check_layout(where, shape, parallelism)
+    measured = _number(where, SECONDS if SECONDS in values else RATE, values)
+    name = quoted(values["name"])
+    row = Row(name, values["program"], values["hardware"], shape, parallelism, measured)
+    if SECONDS in values:
+        return row
+    return dataclasses.replace(row, seconds=row.flops / (parallelism.gpus * measured * 1e12))
+
+
+def _value(where: str, name: str, text: str) -> Any:
+    if name in ("gated", "sequence_parallel"):
+        _check_choice(where, name, text.lower(), TRUTH)
+        return TRUTH[text.lower()]
+    if name == "remat":
+        _check_choice(where, name, text, REMATS)
+        return REMATS[text]
+    lowest = 0 if name in MAY_BE_ZERO else 1
+    try:
+        number = int(text)
+    except ValueError:
+        raise UserError(f"{where}: {name}={quoted(text)}; use a whole number") from None
+    limit = FEW.get(name, LIMIT)
+    if not lowest <= number < limit:
+        raise UserError(f"{where}: {name}={quoted(text)}; use {lowest} to {limit - 1}")
+    return number
+
+
+def _number(where: str, name: str, values: Mapping[str, str]) -> float:
+    try:
+        number = float(values[name])
+    except ValueError:
+        raise UserError(f"{where}: {name}={quoted(values[name])}; use a number") from None
+    if not SHORTEST <= number < LIMIT:
+        words = f"use a number above 0 and below {LIMIT}"
+        raise UserError(f"{where}: {name}={quoted(values[name])}; {words}")
+    return number
+
+
+def _check_choice(where: str, name: str, text: str, choices: Mapping[str, Any]) -> None:
+    if text not in choices:
+        known = ", ".join(filter(None, choices))
+        raise UserError(f"{where}: {name}={quoted(text)}; use one of {known}")
+
+
+def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
+    """Raises UserError for a layout that does not divide the devices, the batch or the model."""
+    devices = parallelism.tp * parallelism.pp * parallelism.cp
+    batch, per_step = parallelism.global_batch, max(1, parallelism.dp) * parallelism.micro_batch
+    wrong = {
+        f"gpus={parallelism.gpus} is no multiple of tp x pp x cp = {devices}": parallelism.gpus
+        % devices,
+        f"global_batch={batch} is no multiple of dp x micro_batch = {per_step}": batch % per_step,
+        f"num_heads={shape.num_heads} does not split over tp={parallelism.tp}": (
+            shape.num_heads % parallelism.tp
+        ),
+        f"hidden_size={shape.hidden_size} does not split over num_heads={shape.num_heads}": (
+            shape.hidden_size % shape.num_heads
+        ),
+        f"num_heads={shape.num_heads} does not split over num_kv_heads={shape.kv_heads}": (
+            shape.num_heads % shape.kv_heads
+        ),
+        f"seq_length={shape.seq_length} does not split over cp={parallelism.cp}": (
+            shape.seq_length % parallelism.cp
+        ),
+        f"num_layers={shape.num_layers} are fewer than pp x virtual_stages": (
+            shape.num_layers < parallelism.pp * parallelism.virtual_stages
+        ),
+        f"virtual_stages={parallelism.virtual_stages} without a pipeline": (
+            parallelism.pp == 1 and parallelism.virtual_stages > 1
+        ),
+        f"zero={parallelism.zero} is no stage": parallelism.zero > 3,
+        f"zero_group={parallelism.zero_group} does not divide dp x cp": (
+            parallelism.zero_group and parallelism.dp * parallelism.cp % parallelism.zero_group
+        ),
+    }
+    for words, bad in wrong.items():
+        if bad:
+            raise UserError(f"{where}: {words}; correct the row")

@@ -1,0 +1,348 @@
+"""Predicts the steps of configs."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.peak import outside, peak
+from jaxptd.config import Config, Remat
+from jaxptd.hardware import Cluster
+from jaxptd.layout import Layout
+from jaxptd.models.families import inventory_of
+from jaxptd.models.parameters import parameter_infos
+from jaxptd.optimizers.moments import state_shapes
+from jaxptd.pipeline.placement import Stages
+from jaxptd.planner.cost import (
+    Implementation,
+    Parallelism,
+    Placed,
+    StepDescription,
+    StepTime,
+    Term,
+    kernels,
+)
+from jaxptd.planner.cost.collectives import BESIDE, exposed_terms
+from jaxptd.planner.cost.step import (
+    EndTerms,
+    Kind,
+    LayerPasses,
+    by_place,
+    end_terms,
+    layer_passes,
+    put_together,
+)
+from jaxptd.planner.steps.implementation import (
+    STACKED,
+    TAKEN,
+    copied,
+    implementation_of,
+    on_stages,
+    outline,
+)
+from jaxptd.planner.steps.traffic import of_one_layer, once
+from jaxptd.shapes import ParamShape
+from jaxptd.zero.shapes import StateShapes
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigStep:
+    """A config's step, and what follows from the config alone.
+
+    Raises:
+        UserError: when the pipeline is asked for, and does not exist.
+    """
+
+    config: Config
+
+    @cached_property
+    def plan(self) -> Stages | None:
+        """The pipeline in outline."""
+        stacks = inventory_of(self.config.model).stacks
+        return outline(self.config, {stack.name: stack.layers for stack in stacks})
+
+    @property
+    def _one_stage(self) -> dict[str, tuple[int, ...]]:
+        """The layers of each stack, without a pipeline."""
+        return {stack.name: (stack.layers,) for stack in inventory_of(self.config.model).stacks}
+
+    @cached_property
+    def infos(self) -> dict[str, ParamShape]:
+        """Shapes of the parameters."""
+        return parameter_infos(self.config)
+
+    @cached_property
+    def shapes(self) -> StateShapes:
+        """Shapes of the state."""
+        return state_shapes(self.config, self.infos)
+
+    @cached_property
+    def state(self) -> dict[str, int]:
+        """Bytes of parameters, gradients, moments, and gathered parameters on a device."""
+        return memory_model.state(self.config, self.shapes)
+
+    def description(self, cluster: Cluster) -> StepDescription:
+        """The step as the cost model takes it.
+
+        Raises:
+            UserError: the cost model lacks something that the config asks for, or the devices do.
+        """
+        plan, wide = self.plan, 4
+        return StepDescription(
+            inventory_of(self.config.model),
+            spread_of(self.config, plan.schedule.chunks if plan else 1),
+            implementation_of(self.config, cluster.accelerator),
+            cluster,
+            placed=on_stages(plan) if plan else [self._one_stage],
+            updated=self.state["parameters"] / wide,
+        )
+
+
+def spread_of(config: Config, chunks: int) -> Parallelism:
+    """The layout of a config, with so many parts of the model on a stage."""
+    layout, train, model = config.layout, config.train, config.model
+    return Parallelism(
+        gpus=layout.num_devices,
+        global_batch=train.global_batch_size,
+        micro_batch=train.global_batch_size // (layout.dp * train.micro_batches),
+        tp=layout.tp,
+        pp=layout.pp,
+        cp=layout.cp,
+        virtual_stages=chunks,
+        zero=config.zero,
+        sequence_parallel=layout.sequence_parallel,
+        remat=model.remat,
+        remat_layers=model.remat_layers,
+        row=layout.row,
+        col=layout.col,
+        schedule=layout.schedule,
+    )
+
+
+MicroBatchTerms = tuple[
+    dict[Kind, LayerPasses], EndTerms
+]  # one layer of each stack and one micro-batch; the ends
+
+
+LayerTraffic = tuple[list[Placed], dict[Kind, float]]  # collectives, and bytes that a layer keeps
+
+
+class _Sequences(NamedTuple):
+    """The collectives and kept bytes of one sequence, and of two.
+
+    A micro-batch sends parameters once, however many sequences it has, and activations of each.
+    """
+
+    one: LayerTraffic
+    two: LayerTraffic
+
+    def of(self, number: int) -> LayerTraffic:
+        """The collectives and kept bytes of so many sequences."""
+
+        def line(one: float, two: float) -> float:
+            return one + (number - 1) * (two - one)
+
+        placed = [
+            dataclasses.replace(a, bytes=line(a.bytes, b.bytes))
+            for a, b in zip(self.one[0], self.two[0], strict=True)
+        ]
+        return placed, {kind: line(a, self.two[1][kind]) for kind, a in self.one[1].items()}
+
+
+def sent_and_kept(config: Config, remat: Remat) -> LayerTraffic:
+    """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
+    stacks = inventory_of(config.model).stacks
+    kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
+    return list(of_one_layer(config, remat)), kept
+
+
+class Predictor:
+    """Predicts steps of one model on one cluster, and remembers what layouts have in common.
+
+    Args:
+        cluster: the devices.
+        hiding: whether collectives of layers run beside the work that they can be hidden by.
+    """
+
+    def __init__(self, cluster: Cluster, *, hiding: bool = True) -> None:
+        self.cluster, self._hiding = cluster, hiding
+        self._units: dict[tuple[Any, ...], MicroBatchTerms] = {}
+        self._micro_batches: dict[tuple[Layout, Remat], _Sequences] = {}
+
+    def __call__(self, step: ConfigStep) -> StepTime:
+        """The time of a step.
+
+        Raises:
+            UserError: the cost model lacks something that the config asks for.
+        """
+        description = step.description(self.cluster)
+        kinds = {kind for stage in description.stages for kind in stage}
+        layers: dict[Kind, LayerPasses] = {}
+        for remat in sorted({remat for _, remat in kinds}):
+            passes, ends = self.unit(step.config, description.implementation, remat)
+            layers |= {kind: each for kind, each in passes.items() if kind in kinds}
+        places = by_place(once(step.config, step.infos, step.plan))
+        for kind, layer in layers.items():
+            sent = [each for each in places.get("layer", ()) if each.is_of(*kind)]
+            beside = {"other layers": layer.hiding if self._hiding else 0.0}
+            layers[kind] = layer.and_backward(exposed_terms(description, sent, beside))
+        more: list[Term] = []
+        offloaded = step.config.layout.offloaded
+        if "activations" in offloaded:
+            layers = dict(self._offloaded(step.config, *each) for each in layers.items())
+        if "optimizer" in offloaded:
+            state = step.state["parameters"] + step.state["optimizer"]
+            more = [kernels.to_host(self.cluster.accelerator, 2.0 * state).named("state")]
+        return put_together(description, layers, ends, places.get("step", ()), more)
+
+    def _offloaded(
+        self, config: Config, kind: Kind, passes: LayerPasses
+    ) -> tuple[Kind, LayerPasses]:
+        """A layer whose kept activations go to the host, and return, beside its work."""
+        stack = next(s for s in inventory_of(config.model).stacks if s.name == kind[0])
+        if kind[1] == "none":
+            return kind, passes
+        moves = 2.0 * memory_model.layer(config, stack, "dots")
+        term = kernels.to_host(self.cluster.accelerator, moves).named("kept activations")
+        left = max(0.0, term.seconds - BESIDE * passes.seconds)
+        return kind, passes.and_backward([term._replace(seconds=left)])
+
+    def unit(self, config: Config, implementation: Implementation, remat: Remat) -> MicroBatchTerms:
+        """Terms of one layer of each stack and one micro-batch, and of the ends.
+
+        Args:
+            config: of any number of layers, stages, replicas and micro-batches.
+            implementation: its kernels.
+            remat: what the layers compute again.
+        """
+        layout, train = config.layout, config.train
+        sequences = train.global_batch_size // (layout.dp * train.micro_batches)
+        key = alone(layout), sequences, implementation, remat
+        if key not in self._units:
+            self._units[key] = self._unit(config, *key)
+        return self._units[key]
+
+    def _unit(
+        self,
+        config: Config,
+        layout: Layout,
+        sequences: int,
+        implementation: Implementation,
+        remat: Remat,
+    ) -> MicroBatchTerms:
+        model = inventory_of(config.model)
+        parallelism = dataclasses.replace(
+            _spread_alone(layout), micro_batch=sequences, global_batch=sequences
+        )
+        description = StepDescription(model, parallelism, implementation, self.cluster)
+        placed, kept = self.micro_batch(config, layout, sequences, remat)
+        places = by_place(placed)
+        passes = dict(layer_passes(description, [*kept], places))
+        times = copied(implementation, layout, sequences)
+        for kind, size in kept.items():
+            layer = [each for each in places.get("layer", ()) if each.is_of(*kind)]
+            passes[kind] = self._with_copies(passes[kind], layer, times)
+            if implementation.stacked:
+                passes[kind] = self._in_a_loop(passes[kind], size)
+        return passes, end_terms(description, places)
+
+    def micro_batch(
+        self, config: Config, layout: Layout, sequences: int, remat: Remat
+    ) -> "LayerTraffic":
+        """The collectives and kept bytes of a layer and micro-batch of so many sequences."""
+        key = layout, remat
+        if key not in self._micro_batches:
+            both = (sent_and_kept(_one_layer(config, layout, n), remat) for n in (1, 2))
+            self._micro_batches[key] = _Sequences(*both)
+        placed, kept = self._micro_batches[key].of(sequences)
+        if not self._hiding:
+            placed = [dataclasses.replace(each, under="nothing") for each in placed]
+        return placed, kept
+
+    def _with_copies(
+        self, passes: LayerPasses, placed: Sequence[Placed], times: int
+    ) -> LayerPasses:
+        """The passes with the copies of what their collectives move."""
+        moved = times * sum(each.count * each.bytes for each in placed)
+        term = kernels.moved(self.cluster.accelerator, moved, 4).named("copies of what is sent")
+        return passes.and_backward([term] if moved else [])
+
+    def _in_a_loop(self, passes: LayerPasses, kept: float) -> LayerPasses:
+        """The passes of a layer that keeps so many bytes in the array of all layers."""
+        into, out = (
+            kernels.moved(self.cluster.accelerator, times * kept, 4) for times in (STACKED, TAKEN)
+        )
+        return passes.and_forward([into.named("kept, to all layers")]).and_backward(
+            [out.named("kept, from all layers")]
+        )
+
+
+def predict(config: Config, cluster: Cluster) -> StepTime:
+    """The time of a config's step on a cluster.
+
+    Raises:
+        UserError: the cost model lacks something that the config asks for, or its pipeline does not
+            exist.
+    """
+    return Predictor(cluster)(ConfigStep(config))
+
+
+@functools.lru_cache(4096)
+def alone(layout: Layout) -> Layout:
+    """The axes of a layout that share a layer, and their algorithms."""
+    return dataclasses.replace(
+        layout,
+        pp=1,
+        dp=1,
+        zero=0,
+        offload="none",
+        update_on="device",
+        schedule=Layout.schedule,
+        virtual_stages=None,
+        stage_layers=None,
+    )
+
+
+@functools.lru_cache(4096)
+def _spread_alone(layout: Layout) -> Parallelism:
+    return Parallelism(
+        gpus=layout.num_devices,
+        global_batch=1,
+        tp=layout.tp,
+        cp=layout.cp,
+        sequence_parallel=layout.sequence_parallel,
+        row=layout.row,
+        col=layout.col,
+    )
+
+
+def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
+    """The config of one micro-batch and one layer in each stack."""
+    model = dataclasses.replace(config.model, num_layers=1, remat="none", remat_layers=None)
+    if model.num_decoder_layers:
+        model = dataclasses.replace(model, num_decoder_layers=1)
+    train = dataclasses.replace(config.train, global_batch_size=sequences, micro_batches=1)
+    return dataclasses.replace(config, model=model, layout=layout, train=train)
+
+
+# ---- the memory of a config's step on each GPU ---------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on a device by their kind: those of a step, and those outside of it."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def memory_of(step: ConfigStep) -> Memory:
+    """Predicts the bytes that a step needs on each GPU."""
+    found = peak(step.config, step.state, step.plan)
+    others = {each.name: each.bytes for each in outside(step.config.layout)}
+    return Memory({name: size for name, size in found.parts.items() if size} | others)

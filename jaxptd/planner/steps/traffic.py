@@ -1,0 +1,175 @@
+"""This library's collectives with their places in a step, from the formulas of `analysis.traffic`.
+
+The formulas count a whole step. Here a step of one layer of each stack and one micro-batch is
+counted for each policy of recomputation, and what happens once a step from the config itself.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from jaxptd.analysis.collective import BROADCAST, PERMUTE, Collective
+from jaxptd.analysis.traffic import Part, parts
+from jaxptd.config import Config, Remat
+from jaxptd.models.families import inventory_of
+from jaxptd.models.parameters import parameter_infos
+from jaxptd.pipeline.placement import Stages
+from jaxptd.planner.cost import Placed, StepTime, Term
+from jaxptd.planner.cost.collectives import BESIDE, HIDING, Place, Under
+from jaxptd.planner.cost.terms import HBM, WAITING, total
+from jaxptd.shapes import ParamShape
+
+NAMES = {
+    "tensor": "layers",
+    "ring": "ring",
+    "ends": "ends",
+    "zero": "parameters of layers",
+    "step": "once",
+}
+
+
+def of_one_layer(config: Config, remat: Remat) -> Iterator[Placed]:
+    """Collectives of one layer of each stack and one micro-batch, and of its ends.
+
+    Args:
+        config: of one micro-batch on the devices that share it, with one layer in each stack.
+        remat: what these layers compute again.
+    """
+    model = dataclasses.replace(config.model, remat=remat, remat_layers=None)
+    config = dataclasses.replace(config, model=model)
+    infos = parameter_infos(config)
+    for part, each in parts(config, infos, on_gpus=True, only=("tensor", "ring", "ends")):
+        yield _placed(part, each, "last" if part.what == "ends" else "layer", _under(part, each))
+
+
+def once(config: Config, infos: Mapping[str, ParamShape], plan: Stages | None) -> Iterator[Placed]:
+    """Collectives of ZeRO's layers, each micro-batch, and those once a step.
+
+    Args:
+        config: of the run.
+        infos: of its parameters.
+        plan: of its pipeline, or an outline.
+    """
+    layout, m = config.layout, config.train.micro_batches
+    layers = {stack.name: stack.layers for stack in inventory_of(config.model).stacks}
+    under: Under = "nothing" if layout.pp > 1 else "other layers"
+    for part, each in parts(config, infos, plan, on_gpus=True, only=("zero", "step")):
+        if part.what == "zero":
+            runs = layers[part.stack or ""] * m
+            yield _placed(part, each, "layer", under, runs)
+        else:
+            runs = 1 if "pp" in each.axes else layout.pp
+            yield _placed(part, each, "step", "nothing", runs)
+
+
+def _placed(part: Part, each: Collective, place: Place, under: Under, runs: int = 1) -> Placed:
+    """A collective at its place, which the formulas count for so many runs together."""
+    name = f"{NAMES[part.what]}, {each.kind} over {'+'.join(each.axes)}"
+    count, size = each.count / runs, each.bytes / each.count
+    return Placed(name, each.kind, each.axes, count, size, place, under, part.stack)
+
+
+def _under(part: Part, each: Collective) -> Under:
+    """The work at the same time: pieces run beside the work on the piece before."""
+    if part.what == "ring":
+        return "attention" if each.kind == PERMUTE else "nothing"
+    if part.what == "tensor" and each.kind in (PERMUTE, BROADCAST):
+        return "products"
+    return "nothing"
+
+
+# ---- the time of a step, predicted again with what the compiler said of it -----------------------
+
+IN_LAYERS = tuple(f"{NAMES[what]}, " for what in ("tensor", "ring", "zero"))
+OUTER = frozenset({"dp", "pp"})  # axes whose devices share no layer
+
+
+class Figures(NamedTuple):
+    """Figures of a compiled step, of one device; of a pipeline's stages the mean counts.
+
+    Args:
+        bytes: arguments and temporaries.
+        moved: bytes of kernels other than products, attention and collectives, in a step.
+        hidden: shares of the bytes sent that run beside products or attention, by the axes, as
+            `cp+dp`.
+    """
+
+    bytes: int
+    moved: float
+    hidden: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled candidate.
+
+    Args:
+        figures: of its step.
+        bytes: of a device, with what is outside of the program.
+        step: its time, predicted again.
+    """
+
+    figures: Figures
+    bytes: int
+    step: StepTime
+
+    @property
+    def hidden(self) -> float | None:
+        """The least hidden share over axes that share a layer; None if nothing is sent there."""
+        hidden = self.figures.hidden
+        return min(
+            (hidden[axes] for axes in hidden if OUTER.isdisjoint(axes.split("+"))), default=None
+        )
+
+
+def remade(step: StepTime, alone: StepTime, found: Figures) -> StepTime:
+    """Predicts a step again.
+
+    Kernels other than products take the time of the bytes that were compiled. Collectives of layers
+    are hidden by the share that was compiled, and on each link for no longer than products and
+    attention run. A pipeline waits as much longer as its stages work.
+
+    Args:
+        step: as it was predicted.
+        alone: the same with nothing beside the collectives of layers.
+        found: of the compiled step.
+    """
+    moved = sum(term.bytes for term in step.terms if _is_pass(term))
+    times = found.moved / moved if moved else 1.0
+    full = {(term.name, term.resource): term.seconds for term in alone.terms if _in_layers(term)}
+    exposed = _exposed(step, full, found.hidden)
+    terms = []
+    for term in step.terms:
+        key = term.name, term.resource
+        if _is_pass(term):
+            term = term._replace(seconds=times * term.seconds, bytes=times * term.bytes)
+        elif key in exposed:
+            term = term._replace(seconds=exposed[key])
+        terms.append(term)
+    working = sum(t.seconds for t in step.terms if t.resource != WAITING)
+    longer = sum(t.seconds for t in terms if t.resource != WAITING) / working
+    terms = [t._replace(seconds=longer * t.seconds) if t.resource == WAITING else t for t in terms]
+    return StepTime(total(terms), tuple(terms))
+
+
+def _is_pass(term: Term) -> bool:
+    """True for passes over memory: kernels other than products."""
+    return term.resource == HBM and not term.flops
+
+
+def _in_layers(term: Term) -> bool:
+    """True for collectives of layers."""
+    return term.name.startswith(IN_LAYERS)
+
+
+def _exposed(
+    step: StepTime, full: Mapping[tuple[str, str], float], hidden: Mapping[str, float]
+) -> dict[tuple[str, str], float]:
+    """Exposed seconds of collectives of layers, of those over axes that the compiler has."""
+    shares = {(t.name, t.resource): hidden[t.kind] for t in step.terms if t.kind in hidden}
+    known = {key: seconds for key, seconds in full.items() if key in shares}
+    work = BESIDE * sum(term.seconds for term in step.terms if term.kind in HIDING)
+    beside = {key: seconds * shares[key] for key, seconds in known.items()}
+    of_link = {link: sum(s for (_, on), s in beside.items() if on == link) for _, link in known}
+    fits = {link: min(1.0, work / s) if s else 1.0 for link, s in of_link.items()}
+    return {key: seconds - beside[key] * fits[key[1]] for key, seconds in known.items()}
