@@ -29,13 +29,11 @@ from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of, tokenizer_of
-from jaxptd.models.images import images_of
 from jaxptd.params import Params
 from jaxptd.run.generator import Generator, Sampling
-from jaxptd.run.images.inputs import held_out_inputs, inputs_of
-from jaxptd.run.images.pictures import Masks, classes_of, of_pixels, write_pictures
 from jaxptd.run.progress import printable
 from jaxptd.step import Program
+from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
 
@@ -195,23 +193,12 @@ def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
 
 
 def _classes(args: Any, program: Program, params: Params) -> Iterator[str]:
-    """Writes masks; yields what the command prints of them, or the classes of whole images."""
+    """Yields what the command prints of images: the files of their masks, or their classes."""
     if args.images:
-        names, image = inputs_of(program.config, args.images)
+        images = inputs_of(program.config, args.images)
     else:
-        names, image = held_out_inputs(program.config, args.samples or DEFAULT_IMAGES)
-    found = classes_of(program, params, image)
-    if not of_pixels(program.config):
-        rows = [{"image": n, "class": int(each)} for n, each in zip(names, found, strict=True)]
-    else:
-        folder = args.out or _run_dir(args) / "masks"
-        masks = Masks(image, found, images_of(program.config.model).classes)
-        files = masks.files(folder, names)
-        write_pictures(files)
-        rows = [
-            {"image": name, "mask": str(mask), "overlay": str(over)}
-            for name, (mask, over) in zip(names, zip(*[iter(files)] * 2, strict=True), strict=True)
-        ]
+        images = held_out_inputs(program.config, args.samples or DEFAULT_IMAGES)
+    rows = write_classes(program, params, images, folder=args.out or _run_dir(args) / "masks")
     if args.json:
         yield json.dumps(rows)
     else:

@@ -100,7 +100,8 @@ def draw(points: Points, path: Path) -> None:
 
 
 def _picture(points: Points) -> Any:
-    from jaxptd.plot.style import COLORS, PAGE, new_picture
+    from jaxptd.plot.colors import COLORS
+    from jaxptd.plot.style import PAGE, new_picture
 
     figure = new_picture(PAGE, 4)
     axes = figure.subplots()

@@ -16,7 +16,8 @@ from matplotlib.patches import Patch, Polygon, Rectangle
 
 from benchmarks.context.formulas import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
 from jaxptd.attention.ring import Ring
-from jaxptd.plot.style import BLUE, COLORS, FILLS, INK, PAGE, save_pictures
+from jaxptd.plot.colors import BLUE, COLORS, FILLS, INK
+from jaxptd.plot.style import PAGE, save_pictures
 
 WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it
 

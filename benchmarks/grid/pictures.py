@@ -18,7 +18,8 @@ from matplotlib.patches import Rectangle
 from benchmarks.grid import break_even as even
 from benchmarks.lib.svg import command
 from jaxptd.errors import run_command
-from jaxptd.plot.style import COLORS, DARK, FILLS, INK, PAGE, save_pictures
+from jaxptd.plot.colors import COLORS, DARK, FILLS, INK
+from jaxptd.plot.style import PAGE, save_pictures
 
 Q = 3
 GAP = 0.03  # where arrows are, between devices

@@ -20,7 +20,8 @@ from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
 from jaxptd.models.families import inventory_of
-from jaxptd.plot.style import AMBER, BLUE, GREEN, INK, ORANGE, PAGE, PINK, PURPLE, save_pictures
+from jaxptd.plot.colors import AMBER, BLUE, GREEN, INK, ORANGE, PINK, PURPLE
+from jaxptd.plot.style import PAGE, save_pictures
 
 # One layer of a GPT-2 of 1.5 B parameters, in bfloat16.
 MODEL = ModelConfig(

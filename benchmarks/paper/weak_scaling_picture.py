@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.paper.weak_scaling import GPU, PETA, Model
 from jaxptd.hardware import find_accelerator
-from jaxptd.plot.style import BLUE, INK, ORANGE, new_picture, save_pictures, styled
+from jaxptd.plot.colors import BLUE, INK, ORANGE
+from jaxptd.plot.style import new_picture, save_pictures, styled
 
 PICTURE = "paper_weak_scaling.svg"
 

@@ -20,7 +20,8 @@ from jaxptd.errors import run_command
 from jaxptd.pipeline import picture
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from jaxptd.pipeline.statistics import bubble, peak, simulate
-from jaxptd.plot.style import BLUE, GREEN, INK, ORANGE, PAGE, PINK, PURPLE, save_pictures
+from jaxptd.plot.colors import BLUE, GREEN, INK, ORANGE, PINK, PURPLE
+from jaxptd.plot.style import PAGE, save_pictures
 
 STAGES, MICRO_BATCHES = 4, 8
 DEEP = 8  # stages of the costs that are drawn

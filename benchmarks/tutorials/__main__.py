@@ -21,7 +21,7 @@ NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.py"
 STYLE = """
 import matplotlib
 from matplotlib_inline.backend_inline import set_matplotlib_formats
-from jaxptd.plot.style import DARK, INK
+from jaxptd.plot.colors import DARK, INK
 from jaxptd.plot.style import STYLE
 %matplotlib inline
 set_matplotlib_formats("svg")

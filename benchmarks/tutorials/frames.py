@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.plot.style import INK
+from jaxptd.plot.colors import INK
 
 MILLISECONDS = 1200  # of a frame
 

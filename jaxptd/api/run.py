@@ -28,10 +28,10 @@ from jaxptd.run.evaluation import (
 )
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
-from jaxptd.run.images.pictures import classes_of
 from jaxptd.run.metrics import columns
 from jaxptd.step import Batch, Program, State
 from jaxptd.step.program import as_state, check_unused
+from jaxptd.vision.masks import classes_of
 
 Metrics = dict[str, np.ndarray]
 LAST_SAMPLE = 2**62  # with a batch after it, still an int64

@@ -17,10 +17,10 @@ from jaxptd.models.families import family_of
 from jaxptd.run.checkpoints import failed_saves_explained
 from jaxptd.run.folder import Row, check_alike
 from jaxptd.run.generator import final_sample
-from jaxptd.run.images.pictures import PREDICTIONS, final_picture, of_pixels
 from jaxptd.run.progress import Display, Meter
 from jaxptd.run.remarks import how_to_resume, nothing_left
 from jaxptd.run.trace import StepTrace
+from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]
 

@@ -14,8 +14,8 @@ from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
 from jaxptd.models.encoder_decoder import ENCODER_DECODER
 from jaxptd.models.family import Family, Work
-from jaxptd.models.images import IMAGES, PIXELS
 from jaxptd.models.inventory import Inventory
+from jaxptd.vision.family import IMAGES, PIXELS
 
 FAMILIES: Mapping[FamilyName, Family] = {
     "gpt": DECODER,

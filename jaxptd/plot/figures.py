@@ -11,7 +11,8 @@ from matplotlib.patches import Rectangle
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 from jaxptd.layout import Layout
-from jaxptd.plot.style import COLORS, INK, new_picture, styled
+from jaxptd.plot.colors import COLORS, INK
+from jaxptd.plot.style import new_picture, styled
 
 # ---- bytes that a device holds and sends ---------------------------------------------------------
 

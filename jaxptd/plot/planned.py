@@ -10,8 +10,9 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from jaxptd.fields import checked
 from jaxptd.hardware import Accelerator, Cluster
+from jaxptd.plot.colors import COLORS, INK
 from jaxptd.plot.figures import stacked
-from jaxptd.plot.style import COLORS, INK, new_picture, styled
+from jaxptd.plot.style import new_picture, styled
 
 OTHERS = "others"
 LINKS = ("HBM", "NVLink", "network", "host")  # the limits of what only moves bytes

@@ -16,22 +16,7 @@ from matplotlib.figure import Figure
 from jaxptd.atomic_files import explained, write_whole
 from jaxptd.fields import checked
 from jaxptd.plot import format_of
-
-BLUE, ORANGE, GREEN, PURPLE = "#2b6cb0", "#c05621", "#2f855a", "#805ad5"
-PINK, SKY, AMBER = "#b83280", "#4299e1", "#b7791f"
-
-
-# ---- colors, legible on light and on dark pages --------------------------------------------------
-
-COLORS = (BLUE, ORANGE, GREEN, PURPLE, PINK, SKY, AMBER)
-INK = "#718096"  # text and lines
-
-# Operations of a pipeline, below dark text.
-FORWARD, BACKWARD, WEIGHTS = SKY, "#38a169", "#dd6b20"
-
-FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # below dark text
-DARK = "#1a202c"  # text on fills
-
+from jaxptd.plot.colors import COLORS, INK
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "jaxptd",

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import tiny
 
 from jaxptd import Layout, Program, generate, make_mesh
 from jaxptd.config import DataConfig
-from jaxptd.data.images.png import read_png, write_png
 from jaxptd.errors import run_command
+from jaxptd.vision import masks
+from jaxptd.vision.png import read_png, write_png
 
 PROGRAMS: dict[str, Any] = {}
 
@@ -80,6 +82,16 @@ def test_masks_of_files_where_they_are_asked_for(ask, tmp_path: Path) -> None:
     assert ask("--images", inputs / "a.png", "--out", out, "--quiet") == (
         f"{out / 'a.png'} {out / 'a-overlay.png'}\n"
     )
+
+
+def test_without_pillow_no_mask_is_computed(ask, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setattr(masks, "classes_of", None)
+    line = (
+        "a mask is a PNG, which needs Pillow; in the checkout of jaxptd, pip install -e '.[vision]'"
+    )
+    assert line in ask("--samples", 1, expect=2)
+    assert not (tmp_path / "masks").exists()
 
 
 def test_classes_of_whole_images_are_printed(ask, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jaxptd.analysis.hlo.kernels import PRODUCT
 from jaxptd.analysis.memory_report import MemoryReport
 from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.step import CommsReport
-from jaxptd.plot import style as colors
+from jaxptd.plot import colors
 
 PAGES = ("#ffffff", "#131416")  # of the documentation, by day and by night
 LAYOUT = Layout(pp=2, dp=2, cp=2, tp=4)

@@ -1,10 +1,13 @@
 """No module imports another one of the package where import-linter cannot see it."""
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "jaxptd"
+CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
 # Each with its reason. All others import at the top of the file, or from `commands.table`.
 ALLOWED = {
     "__init__.py": "names that are imported when they are used",
@@ -43,3 +46,18 @@ def test_every_way_is_found() -> None:
     ):
         assert [*hidden_imports(line)]
     assert not [*hidden_imports("from jaxptd.run import folder")]
+
+
+def test_folders_without_a_place_of_their_own_have_one_for_each_module() -> None:
+    """`exhaustive` knows only the top; an `__init__` that imports nothing needs no place."""
+    (order,) = (each for each in CONTRACTS["contracts"] if each["type"] == "layers")
+    placed = {name for layer in order["layers"] for name in re.findall(r"[\w.]+", layer)}
+    for folder in order["exhaustive_ignores"]:
+        modules = {path.stem for path in (PACKAGE / folder).glob("[!_]*")}
+        assert {name for name in placed if name.startswith(f"{folder}.")} == {
+            f"{folder}.{name}" for name in modules
+        }
+        face = ast.parse((PACKAGE / folder / "__init__.py").read_text("utf-8"))
+        assert not [
+            node for node in ast.walk(face) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]

@@ -16,6 +16,9 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"__pycache__", "_build"}
+# What the extras install, by the names under which Python imports it.
+OF_EXTRAS = ["matplotlib", "PIL", "pyarrow", "zstandard", "tensorboardX", "tokenizers"]
+OF_EXTRAS += ["safetensors", "lm_eval", "torch"]
 
 
 def build(builder: type, root: Path, into: Path) -> Path:
@@ -101,3 +104,16 @@ def test_commands_of_the_wheel_run_in_an_empty_directory(
         assert done.returncode == 0, done.stderr
         if argv[0] == "-c":
             assert Path(done.stdout.strip()).is_relative_to(installed)
+
+
+def test_without_any_extra_every_command_can_be_imported() -> None:
+    """Where an option needs one, a line names it; other commands and options are not to fail."""
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"
+        "from jaxptd.commands.table import COMMANDS, LATER, later\n"
+        "for command in COMMANDS: command.load()\n"
+        "for name in LATER: later(name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

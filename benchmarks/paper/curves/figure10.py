@@ -28,7 +28,8 @@ from jaxptd.config import (
     TrainConfig,
 )
 from jaxptd.mesh import Layout
-from jaxptd.plot.style import BLUE, GREEN, ORANGE, new_picture, save_pictures, styled
+from jaxptd.plot.colors import BLUE, GREEN, ORANGE
+from jaxptd.plot.style import new_picture, save_pictures, styled
 
 PICTURE = "paper_figure10.svg"
 LAYOUTS = (Layout(tp=4), Layout(row=2, col=2, ring="blockwise"))

@@ -12,7 +12,8 @@ from benchmarks.paper import published
 from benchmarks.paper.curves.figure10 import BATCH, DTYPES, HIDDEN, LAYERS, LENGTH, Curves, trained
 from benchmarks.paper.models import MODELS
 from jaxptd.analysis.report import table, versions
-from jaxptd.plot.style import BLUE, ORANGE, new_picture, save_pictures, styled
+from jaxptd.plot.colors import BLUE, ORANGE
+from jaxptd.plot.style import new_picture, save_pictures, styled
 
 PICTURE = "paper_figure9.svg"
 ROWS = 6  # of the table

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from jaxptd.plot.style import COLORS, INK, new_picture, save_pictures, styled
+from jaxptd.plot.colors import COLORS, INK
+from jaxptd.plot.style import new_picture, save_pictures, styled
 
 DEVICES = 4
 PICTURE = "paper_ring.svg"

@@ -29,10 +29,11 @@ from jaxptd.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from jaxptd.data.images import SHAPES
 from jaxptd.layout import Layout
-from jaxptd.plot.style import BLUE, ORANGE, new_picture, save_pictures, styled
-from jaxptd.run.images.pictures import held_out, overlay
+from jaxptd.plot.colors import BLUE, ORANGE
+from jaxptd.plot.style import new_picture, save_pictures, styled
+from jaxptd.vision.data import SHAPES
+from jaxptd.vision.masks import held_out, overlay
 
 PICTURE, WIDTH = "paper_figure13.svg", 100
 LAYOUTS: Mapping[str, Layout] = {

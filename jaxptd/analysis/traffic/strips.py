@@ -17,8 +17,8 @@ from jaxptd.analysis.collective import (
 from jaxptd.analysis.traffic.images import images_in_strips
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.layout import Axis
-from jaxptd.models.images import images_of
 from jaxptd.models.inventory import ImageEnds, Stack
+from jaxptd.vision.family import images_of
 
 ROLLS = 2  # of a shifted block: x before attention, and back after it
 PASSES = 2  # forward and backward

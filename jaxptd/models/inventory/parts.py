@@ -7,7 +7,7 @@ image count as tokens.
 
 import dataclasses
 
-from jaxptd.models.inventory.images import ImageEnds, Windows
+from jaxptd.vision.inventory import ImageEnds, Windows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,7 +126,7 @@ def test_a_directory_is_read_onto_a_layout(tmp_path: Path, layout: Layout) -> No
     """The loss is that of the reference in numpy with what was read.
 
     That the numbers of a tensor are in the order of Swin-Unet's code is shown by torch's gradients,
-    `tests/models/test_swin_unet_of_torch.py`.
+    `tests/vision/test_swin_unet_of_torch.py`.
     """
     run = from_hf(write_directory(tmp_path, tensors(), base=CONFIG, shards=2), layout=layout)
     rng = np.random.default_rng(1)

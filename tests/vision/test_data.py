@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from jaxptd.config import DataConfig, ModelConfig
-from jaxptd.data.images import open_images
-from jaxptd.data.images.phantoms import HELD_OUT, TRAINING, figure, phantom
-from jaxptd.data.images.png import write_png
-from jaxptd.data.images.samples import ImageSamples
 from jaxptd.errors import UserError
+from jaxptd.vision.data import ImageSamples, open_images
+from jaxptd.vision.phantoms import HELD_OUT, TRAINING, figure, phantom
+from jaxptd.vision.png import write_png
 
 IMAGES = ModelConfig(
     family="swin-unet", image_size=16, image_patch=2, image_window=4, image_depths=(2, 2)

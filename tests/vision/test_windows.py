@@ -11,9 +11,9 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.images.loss import batch_dice_loss
-from jaxptd.layers.images.strips import Strips
 from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.vision.losses import batch_dice_loss
+from jaxptd.vision.windows import Strips
 
 B, R = 8, 8
 MESH = make_mesh(Layout(cp=4, tp=2))

@@ -12,13 +12,6 @@ Letters: S rows and columns.
 import numpy as np
 
 CLASSES = 4
-
-
-# ---- figures with one class each -----------------------------------------------------------------
-
-# A disc, a square, a triangle or a ring of any size and place, a little turned, with noise.
-# Letters: S rows and columns.
-
 NOISE = 0.15  # standard deviation; a figure and what is around it differ by about 0.6
 TRAINING, HELD_OUT, ORDER, TURN = range(4)  # streams of numbers: samples, and draws of all data
 
@@ -75,8 +68,11 @@ def turned(down: np.ndarray, right: np.ndarray, turn: float) -> tuple[np.ndarray
     return x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
 
 
-FIGURES = ("disc", "square", "triangle", "ring")
+# ---- figures with one class each -----------------------------------------------------------------
 
+# A disc, a square, a triangle or a ring of any size and place, a little turned, with noise.
+
+FIGURES = ("disc", "square", "triangle", "ring")
 TILT = 0.3  # of a figure to either side, at most
 
 

@@ -15,13 +15,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.attention.kernel import KEPT
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, drop_path, dropout
-from jaxptd.layers.images.strips import Strips
-from jaxptd.layers.images.windows import WindowAttention, Windows
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import stacked
+from jaxptd.vision.windows import Strips, WindowAttention, Windows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,10 @@ from jaxptd import (
 )
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.jaxprs import traced
-from jaxptd.data.images.png import read_png
-from jaxptd.layers.images.windows import Windows
 from jaxptd.models.families import work_of
 from jaxptd.run.folder import RunDir
+from jaxptd.vision.png import read_png
+from jaxptd.vision.windows import Windows
 
 DROPS = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.3}
 ONE = {"micro_batches": 1}

@@ -19,27 +19,26 @@ from jax import Array
 from jaxptd.config import Images, ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
-from jaxptd.layers.images.block import Level, Skipping, WindowPair, drop_patches, make_pairs
-from jaxptd.layers.images.distance import hausdorff_scores
-from jaxptd.layers.images.loss import (
+from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.vision.block import Level, Skipping, WindowPair, drop_patches, make_pairs
+from jaxptd.vision.family import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
+from jaxptd.vision.losses import (
     batch_dice_loss,
     cross_entropy,
     dice_loss,
     dice_scores,
+    hausdorff_scores,
     right,
 )
-from jaxptd.layers.images.patches import (
+from jaxptd.vision.patches import (
     Classes,
     PatchEmbedding,
     PatchExpanding,
     PatchMerging,
     SkipConnection,
 )
-from jaxptd.layers.images.strips import Strips
-from jaxptd.layers.images.windows import Windows
-from jaxptd.layers.norm import Norm
-from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.models.images import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
+from jaxptd.vision.windows import Strips, Windows
 
 
 class Swin(nnx.Module):

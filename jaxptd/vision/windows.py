@@ -1,29 +1,141 @@
-"""Attention in windows of an image, which every second block shifts by half a window.
+"""Attention in windows of an image, and strips of images, which several devices share.
+
+Every second block shifts its windows by half a window.
 
 Letters: B images, R rows, Q columns, C hidden units, W windows of an image, T patches of a window,
-N heads, H head size.
+N heads, H head size; of strips, B images of the devices that share them.
 Source: Liu et al., Swin Transformer, arXiv 2103.14030, section 3.2.
 """
 
 import dataclasses
+import math
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd import collectives
 from jaxptd.attention.kernel import CORE, TAKEN
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, counts_of
 from jaxptd.layers.dropout import TokenInfo, keep_mask
-from jaxptd.layers.images.strips import Strips
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.mesh import Axis
 from jaxptd.params import param
+
+# ---- strips: each device has some rows of all images, or as many whole ones ----------------------
+
+# Strips are of whole windows, so what is inside a window, or a patch, needs no other device. Levels
+# whose rows do not split so have whole images, if the images split over the devices.
+
+
+@dataclasses.dataclass(frozen=True)
+class Strips:
+    """The devices that share images, and the ways in which they do.
+
+    Args:
+        axis: of the devices.
+        others: axes that share the images of a micro-batch before these do.
+    """
+
+    axis: Axis
+    others: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, tensor_parallel: TensorParallel) -> Self:
+        """Makes those along cp, which share what devices along `axes.tokens` have of the images."""
+        return cls(Axis.CP, tensor_parallel.axes.tokens)
+
+    @property
+    def devices(self) -> int:
+        """The number of devices, C."""
+        return lax.axis_size(self.axis)
+
+    # ---- from strips to whole images and back ----
+
+    def as_whole(self, x_BRQ: Array) -> Array:
+        """x[B, R/C, Q, ..] -> x[B/C, R, Q, ..], if it is not so yet: all-to-all, and backward one.
+
+        Partner: `as_strips`.
+        """
+        if is_whole(x_BRQ):
+            return x_BRQ
+        return lax.all_to_all(x_BRQ, self.axis, split_axis=0, concat_axis=1, tiled=True)
+
+    def as_strips(self, x_BRQ: Array, rows: int) -> Array:
+        """x[B/C, R, Q, ..] -> x[B, R/C, Q, ..] with so many rows. Partner: `as_whole`."""
+        if x_BRQ.shape[1] == rows:
+            return x_BRQ
+        return lax.all_to_all(x_BRQ, self.axis, split_axis=1, concat_axis=0, tiled=True)
+
+    def token_info(self, x_BRQ: Array, token_info: TokenInfo) -> TokenInfo:
+        """The places of x: as they are for strips, else those of its whole images.
+
+        Args:
+            x_BRQ: of this device.
+            token_info: samples of all images of the micro-batch, and pixel rows of a strip.
+        """
+        if not is_whole(x_BRQ):
+            return token_info
+        shares = math.prod(map(lax.axis_size, self.others))
+        rows = token_info.position_T.shape[0] * self.devices
+        sample_B = token_info.sample_B.reshape(shares, self.devices, -1)
+        own_B = lax.dynamic_index_in_dim(sample_B, lax.axis_index(self.axis), 1).reshape(-1)
+        return token_info._replace(sample_B=own_B, position_T=jnp.arange(rows, dtype=jnp.int32))
+
+    # ---- rows of other devices ----
+
+    def rolled(self, x_BRQ: Array, by: int) -> Array:
+        """x moved down, and the last rows to the top: strips send `by` rows to the next device."""
+        if is_whole(x_BRQ):
+            return jnp.roll(x_BRQ, by, 1)
+        cut = x_BRQ.shape[1] - by if by > 0 else -by
+        first, last = x_BRQ[:, :cut], x_BRQ[:, cut:]
+        if by > 0:
+            both = collectives.shift(last, self.axis), first
+        else:
+            both = last, collectives.shift(first, self.axis, -1)
+        return jnp.concatenate(both, 1)
+
+    def gathered(self, x_BRQ: Array) -> Array:
+        """x[B, R/C, Q] -> x[B, R, Q]."""
+        return collectives.all_gather(x_BRQ, self.axis, 1)
+
+    # ---- values of images ----
+
+    def summed(self, x: Array) -> Array:
+        """Sums of strips -> sums of images, which all devices have."""
+        return lax.psum(collectives.as_varying(x, [self.axis]), self.axis)
+
+    def summed_batch(self, x: Array) -> Array:
+        """Sums of this device's strips, or images -> sums of the batch, which all devices have."""
+        axes = (Axis.DP, self.axis, *self.others)
+        return lax.psum(collectives.as_varying(x, axes), axes)
+
+    def mean(self, x_BRQ: Array) -> Array:
+        """x -> the mean of each image, `[B, ..]`, float32 at least: all devices have all."""
+        mean_B = x_BRQ.mean((1, 2), dtype=jnp.promote_types(x_BRQ.dtype, jnp.float32))
+        if is_whole(x_BRQ):
+            return collectives.all_gather(mean_B, self.axis, 0)
+        return self.summed(mean_B) / self.devices
+
+    def once(self, x: Array) -> Array:
+        """x on the first device, zeros on the others: what all have counts once in a sum."""
+        return jnp.where(lax.axis_index(self.axis) == 0, x, jnp.zeros_like(x))
+
+
+def is_whole(x_BRQ: Array) -> bool:
+    """True if x has whole images, which are square, not strips of them."""
+    return x_BRQ.shape[1] == x_BRQ.shape[2]
+
+
+# ---- windows of a level, and attention in them ---------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +209,13 @@ class WindowBias(nnx.Module):
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
-        token_info, heads = (2 * windows.size - 1) ** 2, config.num_heads
+        places, heads = (2 * windows.size - 1) ** 2, config.num_heads
         self.table = param(
             rngs(),
-            (token_info, heads),
+            (places, heads),
             INIT,
             spec=(None, *tensor_parallel.axes.by_head_spec()),
-            padded=(token_info, counts_of(config, tensor_parallel).queries),
+            padded=(places, counts_of(config, tensor_parallel).queries),
             decay=False,
         )
         self.windows = windows

@@ -1,4 +1,4 @@
-"""Classes that a model of images finds, as arrays, and masks of pixels as PNG files.
+"""Classes that a trained model of images finds: of which images, as arrays, and as PNG files.
 
 A mask is a PNG with a palette: its pixels are the numbers of classes, so it can be read as labels,
 and viewers show them in colors. An overlay has the colors over the image.
@@ -7,7 +7,7 @@ Letters: B images, S rows and columns.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,19 @@ import numpy as np
 from jaxptd.atomic_files import explained, shown, write_whole
 from jaxptd.config import Config
 from jaxptd.data import NOT_COUNTED, Samples
-from jaxptd.data.images.png import Color, write_png
 from jaxptd.distributed import coordination
 from jaxptd.errors import UserError
-from jaxptd.models.families import family_of
-from jaxptd.models.images import images_of
+from jaxptd.models.families import family_of, open_data_of, tokenizer_of
 from jaxptd.params import Params
-from jaxptd.plot.style import COLORS
+from jaxptd.plot.colors import COLORS
 from jaxptd.step import Program
+from jaxptd.vision.data import ENDINGS, read_image
+from jaxptd.vision.family import images_of
+from jaxptd.vision.png import Color, pillow, write_png
 
+# ---- classes, and pictures of them ---------------------------------------------------------------
+
+Inputs = tuple[list[str], np.ndarray]  # names, and images[B, S, S, channels]
 PREDICTIONS = "predictions.png"  # of a run
 SHOWN = 8  # images of it, at most
 DEPTH = 0.45  # share of a class's color over an image; class 0, the background, has none
@@ -201,5 +205,78 @@ def write_pictures(files: Mapping[Path, bytes]) -> None:
     write_whole(files, explain)
 
 
+def write_classes(
+    program: Program, params: Params, images: Inputs, *, folder: Path
+) -> list[dict[str, Any]]:
+    """Finds the classes of images, and writes those of pixels as masks and overlays, all or none.
+
+    Args:
+        program: of a model of images, on any layout.
+        params: as the program holds them.
+        images: their names, and themselves.
+        folder: of the files; it is made.
+
+    Returns:
+        For each image its name `image`, and its `class`, or the paths of its `mask` and `overlay`.
+
+    Raises:
+        UserError: as `classes_of` and `Masks.files`; Pillow is missing; a file cannot be written.
+    """
+    names, image = images
+    if has_masks := of_pixels(program.config):
+        pillow("a mask is a PNG, which")  # before any is computed
+    found = classes_of(program, params, image)
+    if not has_masks:
+        return [{"image": n, "class": int(each)} for n, each in zip(names, found, strict=True)]
+    files = Masks(image, found, images_of(program.config.model).classes).files(folder, names)
+    write_pictures(files)
+    paths = [str(path) for path in files]
+    rows = zip(names, paths[::2], paths[1::2], strict=True)
+    return [{"image": name, "mask": mask, "overlay": over} for name, mask, over in rows]
+
+
 def _explained(path: Path) -> Any:
     return explained(f"cannot write {shown(path)}", "name another directory")
+
+
+# ---- the images that classes are asked of: held-out samples of a run, or files -------------------
+
+
+def held_out_inputs(config: Config, count: int) -> Inputs:
+    """The first held-out images of a run, as many as there are up to `count`.
+
+    Raises:
+        UserError: its data cannot be opened, or it holds no image out.
+    """
+    data = open_data_of(config, tokenizer_of(config)).validation
+    if data is None:
+        raise UserError("data.validation_fraction=0: the run holds no image out; use --images")
+    count = min(count, data.windows_per_epoch)
+    names = [f"held-out-{number:04d}" for number in range(count)]
+    return names, held_out(config, data, "image", count)
+
+
+def inputs_of(config: Config, paths: Sequence[Path]) -> Inputs:
+    """The images of files, and of all files in folders; named as these without their endings.
+
+    Raises:
+        UserError: there are none, two have one name, or they are no images of the model's size.
+    """
+    files = [each for path in paths for each in _files(path)]
+    names = [path.stem for path in files]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(
+            f"two images are named {twice[0]}, and so would be their masks; give them one by one"
+        )
+    images = images_of(config.model)
+    found = [read_image(path, images.size, images.channels) for path in files]
+    return names, np.stack(found)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(each for each in path.iterdir() if each.suffix in ENDINGS)
+    if not found:
+        raise UserError(f"{path} has no {', '.join(ENDINGS)} file; name another folder")
+    return found

@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxptd.config import Config, DataConfig, Images, ModelConfig
 from jaxptd.data import NOT_COUNTED, Data
-from jaxptd.data.images import open_images
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
 from jaxptd.models.inventory import MLP, ImageEnds, Inventory, Resampling, Stack, Table, Windows
+from jaxptd.vision.data import open_images
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
 # Scores of all classes but the first, the background; of class 1 dice_1, hd95_1.
@@ -278,7 +278,7 @@ def open_samples(config: Config, *, of_pixels: bool) -> Data:
 
 def _family(name: str, *, of_pixels: bool) -> Family:
     return Family(
-        make=imported("jaxptd.models.swin", name),
+        make=imported("jaxptd.vision.swin", name),
         fields=partial(fields, of_pixels=of_pixels),
         losses=partial(losses, of_pixels=of_pixels),
         rows=rows,

@@ -1,1 +1,0 @@
-"""Layers of models of images: patches, windows of them, and losses of pixels."""

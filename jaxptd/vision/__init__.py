@@ -1,0 +1,1 @@
+"""Models of images: their data, layers and families, and pictures of the classes they find."""

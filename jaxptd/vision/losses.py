@@ -1,0 +1,180 @@
+"""Losses of images whose classes each device has all of, and scores of the classes found.
+
+Letters: B images, K classes, R rows, Q columns.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+# ---- cross-entropy and Dice coefficients ---------------------------------------------------------
+
+Sum = Callable[[Array], Array]
+SMOOTH = 1e-5  # added to both sides of a Dice coefficient, so that an absent class has one
+
+
+def cross_entropy(logits: Array, label: Array) -> Array:
+    """The sum of -log softmax(logits[.., K])[label] over labels of 0 or more."""
+    log_p = jax.nn.log_softmax(logits)
+    return -jnp.sum(one_hot(label, logits) * log_p)
+
+
+def right(logits: Array, label: Array) -> Array:
+    """The number of labels of 0 or more that are the most likely class."""
+    return jnp.sum(jnp.argmax(logits, -1) == label).astype(logits.dtype)
+
+
+def one_hot(label: Array, logits: Array) -> Array:
+    """1 at each label's class, `[.., K]`; zeros where the label is below 0."""
+    return (label[..., None] == jnp.arange(logits.shape[-1])).astype(logits.dtype)
+
+
+def dice_loss(logits: Array, label: Array, summed: Sum = lambda x: x) -> Array:
+    """The Dice loss of each image, times the number of its pixels here that count; their sum.
+
+    So its sum over images, divided by all pixels that count, is the mean loss of an image: the same
+    whatever images are computed together. The loss of an image is the mean over classes of
+    1 - (2 sum(p t) + s) / (sum(p p) + sum(t t) + s), with probabilities p and 0 or 1 in t.
+
+    Args:
+        logits: `[B, rows, columns, K]`.
+        label: int32[B, rows, columns]; those below 0 do not count.
+        summed: sums over an image's strips -> those over the image, if these are strips.
+
+    Source: Milletari et al., arXiv 1606.04797; p p in place of p as in Swin-Unet's code.
+    """
+    sums_3BK, pixels_B = _dice_sums(logits, label)
+    return jnp.sum(_dice(summed(sums_3BK)) * pixels_B)
+
+
+def batch_dice_loss(logits: Array, label: Array, summed: Sum = lambda x: x) -> Array:
+    """The Dice loss of all images of a batch together, times the number of pixels here that count.
+
+    Sums are over all pixels of the batch, as in Swin-Unet's code.
+
+    Args:
+        logits: `[B, rows, columns, K]` of this device's images, or of its strips.
+        label: int32[B, rows, columns]; those below 0 do not count.
+        summed: sums over these pixels -> those over the batch.
+    """
+    sums_3BK, pixels_B = _dice_sums(logits, label)
+    return _dice(summed(sums_3BK.sum(1))) * jnp.sum(pixels_B)
+
+
+def _dice_sums(logits: Array, label: Array) -> tuple[Array, Array]:
+    """The sums of p t, p p and t over the pixels of each image, and the number of those pixels."""
+    counts_BRQ1 = (label >= 0)[..., None].astype(logits.dtype)
+    p, t = jax.nn.softmax(logits) * counts_BRQ1, one_hot(label, logits)
+    sums_3BK = jnp.stack([jnp.sum(x, (1, 2)) for x in (p * t, p * p, t)])
+    return sums_3BK, jnp.sum(counts_BRQ1, (1, 2, 3))
+
+
+def _dice(sums: Array) -> Array:
+    """The sums `[3, .., K]` of p t, p p and t -> the mean loss of a class, `[..]`."""
+    both, pp, tt = sums
+    return jnp.mean(1 - (2 * both + SMOOTH) / (pp + tt + SMOOTH), -1)
+
+
+def dice_scores(found_BRQ: Array, label_BRQ: Array, classes: int) -> list[Array]:
+    """The Dice coefficients of classes that were found, as `dice_loss` takes their mean.
+
+    First the mean of all classes but the first, then each of these. A class that neither the labels
+    of an image nor those found have has 1.
+
+    Args:
+        found_BRQ: classes of whole images.
+        label_BRQ: those that are right; those below 0 do not count.
+        classes: K.
+    """
+    counts_BRQ, number_K = label_BRQ >= 0, jnp.arange(1, classes)
+    p, t = (x[..., None] == number_K for x in (jnp.where(counts_BRQ, found_BRQ, -1), label_BRQ))
+    pixels, wide = (1, 2), jnp.zeros(()).dtype
+    both_BK, all_BK = (jnp.sum(x, pixels, wide) for x in (p & t, p.astype(wide) + t))
+    score_BK = jnp.where(all_BK > 0, 2 * both_BK / jnp.maximum(all_BK, 1), 1)
+    total_K = jnp.sum(score_BK * jnp.sum(counts_BRQ, pixels, wide)[:, None], 0)
+    return [total_K.mean(), *total_K]
+
+
+# ---- Hausdorff distances of classes of pixels ----------------------------------------------------
+
+FAR = 2**14  # pixels: more than any image has in a row; its square twice is an int32
+
+
+def hausdorff_scores(found_BRQ: Array, label_BRQ: Array, classes: int) -> list[Array]:
+    """The 95 % Hausdorff distances of classes in pixels, each image's times its pixels that count.
+
+    First the mean of all classes but the first, then each of these; sums over images. The borders
+    of two masks are their pixels with one of the four neighbours outside, or at the edge of the
+    image. A distance is from the middle of a pixel of one border to the nearest one of the other.
+    The score is the 95th percentile of the distances from both borders together, interpolated
+    linearly. If neither mask has a pixel it is 0; if one has none, the diagonal of the image: so a
+    class that was not found is worse than one in a wrong place.
+
+    Args:
+        found_BRQ: classes that a model found.
+        label_BRQ: those that are right; those below 0 do not count, in neither mask.
+        classes: K.
+
+    Source: as `hd95` of MedPy, which Swin-Unet's code uses; of masks without a pixel as the
+    challenges of BraTS.
+    """
+    counts_BRQ = label_BRQ >= 0
+    number_K = jnp.arange(1, classes)[:, None, None]
+    masks = ((x_BRQ[:, None] == number_K) & counts_BRQ[:, None] for x_BRQ in (found_BRQ, label_BRQ))
+    score_BK = _percentile(*masks)
+    pixels_B = jnp.sum(counts_BRQ, (1, 2)).astype(score_BK.dtype)
+    total_K = jnp.sum(score_BK * pixels_B[:, None], 0)
+    return [total_K.mean(), *total_K]
+
+
+def _percentile(one_BKRQ: Array, other_BKRQ: Array) -> Array:
+    """The score of each image and class, `[B, K]`."""
+    rows, cols = one_BKRQ.shape[-2:]
+    borders = _border(one_BKRQ), _border(other_BKRQ)
+    squares = [
+        jnp.where(border, squared_distances(other), FAR**2)
+        for border, other in zip(borders, borders[::-1], strict=True)
+    ]
+    sorted_BKn = jnp.sort(jnp.concatenate(squares, -2).reshape(*one_BKRQ.shape[:2], -1))
+    count_BK = sum(jnp.sum(border, (-2, -1)) for border in borders)
+    place_BK = 19 * jnp.maximum(count_BK - 1, 0)  # in twentieths: 0.95 of the last place
+    ends = (
+        jnp.take_along_axis(sorted_BKn, each[..., None], -1)[..., 0]
+        for each in (place_BK // 20, -(-place_BK // 20))
+    )
+    low_BK, high_BK = (jnp.sqrt(end.astype(jnp.float32)) for end in ends)
+    score_BK = low_BK + (place_BK % 20) / 20 * (high_BK - low_BK)
+    some, more = (jnp.any(mask, (-2, -1)) for mask in (one_BKRQ, other_BKRQ))
+    diagonal = (rows**2 + cols**2) ** 0.5
+    return jnp.where(some & more, score_BK, jnp.where(some | more, diagonal, 0.0))
+
+
+def _border(mask_RQ: Array) -> Array:
+    """The pixels of masks `[.., R, Q]` with a neighbour outside."""
+    sides = [(0, 0)] * (mask_RQ.ndim - 2) + [(1, 1)] * 2
+    wide = jnp.pad(mask_RQ, sides)
+    inside = wide[..., :-2, 1:-1] & wide[..., 2:, 1:-1] & wide[..., 1:-1, :-2] & wide[..., 1:-1, 2:]
+    return mask_RQ & ~inside
+
+
+def squared_distances(mask_RQ: Array) -> Array:
+    """The squared distance of each pixel from the nearest one of a mask, int32[.., R, Q].
+
+    In two passes: within a row, then over the rows. Without a pixel it is FAR**2 or more.
+    Source: Felzenszwalb and Huttenlocher, Distance transforms of sampled functions, section 3.
+    """
+    rows, cols = mask_RQ.shape[-2:]
+    col_Q, axis = jnp.arange(cols), mask_RQ.ndim - 1
+    before_RQ = lax.cummax(jnp.where(mask_RQ, col_Q, -FAR), axis)
+    after_RQ = lax.cummin(jnp.where(mask_RQ, col_Q, FAR + cols), axis, reverse=True)
+    along_RQ = jnp.minimum(jnp.minimum(col_Q - before_RQ, after_RQ - col_Q), FAR) ** 2
+    apart_RR = (jnp.arange(rows)[:, None] - jnp.arange(rows)) ** 2
+
+    def nearer(least_RQ: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        along_Q, apart_R = row
+        return jnp.minimum(least_RQ, along_Q[..., None, :] + apart_R[:, None]), None
+
+    each_row = jnp.moveaxis(along_RQ, -2, 0), apart_RR
+    return lax.scan(nearer, along_RQ, each_row)[0]

@@ -1,0 +1,139 @@
+"""PNG files, read and written with Pillow: the `vision` extra.
+
+Pillow changes some numbers (it spreads gray of 2 and 4 bits over 0 to 255, and cuts channels of 16
+bits to 8) and fills rows that are missing with zeros. So a file's own header is read as well, and
+where values cannot be told from it the file is refused: pixels are data here, and labels numbers.
+
+Letters: Y rows, X columns, S samples of a pixel.
+Source: Portable Network Graphics (PNG) Specification, third edition, W3C.
+"""
+
+import io
+import itertools
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxptd.errors import UserError, install
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+GRAY, PALETTE = 0, 3
+_SAMPLES = {GRAY: 1, 2: 3, PALETTE: 1, 4: 2, 6: 4}  # of a pixel, by type; 4 and 6 have alpha
+_STEPS = {2: 85, 4: 17}  # between the numbers that Pillow makes of gray of so many bits
+LONGEST = 2**15  # pixels in a row, or rows
+# Of each pass of an interlaced file: its first column and row, and the steps between its own.
+_PASSES = (
+    *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
+    *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
+)
+Color = tuple[int, int, int]
+
+
+class Png(NamedTuple):
+    """The pixels of a file.
+
+    Args:
+        pixels: uint8 or uint16, `[Y, X, S]`; of a file with a palette the numbers of its colors.
+        palette: whether it has one.
+    """
+
+    pixels: np.ndarray
+    palette: bool
+
+
+def pillow(what: str) -> Any:
+    """Imports Pillow, which comes with an extra.
+
+    Args:
+        what: needs it; the beginning of the message.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import PIL.PngImagePlugin  # imports PIL.Image
+    except ImportError as error:
+        raise UserError(f"{what} needs Pillow; {install('vision')}") from error
+    return PIL
+
+
+def read_png(data: bytes) -> Png:
+    """Reads a file's bytes.
+
+    Raises:
+        ValueError: they are damaged, or pixels of a kind that Pillow would change.
+        UserError: Pillow is not installed.
+    """
+    made = pillow("reading a PNG").PngImagePlugin.PngImageFile  # no limit of pixels but ours
+    header = _header(data)
+    try:
+        made(io.BytesIO(data)).verify()  # the sums of all parts; it cannot be loaded afterwards
+        _check_rows(data, header)
+        with made(io.BytesIO(data)) as image:
+            pixels = np.asarray(image)
+    except (SyntaxError, OSError, EOFError, LookupError, zlib.error, struct.error) as error:
+        raise ValueError(f"it is damaged: {error}") from error
+    pixels = pixels.astype(np.uint16 if header.depth == 16 else np.uint8)
+    if header.kind == GRAY:
+        pixels //= _STEPS.get(header.depth, 1)
+    shape = header.height, header.width, _SAMPLES[header.kind]
+    return Png(pixels.reshape(shape), header.kind == PALETTE)
+
+
+def write_png(pixels: np.ndarray, palette: Sequence[Color] = ()) -> bytes:
+    """The bytes of a file with uint8 pixels `[Y, X, 3]`, or `[Y, X]`: gray, or of a palette.
+
+    Raises:
+        UserError: Pillow is not installed.
+    """
+    image = pillow("writing a PNG").Image.fromarray(pixels.astype(np.uint8))
+    if palette:
+        image.putpalette([*itertools.chain(*palette)])
+    file = io.BytesIO()
+    image.save(file, "png")
+    return file.getvalue()
+
+
+class _Header(NamedTuple):
+    width: int
+    height: int
+    depth: int  # bits of a sample
+    kind: int
+    interlaced: bool
+
+
+def _header(data: bytes) -> _Header:
+    """The header of a file whose pixels are read as they are. Raises ValueError for others."""
+    if not data.startswith(SIGNATURE):
+        raise ValueError("it is no PNG")
+    if len(data) < 29 or data[12:16] != b"IHDR":
+        raise ValueError("it has no header")
+    width, height, depth, kind, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
+    if not 0 < width <= LONGEST or not 0 < height <= LONGEST:
+        raise ValueError(f"it has {height} x {width} pixels; {LONGEST} are the most")
+    if depth == 16 and kind != GRAY:
+        raise ValueError("it has 16 bits in each of several channels; save it with 8, or as .npy")
+    if kind not in _SAMPLES:
+        raise ValueError(f"it has pixels of type {kind} with {depth} bits a channel")
+    return _Header(width, height, depth, kind, bool(interlaced))
+
+
+def _check_rows(data: bytes, header: _Header) -> None:
+    """Raises ValueError if a file, whose parts are whole, has fewer rows than its header says."""
+    packed, name, place = [], b"", len(SIGNATURE)
+    while name != b"IEND":
+        length, name = struct.unpack(">I4s", data[place : place + 8])
+        packed += [data[place + 8 : place + 8 + length]] * (name == b"IDAT")
+        place += length + 12
+    if place > len(data):
+        raise ValueError("it is cut off")
+    wanted, bits = 0, header.depth * _SAMPLES[header.kind]
+    for left, top, right, down in _PASSES if header.interlaced else ((0, 0, 1, 1),):
+        rows, columns = -((top - header.height) // down), -((left - header.width) // right)
+        wanted += rows * (1 + -(-columns * bits // 8)) * (rows > 0 and columns > 0)
+    found = len(zlib.decompressobj().decompress(b"".join(packed), wanted))
+    if found != wanted:
+        raise ValueError(f"it has {found} of {wanted} bytes of pixels")
