@@ -32,22 +32,28 @@ from jax.typing import DTypeLike
 from jaxptd.collectives import alike
 from jaxptd.matmul.grid import Grid, PanelMove, panel_moves
 from jaxptd.matmul.padding import panels
-from jaxptd.matmul.precision import COLUMNS_BY_COLUMNS, ROWS_BY_COLUMNS, ROWS_BY_ROWS, Dot, dot
+from jaxptd.matmul.precision import (
+    COLUMNS_BY_COLUMNS,
+    ROWS_BY_COLUMNS,
+    ROWS_BY_ROWS,
+    BlockMatmul,
+    block_matmul,
+)
 
 __all__ = ["Grid", "matmul", "matmul_nt", "matmul_tn", "multiply"]
 
 # ---- the three forms ------------------------------------------------------------------------
 
 
-def matmul(a: Array, b: Array, grid: Grid, dot: Dot = dot) -> Array:
+def matmul(a: Array, b: Array, grid: Grid, block_matmul: BlockMatmul = block_matmul) -> Array:
     """A B: a[.., M/row, K/col], b[K/row, N/col] -> [.., M/row, N/col].
 
-    Leading dims of a count as rows. b moves in a's precision; products, of two blocks by `dot`, are
-    summed in float32 at least. A gradient has the precision of its operand, and is reduced in it,
-    too.
+    Leading dims of a count as rows. b moves in a's precision; products, of two blocks by
+    `block_matmul`, are summed in float32 at least. A gradient has the precision of its operand, and
+    is reduced in it, too.
     """
     a_MK, b_KN = _matrices(a, b, grid)
-    return _ab(a_MK, b_KN, grid, dot).reshape(*a.shape[:-1], -1)
+    return _ab(a_MK, b_KN, grid, block_matmul).reshape(*a.shape[:-1], -1)
 
 
 def matmul_nt(a: Array, b: Array, grid: Grid, dtype: DTypeLike | None = None) -> Array:
@@ -79,14 +85,14 @@ Residuals = tuple[Array, Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _ab(a: Array, b: Array, grid: Grid, dot: Dot) -> Array:
-    return _times(a, b.astype(a.dtype), grid, a.dtype, dot)
+def _ab(a: Array, b: Array, grid: Grid, block_matmul: BlockMatmul) -> Array:
+    return _times(a, b.astype(a.dtype), grid, a.dtype, block_matmul)
 
 
-def _ab_bwd(grid: Grid, dot: Dot, residuals: Residuals, dc: Array) -> Residuals:
+def _ab_bwd(grid: Grid, block_matmul: BlockMatmul, residuals: Residuals, dc: Array) -> Residuals:
     a, b, dc = _pin_to_backward(residuals, dc)
-    da = _times_transposed(dc, b.astype(a.dtype), grid, a.dtype, partial(dot, gradient=0))
-    return da, _transposed_times(a, dc, grid, b.dtype, partial(dot, gradient=1))
+    da = _times_transposed(dc, b.astype(a.dtype), grid, a.dtype, partial(block_matmul, gradient=0))
+    return da, _transposed_times(a, dc, grid, b.dtype, partial(block_matmul, gradient=1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -128,35 +134,37 @@ _abt.defvjp(partial(_forward, _abt), _abt_bwd)
 _atb.defvjp(partial(_forward, _atb), _atb_bwd)
 
 
-def _times(a_MK: Array, b_KN: Array, grid: Grid, dtype: DTypeLike, dot: Dot = dot) -> Array:
+def _times(
+    a_MK: Array, b_KN: Array, grid: Grid, dtype: DTypeLike, block_matmul: BlockMatmul = block_matmul
+) -> Array:
     along_row, along_column = panel_moves(grid)
     wide = jnp.promote_types(dtype, jnp.float32) if along_row.steps > 1 else dtype
 
     def visit(step: int, total: Any, a_Mk: Array, b_kN: Array) -> Any:
-        return total + dot(a_Mk, b_kN, ROWS_BY_COLUMNS, wide)
+        return total + block_matmul(a_Mk, b_kN, ROWS_BY_COLUMNS, wide)
 
     return _steps(visit, 0, (along_row, a_MK, 1), (along_column, b_KN, 0)).astype(dtype)
 
 
 def _times_transposed(
-    a_MN: Array, b_KN: Array, grid: Grid, dtype: DTypeLike, dot: Dot = dot
+    a_MN: Array, b_KN: Array, grid: Grid, dtype: DTypeLike, block_matmul: BlockMatmul = block_matmul
 ) -> Array:
     along_row, along_column = panel_moves(grid)
 
     def visit(step: int, sums: Any, b_kN: Array) -> Any:
-        partial_sum = dot(a_MN, b_kN, ROWS_BY_ROWS, dtype)
+        partial_sum = block_matmul(a_MN, b_kN, ROWS_BY_ROWS, dtype)
         return _reduce(along_row, 1, step, sums), partial_sum
 
     return _finish(along_row, 1, _steps(visit, None, (along_column, b_KN, 0)))
 
 
 def _transposed_times(
-    a_MK: Array, b_MN: Array, grid: Grid, dtype: DTypeLike, dot: Dot = dot
+    a_MK: Array, b_MN: Array, grid: Grid, dtype: DTypeLike, block_matmul: BlockMatmul = block_matmul
 ) -> Array:
     along_row, along_column = panel_moves(grid, first=1)
 
     def visit(step: int, sums: Any, a_Mk: Array) -> Any:
-        partial_sum = dot(a_Mk, b_MN, COLUMNS_BY_COLUMNS, dtype)
+        partial_sum = block_matmul(a_Mk, b_MN, COLUMNS_BY_COLUMNS, dtype)
         return _reduce(along_column, 0, step, sums), partial_sum
 
     return _finish(along_column, 0, _steps(visit, None, (along_row, a_MK, 1)))

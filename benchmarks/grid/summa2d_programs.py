@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.layers.for_layout import make_tensor_parallel
-from jaxptd.layers.tensor_parallel import Matrices
+from jaxptd.layers.tensor_parallel import PackedWeight
 from jaxptd.mesh import SQUARE, Layout, Matmul2D, make_mesh
 
 SLICES = (1, 2, 4)  # of gather
@@ -124,7 +124,7 @@ def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Progr
     held = make_tensor_parallel(layout)
 
     def first(x: Array, w1: Array) -> Array:
-        (h,) = held.column_parallel(x, [Matrices(w1)])
+        (h,) = held.column_parallel(x, [PackedWeight(w1)])
         return h
 
     column = jax.checkpoint(first) if again else first

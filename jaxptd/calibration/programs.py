@@ -22,7 +22,7 @@ from jaxptd.calibration.suite import SIZE, SMALL, Attention, Exchange, Pass, Pro
 from jaxptd.collectives import as_varying, shift, varying_axes
 from jaxptd.config import Config, ModelConfig
 from jaxptd.layers.attention.heads import choose_kernel, make_kernel, make_scores
-from jaxptd.layers.fp8 import fp8_product
+from jaxptd.layers.fp8 import fp8_matmul
 from jaxptd.mesh import Axis, Layout, in_process_order, make_mesh
 
 SCALE = 0.1  # of inputs: sums of many products stay finite in 16 bits
@@ -99,7 +99,7 @@ def product_work(sample: Product, device: Any) -> Work:
         return Work(jnp.dot, inputs)
     options = None if device.platform == "cpu" else {"xla_gpu_enable_triton_gemm": False}
     return Work(
-        lambda x, w: fp8_product(x, w, 1), inputs, options=options, in_place=sample.N == sample.K
+        lambda x, w: fp8_matmul(x, w, 1), inputs, options=options, in_place=sample.N == sample.K
     )
 
 

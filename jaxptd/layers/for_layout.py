@@ -8,7 +8,7 @@ from jaxptd.attention.ring import Ring
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.layers.grid import DecodeGrid2D, Grid2D
 from jaxptd.layers.megatron import CollectiveMatmul1D, TensorParallel1D
-from jaxptd.layers.tensor_parallel import NATIVE, Arithmetic, TensorParallel
+from jaxptd.layers.tensor_parallel import NATIVE, MatmulPrecision, TensorParallel
 from jaxptd.matmul.grid import Grid
 from jaxptd.mesh import Axis, Layout
 
@@ -16,32 +16,32 @@ from jaxptd.mesh import Axis, Layout
 def make_tensor_parallel(
     layout: Layout,
     *,
-    arithmetic: Arithmetic = NATIVE,
+    precision: MatmulPrecision = NATIVE,
     whole: Callable[..., TensorParallel1D] = TensorParallel1D,
 ) -> TensorParallel:
     """The tensor parallelism of a layout in training.
 
     Args:
         layout: of the run.
-        arithmetic: of the products of a layer's matrices.
+        precision: of the products of a layer's matrices.
         whole: makes the one in which whole products follow a collective.
     """
     if layout.has_grid:
-        return _on_grid(layout, arithmetic)
-    return _on_tp(layout, arithmetic, whole)
+        return _on_grid(layout, precision)
+    return _on_tp(layout, precision, whole)
 
 
-def _on_grid(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
+def _on_grid(layout: Layout, precision: MatmulPrecision) -> TensorParallel:
     heads = layout.attention2d == "heads"
     axes = ShardingAxes.of(layout)
     # With a slice of every head over col, attention is products on the grid and no ring over row.
     ring = Ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,), layout.ring)
     grid = Grid(layout.matmul2d, layout.matmul2d_slices)
-    return Grid2D(axes, ring, layout.row, layout.col, grid, arithmetic.dot)
+    return Grid2D(axes, ring, layout.row, layout.col, grid, precision.block_matmul)
 
 
 def _on_tp(
-    layout: Layout, arithmetic: Arithmetic, whole: Callable[..., TensorParallel1D]
+    layout: Layout, precision: MatmulPrecision, whole: Callable[..., TensorParallel1D]
 ) -> TensorParallel:
     ring = Ring((Axis.CP,), layout.ring)
     gather_input, reduce_output = collectives.copy_to, collectives.reduce_from
@@ -50,9 +50,9 @@ def _on_tp(
     axes = ShardingAxes.of(layout)
     if layout.collective_matmul:
         return CollectiveMatmul1D(
-            axes, ring, layout.tp, gather_input, reduce_output, arithmetic.dot
+            axes, ring, layout.tp, gather_input, reduce_output, precision.block_matmul
         )
-    return whole(axes, ring, layout.tp, gather_input, reduce_output, arithmetic)
+    return whole(axes, ring, layout.tp, gather_input, reduce_output, precision)
 
 
 def for_decoding(layout: Layout) -> TensorParallel:

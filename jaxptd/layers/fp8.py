@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxptd.collectives import alike
 from jaxptd.config import Products
 from jaxptd.errors import UserError
-from jaxptd.layers.tensor_parallel import NATIVE, Arithmetic
+from jaxptd.layers.tensor_parallel import NATIVE, MatmulPrecision
 from jaxptd.matmul.precision import Dims
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
@@ -62,10 +62,10 @@ def _power_of_two(x: Array) -> Array:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def fp8_product(x: Array, w: Array, contract: int) -> Array:
+def fp8_matmul(x: Array, w: Array, contract: int) -> Array:
     """Contracts the last `contract` dims of x with the first of w, in fp8.
 
-    As in `tensor_parallel.product`, w is read, and its gradient computed, in the precision of x:
+    As in `tensor_parallel.matmul`, w is read, and its gradient computed, in the precision of x:
     ZeRO gathers w in it, and so every layout rounds alike. Saves x in 8 bits for backward, and w
     unchanged, to be rounded again, so that a scan over layers saves no second copy of all weights.
     """
@@ -93,10 +93,10 @@ def _backward(contract: int, residuals: tuple[Scaled, Array], dy: Array) -> tupl
 _product.defvjp(_forward, _backward)
 
 
-def fp8_dot(
+def fp8_block_matmul(
     a: Array, b: Array, dims: Dims, dtype: DTypeLike, *, gradient: int | None = None
 ) -> Array:
-    """The product of two blocks in fp8; see `matmul.dot.Dot`."""
+    """The product of two blocks in fp8; see `matmul.block_matmul.BlockMatmul`."""
     formats = [BACKWARD if number == gradient else FORWARD for number in range(2)]
     a8, b8 = (quantised(x, to) for x, to in zip((a, b), formats, strict=True))
     return _dot(a8, b8, dims, dtype, None if gradient is None else EXACT)
@@ -134,10 +134,10 @@ def _last(x: Array, count: int) -> tuple[int, ...]:
 # ---- which devices support it -------------------------------------------------------------------
 
 
-FP8 = Arithmetic(fp8_product, fp8_dot, apart=False)
+FP8 = MatmulPrecision(fp8_matmul, fp8_block_matmul, apart=False)
 
 
-def choose_product(products: Products, device: Any) -> Arithmetic:
+def choose_precision(products: Products, device: Any) -> MatmulPrecision:
     """The products of a layer's matrices that `model.products` selects on a device.
 
     Raises:

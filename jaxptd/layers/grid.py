@@ -16,23 +16,22 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from jaxptd import collectives, ring_attention
+from jaxptd import collectives, ring_attention, summa2d
 from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.tensor_parallel import (
-    Matrices,
+    PackedWeight,
     TensorParallel,
     both_gradients,
     in_one_product,
-    product,
+    matmul,
 )
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded
-from jaxptd.matmul.precision import Dot, dot
+from jaxptd.matmul.precision import BlockMatmul, block_matmul
 from jaxptd.mesh import Axis
-from jaxptd.summa2d import matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,24 +84,26 @@ class Grid2D(TensorParallel2D):
     No device ever has a whole row or column of an activation or a matrix.
 
     Args:
-        dot: the product of two blocks of a layer.
+        block_matmul: the product of two blocks of a layer.
     """
 
-    dot: Dot = dot
+    block_matmul: BlockMatmul = block_matmul
 
-    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` sharded over col."""
-        return in_one_product(lambda x, w: _column(x, w, self.grid, self.dot), x, weights)
+        return in_one_product(lambda x, w: _column(x, w, self.grid, self.block_matmul), x, weights)
 
     def square(self, x: Array, w: Array) -> Array:
-        return _column(x, w, self.grid, dot)
+        return _column(x, w, self.grid, block_matmul)
 
     def logits(self, x: Array, w: Array) -> Array:
-        return _column(*both_gradients(x, w), self.grid, dot)  # it sums that of w, in its precision
+        return _column(
+            *both_gradients(x, w), self.grid, block_matmul
+        )  # it sums that of w, in its precision
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T/row, *in], `in` sharded over col, w[*in, D/col], `in` sharded over row -> x."""
-        return _row(h, w, shard_dim, self.grid, self.dot)
+        return _row(h, w, shard_dim, self.grid, self.block_matmul)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/col, D/row] -> x: trades slices of D for slices of T, then adds."""
@@ -117,18 +118,20 @@ class Grid2D(TensorParallel2D):
 
 
 @partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
-def _column(x: Array, w: Array, grid: Grid, dot: Dot) -> Array:
+def _column(x: Array, w: Array, grid: Grid, block_matmul: BlockMatmul) -> Array:
     """Reshapes again in backward: a scan would keep second copies of weights and attention."""
-    h = matmul(x, w.reshape(w.shape[0], -1), grid, dot)
+    h = summa2d.matmul(x, w.reshape(w.shape[0], -1), grid, block_matmul)
     return h.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 @partial(jax.checkpoint, static_argnums=(2, 3, 4), prevent_cse=False)
-def _row(h: Array, w: Array, shard_dim: int, grid: Grid, dot: Dot) -> Array:
+def _row(h: Array, w: Array, shard_dim: int, grid: Grid, block_matmul: BlockMatmul) -> Array:
     lead = h.ndim - (w.ndim - 1)
     h = jnp.moveaxis(h, lead + shard_dim, lead)  # so that blocks of `in` are contiguous
     w = jnp.moveaxis(w, shard_dim, 0)
-    return matmul(h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid, dot)
+    return summa2d.matmul(
+        h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid, block_matmul
+    )
 
 
 @final
@@ -140,16 +143,16 @@ class DecodeGrid2D(TensorParallel2D):
     training run are used in place; the activations of a few tokens are small, and gathered.
     """
 
-    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         return in_one_product(self._product, x, weights)
 
     def _product(self, x: Array, w: Array) -> Array:
-        return lax.psum(product(self._col_to_row(x, -1), w, 1), Axis.ROW)
+        return lax.psum(matmul(self._col_to_row(x, -1), w, 1), Axis.ROW)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         dims = w.ndim - 1
         h = self._col_to_row(h, h.ndim - dims + shard_dim)
-        return lax.psum(product(h, w, dims), Axis.ROW)
+        return lax.psum(matmul(h, w, dims), Axis.ROW)
 
     def square(self, x: Array, w: Array) -> Array:
         return self._product(x, w)

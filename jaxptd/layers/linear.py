@@ -9,7 +9,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import TAKEN
-from jaxptd.layers.tensor_parallel import Matrices, TensorParallel, add_bias
+from jaxptd.layers.tensor_parallel import PackedWeight, TensorParallel, add_bias
 from jaxptd.params import Initialiser, normal, param, zeros
 
 INIT = normal(0.02)  # GPT-2's
@@ -75,8 +75,8 @@ class ColumnParallelLinear(nnx.Module):
         return None if self.b is None else self.b[...]
 
     @property
-    def matrices(self) -> Matrices:
-        return Matrices(self.w[...], self.bias, parts=bool(self.parts))
+    def matrices(self) -> PackedWeight:
+        return PackedWeight(self.w[...], self.bias, parts=bool(self.parts))
 
     def kept(self, x_BTD: Array) -> Array:
         """x -> h, not gathered; backward keeps it, and not the product without the bias."""
@@ -96,7 +96,7 @@ class ColumnParallelLinear(nnx.Module):
         )
 
     def _product(self, x_BTD: Array, bias: Array | None = None) -> Array:
-        (h,) = self.tensor_parallel.column_parallel(x_BTD, [Matrices(self.w[...], bias)])
+        (h,) = self.tensor_parallel.column_parallel(x_BTD, [PackedWeight(self.w[...], bias)])
         return h
 
 

@@ -25,17 +25,17 @@ from jaxptd.collectives import alike
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.tensor_parallel import (
     NATIVE,
-    Arithmetic,
-    Matrices,
-    Product,
+    Matmul,
+    MatmulPrecision,
+    PackedWeight,
     TensorParallel,
     both_gradients,
     in_one_product,
-    product,
+    matmul,
     separated,
 )
 from jaxptd.matmul.padding import rounded_up
-from jaxptd.matmul.precision import Dot, dot
+from jaxptd.matmul.precision import BlockMatmul, block_matmul
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
 
@@ -63,11 +63,11 @@ class Base1D(TensorParallel):
 
     def square(self, x: Array, w: Array) -> Array:
         """Every device has all of w: it multiplies the tokens that it has."""
-        return product(x, w, 1)
+        return matmul(x, w, 1)
 
     def logits(self, x: Array, w: Array) -> Array:
         x, w = both_gradients(x, w.astype(x.dtype))  # the product's gradient is rounded to it
-        return product(self.gather_input(x, Axis.TP), w, 1)
+        return matmul(self.gather_input(x, Axis.TP), w, 1)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/tp, D] -> x: each device adds the rows it has."""
@@ -96,19 +96,19 @@ class TensorParallel1D(Base1D):
     Backward has all that a first product takes: layers keep it, or gather it a second time.
 
     Args:
-        arithmetic: of the products of a layer's matrices.
+        precision: of the products of a layer's matrices.
     """
 
-    arithmetic: Arithmetic = NATIVE
+    precision: MatmulPrecision = NATIVE
 
-    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp]."""
-        dot, apart = self.arithmetic.product, self.arithmetic.apart
+        multiply, apart = self.precision.matmul, self.precision.apart
         if not apart:
-            return in_one_product(self._of_all_tokens(lambda x, w: dot(x, w, 1)), x, weights)
-        each = self._of_all_tokens(_products(dot, [matrices.parts for matrices in weights]))
-        found = zip(each(x, [matrices.w for matrices in weights]), weights, strict=True)
-        return [h for products, matrices in found for h in matrices.with_biases(products)]
+            return in_one_product(self._of_all_tokens(lambda x, w: multiply(x, w, 1)), x, weights)
+        each = self._of_all_tokens(_products(multiply, [packed.parts for packed in weights]))
+        found = zip(each(x, [packed.w for packed in weights]), weights, strict=True)
+        return [h for products, packed in found for h in packed.with_biases(products)]
 
     def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
         """`multiply(x, w)` of x with all tokens."""
@@ -116,7 +116,7 @@ class TensorParallel1D(Base1D):
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
-        return self.reduce_output(self.arithmetic.product(h, w, w.ndim - 1), Axis.TP)
+        return self.reduce_output(self.precision.matmul(h, w, w.ndim - 1), Axis.TP)
 
 
 @final
@@ -138,7 +138,7 @@ class GatheringAgain1D(TensorParallel1D):
 
 
 def _products(
-    dot: Product, parts: Sequence[bool]
+    multiply: Matmul, parts: Sequence[bool]
 ) -> Callable[[Array, Sequence[Array]], list[list[Array]]]:
     """Multiplies x with each matrix of each w.
 
@@ -146,15 +146,15 @@ def _products(
     All products are in one checkpoint, or x would be kept for each.
 
     Args:
-        dot: the product.
+        multiply: the product.
         parts: of each w, whether it has several matrices.
     """
     again = partial(
         jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False
     )
-    return (again if any(parts) else lambda multiply: multiply)(
+    return (again if any(parts) else lambda run: run)(
         lambda x, arrays: [
-            [dot(x, part, 1) for x, part in _pairs(x, w, several)]
+            [multiply(x, part, 1) for x, part in _pairs(x, w, several)]
             for w, several in zip(arrays, parts, strict=True)
         ]
     )
@@ -175,15 +175,17 @@ class CollectiveMatmul1D(Base1D):
     """Sequence parallelism whose gathers and scatters run in steps around a ring.
 
     Args:
-        dot: the product of two blocks.
+        block_matmul: the product of two blocks.
     """
 
-    dot: Dot = dot
+    block_matmul: BlockMatmul = block_matmul
 
-    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         """x[B, T/tp, D], each w[D, F/tp] -> h[B, T, F/tp]."""
-        return in_one_product(lambda x, w: gather_product(x, w, Axis.TP, self.dot), x, weights)
+        return in_one_product(
+            lambda x, w: gather_product(x, w, Axis.TP, self.block_matmul), x, weights
+        )
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]."""
-        return product_scatter(h, w, Axis.TP, self.dot)
+        return product_scatter(h, w, Axis.TP, self.block_matmul)

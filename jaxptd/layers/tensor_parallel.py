@@ -27,28 +27,28 @@ from jaxptd.attention.kernel import KEPT, TAKEN, Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.collectives import after, alike
 from jaxptd.layers.axes import ShardingAxes
-from jaxptd.matmul.precision import Dot, dot
+from jaxptd.matmul.precision import BlockMatmul, block_matmul
 from jaxptd.matmul.ring import as_matrix
 
-Product = Callable[[Array, Array, int], Array]  # as `product`
+Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
 
 
-class Arithmetic(NamedTuple):
+class MatmulPrecision(NamedTuple):
     """The way in which a block's matrices are multiplied.
 
     Args:
-        product: of whole operands, as `product`.
-        dot: of two blocks, in products that several devices share.
+        matmul: of whole operands, as `matmul`.
+        block_matmul: of two blocks, in products that several devices share.
         apart: whether matrices that multiply one x are products of their own: then no copies split
             their results and join gradients, but each has a gradient of x.
     """
 
-    product: Product
-    dot: Dot
+    matmul: Matmul
+    block_matmul: BlockMatmul
     apart: bool = True
 
 
-class Matrices(NamedTuple):
+class PackedWeight(NamedTuple):
     """A weight of first products and its bias: of one matrix, or of several.
 
     Args:
@@ -109,7 +109,7 @@ class TensorParallel(abc.ABC):
     # ---- products ----
 
     @abc.abstractmethod
-    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         """First products of a pair: x -> the h of every matrix, with the tokens of the logits.
 
         x is gathered once for all of them; an h has its bias.
@@ -230,7 +230,7 @@ def _kept(h: Array, b: Array | None) -> Array:
 
 
 def in_one_product(
-    multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[Matrices]
+    multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[PackedWeight]
 ) -> list[Array]:
     """The h of every matrix from one `multiply(x, w[D, *out])`, for which x moves once."""
     lead = x.ndim - 1
@@ -255,7 +255,7 @@ def in_one_product(
     return found
 
 
-def product(x: Array, w: Array, contract: int) -> Array:
+def matmul(x: Array, w: Array, contract: int) -> Array:
     """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`.
 
     Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
@@ -289,4 +289,4 @@ def _product_bwd(contract: int, saved: tuple[Array, Array], dy: Array) -> tuple[
 
 _product.defvjp(_product_fwd, _product_bwd)
 
-NATIVE = Arithmetic(product, dot)
+NATIVE = MatmulPrecision(matmul, block_matmul)

@@ -43,7 +43,7 @@ ROWS_BY_ROWS: Dims = ((1,), (1,))  # A B^T
 COLUMNS_BY_COLUMNS: Dims = ((0,), (0,))  # A^T B
 
 
-class Dot(Protocol):
+class BlockMatmul(Protocol):
     """A way to multiply two blocks."""
 
     def __call__(
@@ -61,6 +61,8 @@ class Dot(Protocol):
         """
 
 
-def dot(a: Array, b: Array, dims: Dims, dtype: DTypeLike, *, gradient: int | None = None) -> Array:
+def block_matmul(
+    a: Array, b: Array, dims: Dims, dtype: DTypeLike, *, gradient: int | None = None
+) -> Array:
     """A product in the precision of the blocks; hardware sums in float32 at least."""
     return lax.dot_general(a, b, (dims, ((), ())), preferred_element_type=dtype)

@@ -32,22 +32,26 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import Axes, alike, as_varying, shift, varying_axes
-from jaxptd.matmul.precision import COLUMNS_BY_COLUMNS, Dims, Dot, dot
+from jaxptd.matmul.precision import COLUMNS_BY_COLUMNS, BlockMatmul, Dims, block_matmul
 
 LAST_BY_FIRST: Dims = ((2,), (0,))  # x[B, T, D] w[D, F]
 AGAIN = "passes again"  # the name of blocks that need not be kept: they may pass once more
 
 
-def gather_product(x: Array, w: Array, axis: Axes, dot: Dot = dot) -> Array:
-    """x[B, T/n, D], w[D, *out] -> y[B, T, *out], in the precision of x; blocks by `dot`."""
+def gather_product(
+    x: Array, w: Array, axis: Axes, block_matmul: BlockMatmul = block_matmul
+) -> Array:
+    """x[B, T/n, D], w[D, *out] -> y[B, T, *out], in x's precision; blocks by `block_matmul`."""
     x, w, _ = alike(x, w, lax.axis_index(axis))
-    return _gather_product(x, w, axis, dot)
+    return _gather_product(x, w, axis, block_matmul)
 
 
-def product_scatter(h: Array, w: Array, axis: Axes, dot: Dot = dot) -> Array:
+def product_scatter(
+    h: Array, w: Array, axis: Axes, block_matmul: BlockMatmul = block_matmul
+) -> Array:
     """h[B, T, *in], w[*in, D] -> y[B, T/n, D]: the sum over the ring, in the precision of h.
 
-    dot: multiplies blocks.
+    block_matmul: multiplies blocks.
 
     Raises:
         ValueError: T does not split over the ring.
@@ -56,7 +60,7 @@ def product_scatter(h: Array, w: Array, axis: Axes, dot: Dot = dot) -> Array:
     if length % size:
         raise ValueError(f"{length} tokens do not split over {axis}={size}")
     h, w, _ = alike(h, w, lax.axis_index(axis))
-    return _product_scatter(h, w, axis, dot)
+    return _product_scatter(h, w, axis, block_matmul)
 
 
 # ---- derivatives: residuals are the inputs, of any dims; everything below them uses matrices -----
@@ -65,35 +69,41 @@ Residuals = tuple[Array, Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _gather_product(x: Array, w: Array, axis: Axes, dot: Dot) -> Array:
-    y = _times_each(x, as_matrix(w, 1).astype(x.dtype), axis, dot)[0]
+def _gather_product(x: Array, w: Array, axis: Axes, block_matmul: BlockMatmul) -> Array:
+    y = _times_each(x, as_matrix(w, 1).astype(x.dtype), axis, block_matmul)[0]
     return y.reshape(*y.shape[:2], *w.shape[1:])
 
 
-def _gather_product_bwd(axis: Axes, dot: Dot, residuals: Residuals, dy: Array) -> Residuals:
+def _gather_product_bwd(
+    axis: Axes, block_matmul: BlockMatmul, residuals: Residuals, dy: Array
+) -> Residuals:
     x, w = residuals
     dy = dy.reshape(*dy.shape[:2], -1)
     w_FD = as_matrix(w, 1).astype(x.dtype).T
-    dx, dw = _sum_of_each(dy, w_FD, axis, partial(dot, gradient=0), passing=x)
+    dx, dw = _sum_of_each(dy, w_FD, axis, partial(block_matmul, gradient=0), passing=x)
     return dx, dw.reshape(w.shape).astype(w.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _product_scatter(h: Array, w: Array, axis: Axes, dot: Dot) -> Array:
+def _product_scatter(h: Array, w: Array, axis: Axes, block_matmul: BlockMatmul) -> Array:
     rows = h.reshape(*h.shape[:2], -1)
-    return _sum_of_each(rows, as_matrix(w, w.ndim - 1).astype(h.dtype), axis, dot)[0]
+    return _sum_of_each(rows, as_matrix(w, w.ndim - 1).astype(h.dtype), axis, block_matmul)[0]
 
 
-def _product_scatter_bwd(axis: Axes, dot: Dot, residuals: Residuals, dy: Array) -> Residuals:
+def _product_scatter_bwd(
+    axis: Axes, block_matmul: BlockMatmul, residuals: Residuals, dy: Array
+) -> Residuals:
     h, w = residuals
     rows = h.reshape(*h.shape[:2], -1)
     w_DF = as_matrix(w, w.ndim - 1).astype(h.dtype).T
-    dh, dw = _times_each(dy, w_DF, axis, partial(dot, gradient=0), other=rows)
+    dh, dw = _times_each(dy, w_DF, axis, partial(block_matmul, gradient=0), other=rows)
     return dh.reshape(h.shape), dw.reshape(w.shape).astype(w.dtype)
 
 
-def _forward(product: Any, x: Array, w: Array, axis: Axes, dot: Dot) -> tuple[Array, Residuals]:
-    return product(x, w, axis, dot), (x, w)
+def _forward(
+    product: Any, x: Array, w: Array, axis: Axes, block_matmul: BlockMatmul
+) -> tuple[Array, Residuals]:
+    return product(x, w, axis, block_matmul), (x, w)
 
 
 _gather_product.defvjp(partial(_forward, _gather_product), _gather_product_bwd)
@@ -109,7 +119,7 @@ def as_matrix(w: Array, contract: int) -> Array:
 
 
 def _times_each(
-    x: Array, w: Array, axis: Axes, dot: Dot, other: Array | None = None
+    x: Array, w: Array, axis: Axes, block_matmul: BlockMatmul, other: Array | None = None
 ) -> tuple[Array, Any]:
     """x[B, T/n, D], w[D, F] -> y[B, T, F], the product x w for every device's block of x.
 
@@ -121,14 +131,14 @@ def _times_each(
         x, y = lax.optimization_barrier((x, y))
         source, now = (me - step) % size, x
         x = checkpoint_name(shift(x, axis), AGAIN) if step < size - 1 else x
-        y = _put(y, dot(now, w, LAST_BY_FIRST, now.dtype), source)
+        y = _put(y, block_matmul(now, w, LAST_BY_FIRST, now.dtype), source)
         if other is not None:
-            dw = _added(dw, _transposed_times(_take(other, source, size), now, dot))
+            dw = _added(dw, _transposed_times(_take(other, source, size), now, block_matmul))
     return y, dw
 
 
 def _sum_of_each(
-    h: Array, w: Array, axis: Axes, dot: Dot, passing: Array | None = None
+    h: Array, w: Array, axis: Axes, block_matmul: BlockMatmul, passing: Array | None = None
 ) -> tuple[Array, Any]:
     """h[B, T, F], w[F, D] -> this device's block of the sum over devices of h w, [B, T/n, D].
 
@@ -144,10 +154,10 @@ def _sum_of_each(
         arrived, now = None if total is None else shift(total, axis), x
         x = x if x is None or step == size - 1 else shift(x, axis)
         if now is not None:
-            dw = _added(dw, _transposed_times(now, before, dot))
+            dw = _added(dw, _transposed_times(now, before, block_matmul))
         before = _take(h, (me - 1 - step) % size, size)
         # Without this barrier the product would add to what arrived, and so wait for it.
-        term = dot(before, w, LAST_BY_FIRST, before.dtype)
+        term = block_matmul(before, w, LAST_BY_FIRST, before.dtype)
         total = _added(arrived, lax.optimization_barrier(term))
     return total, dw
 
@@ -156,11 +166,11 @@ def _added(total: Array | None, term: Array) -> Array:
     return term if total is None else total + term
 
 
-def _transposed_times(x: Array, y: Array, dot: Dot) -> Array:
+def _transposed_times(x: Array, y: Array, block_matmul: BlockMatmul) -> Array:
     """x^T y, contracted over all tokens, float32 at least; y is a gradient."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     x, y = (each.reshape(-1, each.shape[-1]) for each in (x, y))
-    return dot(x, y, COLUMNS_BY_COLUMNS, wide, gradient=1)
+    return block_matmul(x, y, COLUMNS_BY_COLUMNS, wide, gradient=1)
 
 
 def _zeros(shape: tuple[int, ...], like: Array) -> Array:

@@ -19,7 +19,7 @@ from jaxptd.config import Config, Kernels, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.for_layout import for_decoding, make_tensor_parallel
-from jaxptd.layers.fp8 import choose_product
+from jaxptd.layers.fp8 import choose_precision
 from jaxptd.layers.megatron import GatheringAgain1D, TensorParallel1D
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.families import family_of
@@ -116,7 +116,7 @@ def resolve(config: Config, mesh: Mesh) -> ResolvedConfig:
     layout, device = config.layout, mesh.devices.flat[0]
     documents = family_of(config.model).has_documents(config)
     kernel, obstacle = choose_kernel(config, device, documents=documents)
-    arithmetic = choose_product(config.model.products, device)
+    precision = choose_precision(config.model.products, device)
     plan = make_plan(config) if layout.pp > 1 else None
     return ResolvedConfig(
         config=config,
@@ -125,7 +125,7 @@ def resolve(config: Config, mesh: Mesh) -> ResolvedConfig:
         ),
         attention_obstacle=obstacle,
         tensor_parallel=make_tensor_parallel(
-            layout, arithmetic=arithmetic, whole=_whole_products(config)
+            layout, precision=precision, whole=_whole_products(config)
         ),
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,

@@ -17,7 +17,7 @@ from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions, Images
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
-from jaxptd.layers.tensor_parallel import TensorParallel, add_bias, product
+from jaxptd.layers.tensor_parallel import TensorParallel, add_bias, matmul
 from jaxptd.params import param, zeros
 
 
@@ -83,7 +83,7 @@ class PatchEmbedding(nnx.Module):
         patch_BRQP = joined(local, self.side)
         patch_BRQP = patch_BRQP.reshape(*patch_BRQP.shape[:3], -1)
         w = self.w[...]
-        x_BRQC = product(patch_BRQP, w.reshape(-1, w.shape[-1]), 1)
+        x_BRQC = matmul(patch_BRQP, w.reshape(-1, w.shape[-1]), 1)
         return self.norm(add_bias(*alike(x_BRQC, self.b[...])))
 
 
@@ -233,5 +233,5 @@ class Classes(nnx.Module):
     def __call__(self, x_BC: Array) -> Array:
         """x[.., C] -> logits[.., K], float32 at least."""
         wide = x_BC.astype(jnp.promote_types(x_BC.dtype, jnp.float32))
-        logits = self.tensor_parallel.axes.sum_over_hidden(product(wide, self.w[...], 1))
+        logits = self.tensor_parallel.axes.sum_over_hidden(matmul(wide, self.w[...], 1))
         return logits if self.b is None else add_bias(*alike(logits, self.b[...]))

@@ -16,8 +16,8 @@ from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.errors import UserError
-from jaxptd.layers.fp8 import BACKWARD, FORWARD, FP8, choose_product, fp8_product, quantised
-from jaxptd.layers.tensor_parallel import NATIVE, product
+from jaxptd.layers.fp8 import BACKWARD, FORWARD, FP8, choose_precision, fp8_matmul, quantised
+from jaxptd.layers.tensor_parallel import NATIVE, matmul
 from jaxptd.mesh import Layout
 from jaxptd.step import Program
 
@@ -78,13 +78,13 @@ def test_a_part_is_rounded_as_the_whole_is(dtype):
 @pytest.mark.parametrize("bad", [jnp.nan, slow(jnp.inf), slow(-jnp.inf)])
 def test_what_is_not_finite_stays_so(bad):
     x, w = normal((4, 8)).at[1, 2].set(bad), normal((8, 3))
-    y = jax.jit(fp8_product, static_argnums=2)(x, w, 1)
+    y = jax.jit(fp8_matmul, static_argnums=2)(x, w, 1)
     assert not jnp.isfinite(y[1]).any()
 
 
 def test_nothing_but_zeros_is_zero():
     def total(x, w):
-        return fp8_product(x, w, 1).sum()
+        return fp8_matmul(x, w, 1).sum()
 
     zeros = jnp.zeros((4, 8)), jnp.zeros((8, 3))
     for x in jax.tree.leaves(jax.jit(jax.value_and_grad(total, (0, 1)))(*zeros)):
@@ -108,7 +108,7 @@ def test_value_and_gradients_are_as_near_as_the_formats_allow(dtype):
     assert near(y, exact) <= float(jnp.finfo(dtype).eps)
 
 
-FUNCTIONS = (fp8_product, product)
+FUNCTIONS = (fp8_matmul, matmul)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -240,13 +240,13 @@ def test_it_learns_as_native_products_do():
 def test_a_gpu_without_8_bit_products_is_refused(platform, capability, able):
     more = {"compute_capability": capability} if capability else {}
     device = types.SimpleNamespace(platform=platform, device_kind="NVIDIA A100", **more)
-    assert choose_product("native", device) is NATIVE
+    assert choose_precision("native", device) is NATIVE
     if able:
-        assert choose_product("fp8", device) is FP8
+        assert choose_precision("fp8", device) is FP8
         return
     words = r"8\.9 or more, NVIDIA A100 has 8\.0; use model\.products=native"
     with pytest.raises(UserError, match=words):
-        choose_product("fp8", device)
+        choose_precision("fp8", device)
 
 
 @pytest.mark.slow

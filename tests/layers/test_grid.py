@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.layers.for_layout import for_decoding
 from jaxptd.layers.grid import DecodeGrid2D
 from jaxptd.layers.megatron import TensorParallel1D
-from jaxptd.layers.tensor_parallel import Matrices
+from jaxptd.layers.tensor_parallel import PackedWeight
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all sharded dims split; tokens do not
@@ -49,7 +49,7 @@ def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layo
     shard_dims = [0, 1]  # dim of `in` that is sharded
 
     def body(x, w, *hw):
-        return *tensor_parallel.column_parallel(x, [Matrices(w)]), *(
+        return *tensor_parallel.column_parallel(x, [PackedWeight(w)]), *(
             tensor_parallel.row_parallel(h, w, dim)
             for dim, h, w in zip(shard_dims, hw[::2], hw[1::2], strict=True)
         )

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.layers.for_layout import make_tensor_parallel
-from jaxptd.layers.tensor_parallel import Matrices, separated
+from jaxptd.layers.tensor_parallel import PackedWeight, separated
 from jaxptd.mesh import Layout, make_mesh
 
 D, N, H = 8, 4, 6
@@ -47,7 +47,7 @@ def test_products_of_one_x_are_one_where_blocks_travel(layout: Layout, separate:
     specs = [tensor_parallel.axes.column_spec(2, 0)] * 2
 
     def products(x: Array, weights: Sequence[Array]) -> Sequence[Array]:
-        return tensor_parallel.column_parallel(x, [Matrices(w) for w in weights])
+        return tensor_parallel.column_parallel(x, [PackedWeight(w) for w in weights])
 
     x_spec = P(None, tensor_parallel.axes.tokens, *tensor_parallel.axes.hidden_spec())
     h_spec = P(None, tensor_parallel.axes.logit_tokens, *tensor_parallel.axes.inner_spec(2, 0))
