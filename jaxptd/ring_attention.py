@@ -29,7 +29,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.groups import add_gradients, bias_for, check_distances
 from jaxptd.attention.kernel import (
-    CORE,
     Kernel,
     Lengths,
     Saved,
@@ -52,6 +51,7 @@ from jaxptd.attention.ring import (
 )
 from jaxptd.attention.rsa import attend_rsa, ring_av, ring_qk
 from jaxptd.collectives import alike
+from jaxptd.remat import SAVED_ATTENTION_OUT
 
 __all__ = ["AttentionInputs", "Kernel", "Ring", "Scores", "attend", "ring_av", "ring_qk"]
 
@@ -110,7 +110,7 @@ def _forward(
     total = _local(q, k, v, ring.coordinates(inputs, lengths, lax.axis_index(ring.axis)), spec)
     visit = partial(_visit, q=q, inputs=inputs, spec=spec)
     o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=spec.hops(lengths.keys))
-    o, lse = checkpoint_name((o.astype(q.dtype), lse), CORE)
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
 

@@ -37,7 +37,7 @@ from jaxptd.run.devices import prepare
 from jaxptd.run.folder import RunDir
 from jaxptd.run.lock import RunLock
 from jaxptd.run.progress import Display, OptionalStream, Output, make_display, summary
-from jaxptd.run.remarks import remarks
+from jaxptd.run.warnings import remarks
 from jaxptd.step import Program
 
 RUN = (

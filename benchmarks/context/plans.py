@@ -15,11 +15,12 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import ring_attention
-from jaxptd.attention.kernel import KEPT, Kernel, Lengths, Saved, Scores
+from jaxptd.attention.kernel import Kernel, Lengths, Saved, Scores
 from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.collectives import alike
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.remat import SAVED_MATMUL_OUT
 from jaxptd.step import Program
 
 
@@ -51,7 +52,7 @@ def _gathered_fwd(
     o, lse = kernel.fwd(
         q, *every, ring.all_coordinates(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
     )
-    o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_MATMUL_OUT)
     return o, (Saved(q, k, v, o, lse), tokens)
 
 

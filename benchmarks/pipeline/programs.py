@@ -22,7 +22,6 @@ from benchmarks.lib.race import Runner
 from jaxptd.analysis.compiled_step import CPU_OPTIONS, random_batch
 from jaxptd.analysis.jaxprs import scans
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
-from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.models.stages import Shape, StagePlacement
@@ -30,6 +29,7 @@ from jaxptd.params import Params
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.pools import LayerInputs
+from jaxptd.remat import with_remat
 from jaxptd.step import Program
 from jaxptd.step.body import StepBody
 from jaxptd.step.passes import LOSSES, Losses, MicroBatches, in_total

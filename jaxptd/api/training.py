@@ -18,8 +18,8 @@ from jaxptd.run.checkpoints import failed_saves_explained
 from jaxptd.run.folder import Row, check_alike
 from jaxptd.run.generator import final_sample
 from jaxptd.run.progress import Display, Meter
-from jaxptd.run.remarks import how_to_resume, nothing_left
 from jaxptd.run.trace import StepTrace
+from jaxptd.run.warnings import how_to_resume, nothing_left
 from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]

@@ -17,8 +17,9 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import KEPT, Dropout, Lengths, ScoreCoordinates, Scores, drop, visible
+from jaxptd.attention.kernel import Dropout, Lengths, ScoreCoordinates, Scores, drop, visible
 from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.remat import SAVED_MATMUL_OUT
 
 # ---- bias of scores by distance: one vector for each head, spread over the scores of a block -----
 # Where the queries of a block follow one another, and its keys do, the bias of a score depends on
@@ -170,7 +171,7 @@ class Rows:
 
     def output(self, o_BTKH: Array) -> Array:
         """Output `[B, G * T, K, H]` -> o[B, T, N, H], with the name of what remat keeps."""
-        return checkpoint_name(part_groups(o_BTKH, self.groups), KEPT)
+        return checkpoint_name(part_groups(o_BTKH, self.groups), SAVED_MATMUL_OUT)
 
 
 def join_groups(x_BTN: Array, heads: int) -> Array:

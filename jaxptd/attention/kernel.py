@@ -20,13 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-# Names of what backward may save of a layer; `layers/block.py` says which remat policy saves which.
-# First products with their biases, residual sums, other sums over devices, statistics of norms:
-KEPT = "kept"
-# The output and the logsumexp of an attention whose backward computes the scores again:
-CORE = "core"
-# Other inputs of products, norms, GELU and attention:
-TAKEN = "taken"
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
 

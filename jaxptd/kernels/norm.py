@@ -20,9 +20,9 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
-from jaxptd.attention.kernel import KEPT
 from jaxptd.collectives import alike
 from jaxptd.kernels.tile import Instructions, Tile, TilePlaces, call, load, masked, store
+from jaxptd.remat import SAVED_MATMUL_OUT
 
 LONGEST = 2**13  # numbers of a row that fit into the registers of the threads that read it
 # Of backward, groups of 32 threads: eight for each of an H200's 132 processors. Each program of
@@ -76,7 +76,7 @@ def _forward(
         interpret=norm.interpret,
     )
     results = (x,) * norm.beside + (y_RD.reshape(x.shape),)
-    return results, (x, w_D, [checkpoint_name(each, KEPT) for each in statistics])
+    return results, (x, w_D, [checkpoint_name(each, SAVED_MATMUL_OUT) for each in statistics])
 
 
 def _backward(

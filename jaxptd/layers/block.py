@@ -4,7 +4,6 @@ Letters: B batch, T position, D model, L layers.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +12,7 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import CORE, KEPT, TAKEN
-from jaxptd.config import ModelConfig, Remat
+from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout
 from jaxptd.layers.mlp import MLP
@@ -22,13 +20,12 @@ from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.pools import LayerInputs, X
+from jaxptd.remat import SAVED_MATMUL_OUT, with_remat
 from jaxptd.zero.accumulation import has_sums, with_narrow_gradients
 from jaxptd.zero.gathering import is_gathered, with_gathering
 from jaxptd.zero.prefetching import accumulating_scan, prefetching
 
 LAYERS = "layers"  # named scope of the loop over layers
-# What each policy saves of a layer, beside its input; `none` saves all that backward needs.
-_SAVES = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
 
 
 class Block(nnx.Module):
@@ -113,7 +110,7 @@ class Block(nnx.Module):
         dropped_BTD = drop_residual(
             y_BTD, token_info, tensor_parallel=self.tensor_parallel, rate=self.rate
         )
-        return checkpoint_name(x_BTD + dropped_BTD, KEPT)
+        return checkpoint_name(x_BTD + dropped_BTD, SAVED_MATMUL_OUT)
 
 
 def drop_residual(
@@ -228,35 +225,3 @@ def _split(tree: Any, sizes: Sequence[int]) -> list[Any]:
     leaves, treedef = jax.tree.flatten(tree)
     pieces = zip(*(lax.split(x, sizes) for x in leaves), strict=True)
     return [jax.tree.unflatten(treedef, piece) for piece in pieces]
-
-
-def with_remat(run: Any, remat: Remat, *, scanned: bool, offload: bool = False) -> Any:
-    """`run`, saving for backward what the policy selects.
-
-    Args:
-        run: a layer's forward pass.
-        remat: the policy.
-        scanned: whether `run` is the body of a scan, where XLA cannot undo the recomputation.
-        offload: saves to host memory; for the policy dots only.
-    """
-    if remat == "none":
-        return run
-    if offload:
-        return jax.checkpoint(partial(_named, run), policy=_to_host(), prevent_cse=not scanned)
-    policy = jax.checkpoint_policies.save_only_these_names(*_SAVES[remat])
-    return jax.checkpoint(run, policy=policy, prevent_cse=not scanned)
-
-
-def _named(run: Any, params: Any, inputs: LayerInputs, x: X) -> Any:
-    """`run` with its input named, so that it is offloaded too (unnamed ones are not)."""
-    return run(params, inputs, jax.tree.map(partial(checkpoint_name, name=KEPT), x))
-
-
-def _to_host() -> Any:
-    """Saves what `dots` saves, in host memory until backward needs it."""
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=list(_SAVES["dots"]),
-        offload_src="device",
-        offload_dst="pinned_host",
-    )

@@ -8,9 +8,9 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import TAKEN
 from jaxptd.layers.tensor_parallel import PackedWeight, TensorParallel, add_bias
 from jaxptd.params import Initialiser, normal, param, zeros
+from jaxptd.remat import SAVED_MATMUL_IN
 
 INIT = normal(0.02)  # GPT-2's
 
@@ -88,7 +88,7 @@ class ColumnParallelLinear(nnx.Module):
 
     def __call__(self, x_BTD: Array) -> Array:
         h = self._product(x_BTD)
-        h = h if self.bias is None else checkpoint_name(add_bias(h, self.bias), TAKEN)
+        h = h if self.bias is None else checkpoint_name(add_bias(h, self.bias), SAVED_MATMUL_IN)
         return (
             self.tensor_parallel.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim)
             if self.gather_output

@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxptd import ring_attention
-from jaxptd.attention.kernel import TAKEN, Kernel, Scores
+from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import local_rows
@@ -38,6 +38,7 @@ from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
+from jaxptd.remat import SAVED_MATMUL_IN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,9 @@ class TensorParallel1D(Base1D):
 
     def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
         """`multiply(x, w)` of x with all tokens."""
-        return lambda x, w: multiply(checkpoint_name(self.gather_input(x, Axis.TP), TAKEN), w)
+        return lambda x, w: multiply(
+            checkpoint_name(self.gather_input(x, Axis.TP), SAVED_MATMUL_IN), w
+        )
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""

@@ -9,12 +9,12 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import TAKEN
 from jaxptd.config import Activation, BlockOptions
 from jaxptd.kernels.activation import FUSED, FusedActivation
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
+from jaxptd.remat import SAVED_MATMUL_IN
 
 
 @jax.custom_jvp
@@ -105,7 +105,7 @@ class MLP(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same."""
-        return self.down(checkpoint_name(self._activated(x_BTD), TAKEN))
+        return self.down(checkpoint_name(self._activated(x_BTD), SAVED_MATMUL_IN))
 
     def _activated(self, x_BTD: Array) -> Array:
         """x -> h[B, T, F]. Backward recomputes it from the product, which is saved anyway."""

@@ -13,7 +13,6 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions
 from jaxptd.kernels.norm import LONGEST, FusedNorm
@@ -21,6 +20,7 @@ from jaxptd.layers.axes import sum_shards, zero_padding
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
 from jaxptd.params import ones, param, zeros
+from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
 
 class Norm(nnx.Module):
@@ -72,14 +72,14 @@ class Norm(nnx.Module):
 
     @jax.named_scope("norm")
     def _apply(self, x_BTD: Array, *, beside: bool) -> tuple[Array, Array]:
-        x_BTD, w_D = checkpoint_name(x_BTD, TAKEN), self.w[...]
+        x_BTD, w_D = checkpoint_name(x_BTD, SAVED_MATMUL_IN), self.w[...]
         b_D = None if self.b is None else self.b[...]
         if self.fused:
             kernels = FusedNorm(self.over.eps, self.over.centred, beside)
             x_BTD, y_BTD = (x_BTD, *kernels(x_BTD, w_D, b_D))[-2:]
         else:
             y_BTD = _normalise(*_alike(x_BTD, w_D, b_D), self.over)
-        return x_BTD, checkpoint_name(y_BTD, TAKEN)
+        return x_BTD, checkpoint_name(y_BTD, SAVED_MATMUL_IN)
 
 
 class HeadNorm(nnx.Module):
@@ -210,11 +210,11 @@ def _forward(
     wide_BTD, mean_BT1 = _wide(x_BTD), None
     if over.centred:
         mean_BT1, variance_BT1 = over.mean_and_variance(x_BTD)
-        mean_BT1 = checkpoint_name(mean_BT1, KEPT)
+        mean_BT1 = checkpoint_name(mean_BT1, SAVED_MATMUL_OUT)
         wide_BTD = over.pad(wide_BTD - mean_BT1)
     else:
         variance_BT1 = over.means(wide_BTD**2)[0]
-    scale_BT1 = checkpoint_name(lax.rsqrt(variance_BT1 + over.eps), KEPT)
+    scale_BT1 = checkpoint_name(lax.rsqrt(variance_BT1 + over.eps), SAVED_MATMUL_OUT)
     y_BTD = wide_BTD * scale_BT1 * w_D
     y_BTD = y_BTD if b_D is None else y_BTD + b_D
     return y_BTD.astype(x_BTD.dtype), (x_BTD, w_D, mean_BT1, scale_BT1)

@@ -23,12 +23,13 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import KEPT, TAKEN, Kernel, Scores
+from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.collectives import after, alike
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
 from jaxptd.matmul.ring import as_matrix
+from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
 Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
 
@@ -226,7 +227,7 @@ both_gradients.defvjp(_both_gradients_fwd, _both_gradients_bwd)
 
 def _kept(h: Array, b: Array | None) -> Array:
     """h with its bias, if there is one."""
-    return checkpoint_name(h if b is None else add_bias(h, b), KEPT)
+    return checkpoint_name(h if b is None else add_bias(h, b), SAVED_MATMUL_OUT)
 
 
 def in_one_product(
@@ -240,7 +241,7 @@ def in_one_product(
         return separated(h, lead) if parts else [h]
 
     # Joins weights again in backward: a scan would keep second copies of them.
-    policy = jax.checkpoint_policies.save_only_these_names(TAKEN)
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED_MATMUL_IN)
 
     @partial(jax.checkpoint, policy=policy, prevent_cse=False)
     def joined(x: Array, weights: Sequence[Array]) -> Array:

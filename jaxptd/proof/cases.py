@@ -70,7 +70,7 @@ def named(sentence: str) -> list[str]:
     return [name for name in found if name in DRAWN]
 
 
-def in_vain(config: Config) -> Iterator[str]:
+def without_effect_of(config: Config) -> Iterator[str]:
     """Yields a sentence for each field that was drawn without an effect."""
     for sentence in without_effect(config.model, config.layout):
         if named(sentence):

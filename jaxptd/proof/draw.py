@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxptd.config import Config
 from jaxptd.layout import Axis
-from jaxptd.proof.cases import in_vain, named, try_made
+from jaxptd.proof.cases import named, try_made, without_effect_of
 from jaxptd.proof.values import DRAWN, HOW, Values
 
 # ---- drawn cases in several processes at once, which add to one record ---------------------------
@@ -201,7 +201,7 @@ class Draws:
                     sentence = config
                     refused[config] = None
                 else:
-                    sentence = next(in_vain(config), None)
+                    sentence = next(without_effect_of(config), None)
                     if sentence is None:
                         return Case(number, values, config, tuple(refused))
             free = [name for name in named(sentence or "") if name not in pinned]

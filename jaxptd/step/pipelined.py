@@ -13,7 +13,6 @@ from jax import Array, lax
 
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter
 from jaxptd.config import ModelConfig
-from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis
 from jaxptd.models.model import COMMON, Model, State, X
@@ -22,6 +21,7 @@ from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
+from jaxptd.remat import with_remat
 from jaxptd.step.batch import Batch
 from jaxptd.step.passes import (
     EVALUATED,

@@ -12,7 +12,6 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import KEPT
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, drop_path, dropout
 from jaxptd.layers.linear import INIT
@@ -20,6 +19,7 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import stacked
+from jaxptd.remat import SAVED_MATMUL_OUT
 from jaxptd.vision.windows import Strips, WindowAttention, Windows
 
 
@@ -111,7 +111,7 @@ class WindowBlock(nnx.Module):
         local = token_info._replace(
             sample_B=self.tensor_parallel.axes.local_images(token_info.sample_B)
         )
-        return checkpoint_name(x + drop_path(y, local, path), KEPT)
+        return checkpoint_name(x + drop_path(y, local, path), SAVED_MATMUL_OUT)
 
 
 def drop_patches(

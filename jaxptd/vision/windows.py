@@ -20,7 +20,6 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import collectives
-from jaxptd.attention.kernel import CORE, TAKEN
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, counts_of
 from jaxptd.layers.dropout import TokenInfo, keep_mask
@@ -28,6 +27,7 @@ from jaxptd.layers.linear import INIT
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
 from jaxptd.params import param
+from jaxptd.remat import SAVED_ATTENTION_OUT, SAVED_MATMUL_IN
 
 # ---- strips: each device has some rows of all images, or as many whole ones ----------------------
 
@@ -263,7 +263,7 @@ class WindowAttention(Heads):
             shift: of the windows.
         """
         assert self.qkv is not None
-        x = checkpoint_name(self._rolled(x_BRQC, -shift), TAKEN)
+        x = checkpoint_name(self._rolled(x_BRQC, -shift), SAVED_MATMUL_IN)
         qkv = self.qkv(x.reshape(1, -1, x.shape[-1]))
         qkv = self.windows.split(qkv.reshape(-1, *x.shape[1:3], *qkv.shape[2:]))
         q, k, v = jnp.moveaxis(qkv, 3, 0)
@@ -273,7 +273,7 @@ class WindowAttention(Heads):
             self._seed(token_info, q.shape[3]),
         )
         o = self._core(q, k, v, self.window_bias(), coordinates)
-        o = self.windows.join(checkpoint_name(o, CORE))
+        o = self.windows.join(checkpoint_name(o, SAVED_ATTENTION_OUT))
         y = self.out(o.reshape(1, -1, *o.shape[3:])).reshape(x.shape)
         return self._rolled(y, shift)
 

@@ -13,9 +13,9 @@ from jaxptd.analysis.collective import Collective, add_up, subtract
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.attention.kernel import CORE
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.mesh import Layout
+from jaxptd.remat import SAVED_ATTENTION_OUT
 from tests.attention.test_xla import equations, products, shapes
 from tests.test_ring_attention import (
     RINGS,
@@ -76,7 +76,7 @@ def test_other_axes_move_nothing() -> None:
 @pytest.mark.parametrize("ring", ["zigzag", slow("blockwise")])
 def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any) -> None:
     each = case(ring, 4)
-    policy = jax.checkpoint_policies.save_only_these_names(CORE)
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED_ATTENTION_OUT)
     again = both_ways(each, partial(jax.checkpoint, policy=policy))
     assert moved(each, again, "float32") == moved(each, both_ways(each), "float32")
 

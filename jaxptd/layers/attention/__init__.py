@@ -2,7 +2,7 @@
 
 from jaxptd.layers.attention.cross import CrossAttention, Encoded, Source
 from jaxptd.layers.attention.heads import RelativeBias, choose_kernel
-from jaxptd.layers.attention.itself import Cache, SelfAttention
+from jaxptd.layers.attention.self_attention import Cache, SelfAttention
 
 __all__ = [
     "Cache",

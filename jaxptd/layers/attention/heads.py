@@ -14,7 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.cudnn import Cudnn, unproven
-from jaxptd.attention.kernel import TAKEN, Dropout, Kernel, ScoreCoordinates, Scores
+from jaxptd.attention.kernel import Dropout, Kernel, ScoreCoordinates, Scores
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
@@ -25,6 +25,7 @@ from jaxptd.layers.norm import HeadNorm
 from jaxptd.layers.tensor_parallel import TensorParallel, separated
 from jaxptd.matmul.padding import HeadCounts, padded_heads
 from jaxptd.params import Initialiser, normal, param
+from jaxptd.remat import SAVED_MATMUL_IN
 
 # ---- the kernel and the scores that a config names -----------------------------------------------
 
@@ -158,7 +159,7 @@ class Heads(nnx.Module):
             kv = self.tensor_parallel.axes.own_kv_heads(
                 jnp.stack([k, v], 2), self.config.block.head_size
             )
-            k, v = separated(checkpoint_name(kv, TAKEN), 2)
+            k, v = separated(checkpoint_name(kv, SAVED_MATMUL_IN), 2)
         return k, v
 
     def whole(self, x_BTNH: Array) -> Array:

@@ -7,7 +7,7 @@ import tiny
 
 from jaxptd.config import OptimizerConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.run.remarks import remarks
+from jaxptd.run.warnings import remarks
 from jaxptd.step import Program
 
 
