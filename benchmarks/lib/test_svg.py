@@ -36,7 +36,7 @@ def test_the_pictures_of_the_pages_are_current(
 def test_everything_that_a_layer_keeps_is_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     config = remat_pictures.Config(model=remat_pictures.MODEL)
     kept = sum(remat_pictures.by_group(config).values())
-    (stack,) = remat_pictures.inventory_of(config.model).stacks
+    (stack,) = remat_pictures.architecture_of(config.model).stacks
     every = list(remat_pictures.kept_by_layer(config, stack))
     for policy, size in zip(remat_pictures.POLICIES, kept, strict=True):
         assert size == sum(each.bytes * each.times.get(policy, 0) for each in every)

@@ -19,7 +19,7 @@ from jaxptd.analysis.memory_report import published_layer
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.plot.colors import AMBER, BLUE, GREEN, INK, ORANGE, PINK, PURPLE
 from jaxptd.plot.style import PAGE, save_pictures
 
@@ -75,7 +75,7 @@ def by_group(config: Config) -> dict[str, np.ndarray]:
         ValueError: something that a layer keeps is in no group.
     """
     found = {name: np.zeros(len(POLICIES)) for name in GROUPS}
-    (stack,) = inventory_of(MODEL).stacks
+    (stack,) = architecture_of(MODEL).stacks
     for kept in kept_by_layer(config, stack):
         groups = [name for name, (starts, _) in GROUPS.items() if kept.name.startswith(starts)]
         (group,) = groups

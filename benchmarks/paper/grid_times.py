@@ -15,7 +15,7 @@ from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, Remat
 from jaxptd.hardware import Accelerator, Cluster, find_accelerator
 from jaxptd.mesh import Layout
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.planner.cost import StepTime
 from jaxptd.planner.planning import MAX_MEMORY
 from jaxptd.planner.search.best import Search
@@ -51,7 +51,7 @@ def rate(found: Found) -> float | None:
     best = fastest(found)
     if best is None:
         return None
-    flops = inventory_of(found.row.config().model).flops * found.row.sequences
+    flops = architecture_of(found.row.config().model).flops * found.row.sequences
     return flops / best[1].seconds / found.row.gpus
 
 

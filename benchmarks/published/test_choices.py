@@ -47,7 +47,7 @@ def ranked(
 ) -> list[tuple[float, Parallelism]]:
     """Predicted seconds and layout, the fastest first."""
     settings = [
-        StepDescription(shape.inventory, parallelism, implementation, cluster)
+        StepDescription(shape.architecture, parallelism, implementation, cluster)
         for parallelism in spreads
     ]
     timed = [

@@ -32,7 +32,7 @@ from jaxptd.collectives import moved_along
 from jaxptd.config import Config
 from jaxptd.fields import checked
 from jaxptd.mesh import Axis, on_gpus
-from jaxptd.models.families import family_of, inventory_of
+from jaxptd.models.families import architecture_of, family_of
 from jaxptd.step import Program
 
 PRIMITIVES = {
@@ -146,7 +146,7 @@ def per_layer(program: Program) -> list[Collective]:
 def _deeper(config: Config) -> Config:
     """The config with one layer more in each stack: in the first part, and in the last."""
     model, longer = config.model, config.layout.stage_layers
-    if longer and len(inventory_of(model).stacks) > 1:
+    if longer and len(architecture_of(model).stacks) > 1:
         longer = (longer[0] + 1, *longer[1:])
     longer = longer and (*longer[:-1], longer[-1] + 1)
     return dataclasses.replace(

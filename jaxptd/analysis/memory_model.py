@@ -10,8 +10,8 @@ from typing import NamedTuple
 from jaxptd.analysis.sizes import AttentionSizes, Sizes, WindowSizes, elements_on_device
 from jaxptd.config import Config, ModelConfig, Remat, itemsize
 from jaxptd.layout import Axis, Layout
-from jaxptd.models.inventory import MLP, Attention, Pair
-from jaxptd.models.inventory import Stack as Parts
+from jaxptd.models.architecture import MLP, Attention, Sublayer
+from jaxptd.models.architecture import Stack as Parts
 from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.pipeline.placement import Stages, of_stack
 from jaxptd.zero.shapes import StateShapes
@@ -111,17 +111,17 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
     """
     sizes = Sizes(config).of_stack(stack)
     x, statistics = _stream(sizes), stack.statistics * sizes.stream_rows * sizes.master_itemsize
-    for number, pair in enumerate(stack.pairs):
-        first, last, norm = number == 0, number == len(stack.pairs) - 1, _ORDINALS[number]
-        name, product = _names(pair)
+    for number, sublayer in enumerate(stack.sublayers):
+        first, last, norm = number == 0, number == len(stack.sublayers) - 1, _ORDINALS[number]
+        name, product = _names(sublayer)
         if first:
             yield Kept("the layer's input", x, _MOST | _by("full"))
         else:
             yield Kept(f"input of the {norm} norm", x, _SOME)
         yield Kept(f"statistics of the {norm} norm", statistics, _MOST)
         yield Kept(f"input of the {product}", _taken(sizes), _SOME)
-        yield from _source(config, pair)
-        yield from _between(sizes, pair)
+        yield from _source(config, sublayer)
+        yield from _between(sizes, sublayer)
         if stack.norms_sums or not last:
             yield Kept(f"the residual sum after {name}", x, _by("dots"))
     if not sizes.traces_layers:  # else they are derived again
@@ -130,22 +130,22 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
 
 def _seeds(sizes: Sizes, stack: Parts) -> Iterator[Kept]:
     """Seeds of dropout, for each sample and pair, and each head; factors of dropped paths."""
-    model, pairs = sizes.config.model, len(stack.pairs)
+    model, sublayers = sizes.config.model, len(stack.sublayers)
     streams, inner = sizes.samples(sizes.stream_rows, stack), sizes.samples(sizes.rows, stack)
     heads = sum(each.heads for each in sizes.attentions(stack))
     heads += sum(each.heads for each in sizes.windows(stack))
     if model.dropout:
-        yield Kept("seeds of dropout", 8 * (streams * pairs + inner * heads), _by("none"))
+        yield Kept("seeds of dropout", 8 * (streams * sublayers + inner * heads), _by("none"))
     if stack.windows and model.drops:
-        factors = streams * pairs * sizes.itemsize
+        factors = streams * sublayers * sizes.itemsize
         yield Kept("factors of dropped paths", factors, _by("none"))
 
 
-def _names(pair: Pair) -> tuple[str, str]:
+def _names(sublayer: Sublayer) -> tuple[str, str]:
     """The name of a pair, and that of its first product."""
-    if isinstance(pair, MLP):
+    if isinstance(sublayer, MLP):
         return _MLP
-    has_source = isinstance(pair, Attention) and pair.source is not None
+    has_source = isinstance(sublayer, Attention) and sublayer.source is not None
     return _CROSS if has_source else _ATTENTION
 
 
@@ -161,24 +161,28 @@ def _taken(sizes: Sizes) -> int:
     return sizes.tokens * sizes.hidden * sizes.itemsize if whole else _stream(sizes)
 
 
-def _source(config: Config, pair: Pair) -> Iterator[Kept]:
+def _source(config: Config, sublayer: Sublayer) -> Iterator[Kept]:
     """The other sequence of cross-attention, with a norm in each layer.
 
     No layer changes it: without remat one loop over all layers normalises it once.
     """
-    if not isinstance(pair, Attention) or pair.source is None or not pair.source_statistics:
+    if (
+        not isinstance(sublayer, Attention)
+        or sublayer.source is None
+        or not sublayer.source_statistics
+    ):
         return
-    sizes = Sizes(config, pair.source)
+    sizes = Sizes(config, sublayer.source)
     again = _by("none") if sizes.traces_layers else {}
-    statistics = pair.source_statistics * sizes.stream_rows * sizes.master_itemsize
+    statistics = sublayer.source_statistics * sizes.stream_rows * sizes.master_itemsize
     yield Kept("the source", _stream(sizes), _by("attention", "dots", "full") | again)
     yield Kept("statistics of the source's norm", statistics, _by("attention", "dots") | again)
     yield Kept("input of the k, v product", _taken(sizes), _by("attention") | again)
 
 
-def _between(sizes: Sizes, pair: Pair) -> Iterator[Kept]:
+def _between(sizes: Sizes, sublayer: Sublayer) -> Iterator[Kept]:
     """The tensors between the two products of a pair."""
-    each, token = sizes.of(pair), sizes.tokens * sizes.itemsize
+    each, token = sizes.of(sublayer), sizes.tokens * sizes.itemsize
     inner = token * each.second // sizes.matrix_shards
     if isinstance(each, AttentionSizes):
         yield from _queries_keys_values(each, inner)
@@ -271,7 +275,7 @@ def stacks(config: Config, plan: Stages | None = None) -> list[Stack]:
     """
     return [
         Stack(parts, remat, count, plan.slots[of_stack("saved", parts.name)] if plan else 1)
-        for parts in Sizes(config).inventory.stacks
+        for parts in Sizes(config).architecture.stacks
         for remat, count in _remats(config.model, plan, parts)
     ]
 

@@ -22,7 +22,7 @@ from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.models.families import family_of, has_times, inventory_of
+from jaxptd.models.families import architecture_of, family_of, has_times
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
@@ -194,7 +194,7 @@ def published_layer(config: Config, remat: Remat) -> int | None:
 
 def _published_layer(config: Config, remat: Remat) -> int | None:
     """None also for layers of several stacks, or of images: what is published is of GPT's."""
-    stacks = inventory_of(config.model).stacks
+    stacks = architecture_of(config.model).stacks
     alike = len(stacks) == 1 and not stacks[0].windows
     return published_layer(config, remat) if alike else None
 
@@ -250,7 +250,7 @@ def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
     model = program.config.model
     family = family_of(model)
-    before = 2 * len(inventory_of(model).streams)
+    before = 2 * len(architecture_of(model).streams)
     behind = len(program.infos) + len(family.losses(model))
     return [var.aval for var in scan.outvars][before:-behind]
 

@@ -12,9 +12,10 @@ from typing import Protocol
 from jaxptd.config import Config, itemsize
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for
-from jaxptd.models.families import inventory_of
-from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack, Windows
+from jaxptd.models.architecture import MLP, Architecture, Attention, Head, Stack, Sublayer
+from jaxptd.models.families import architecture_of
 from jaxptd.shapes import StoredShape
+from jaxptd.vision.architecture import Windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Sizes:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch, all rows of a grid together: b*T/cp."""
-        length = self.length or self.inventory.stacks[-1].tokens
+        length = self.length or self.architecture.stacks[-1].tokens
         return self.sequences * length // self.config.layout.cp
 
     @property
@@ -107,9 +108,9 @@ class Sizes:
         return self.padded(head.columns)
 
     @property
-    def inventory(self) -> Inventory:
+    def architecture(self) -> Architecture:
         """The parts of the model."""
-        return inventory_of(self.config.padded_model)
+        return architecture_of(self.config.padded_model)
 
     @property
     def streams(self) -> list[int]:
@@ -119,7 +120,7 @@ class Sizes:
         columns = self.hidden // layout.col
         return [
             self.sequences * tokens // rows * columns * self.itemsize
-            for tokens in self.inventory.streams
+            for tokens in self.architecture.streams
         ]
 
     @property
@@ -137,11 +138,15 @@ class Sizes:
         """True if a grid computes attention in blocks of every head."""
         return self.config.layout.has_grid and self.config.layout.attention2d == "blocks"
 
-    def of(self, pair: Pair) -> "PairSizes":
+    def of(self, sublayer: Sublayer) -> "SublayerSizes":
         """Sizes of a pair of products."""
-        if isinstance(pair, Attention):
-            return AttentionSizes(self, pair)
-        return WindowSizes(self, pair) if isinstance(pair, Windows) else MLPSizes(self, pair)
+        if isinstance(sublayer, Attention):
+            return AttentionSizes(self, sublayer)
+        return (
+            WindowSizes(self, sublayer)
+            if isinstance(sublayer, Windows)
+            else MLPSizes(self, sublayer)
+        )
 
     def attentions(self, stack: Stack) -> "Iterator[AttentionSizes]":
         """Sizes of each attention in a layer of a stack, other than in windows."""
@@ -161,7 +166,7 @@ class Sizes:
         return padded_for(self.config.layout, size, each)
 
 
-class PairSizes(Protocol):
+class SublayerSizes(Protocol):
     """Sizes of a pair of products, as padded."""
 
     @property

@@ -11,8 +11,8 @@ import numpy as np
 from jaxptd.config import Config, ModelConfig
 from jaxptd.data import NOT_COUNTED, number_documents
 from jaxptd.errors import UserError
+from jaxptd.models.architecture import MLP, Architecture, Attention, Head, Stack, Table
 from jaxptd.models.family import Family, Field, Loss, Sequence, Writing, imported
-from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -71,7 +71,7 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
     return {"tokens": np.array([list(prompt)], np.int32)}
 
 
-def inventory(model: ModelConfig) -> Inventory:
+def architecture(model: ModelConfig) -> Architecture:
     """One stack of attention and MLP, between tables and a head."""
     options, hidden, size = model.block, model.hidden_size, model.vocab_size or 0
     statistics = 2 if options.norm == "layernorm" else 1
@@ -92,7 +92,7 @@ def inventory(model: ModelConfig) -> Inventory:
     post = options.norm_order == "post"
     mlp = MLP(hidden, model.mlp_size, options.gated, bias=options.linear_bias == "all")
     learned = options.positions == "learned"
-    return Inventory(
+    return Architecture(
         hidden,
         tokens=Table(size, hidden),
         embedded=(model.seq_length,),
@@ -150,7 +150,7 @@ DECODER = Family(
     rows=rows,
     sequences=(Sequence("tokens", documents),),
     draw=draw,
-    inventory=inventory,
+    architecture=architecture,
     last=("norm", "head"),
     check=check,
     writing=Writing("tokens", first_batch, continues=True),

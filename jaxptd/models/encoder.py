@@ -14,8 +14,8 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder
+from jaxptd.models.architecture import Architecture, Head
 from jaxptd.models.family import Family, Field, Loss, Sequence, imported
-from jaxptd.models.inventory import Head, Inventory
 
 MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
 CLASSES = 2  # of a pair: 0, B follows A; 1, it does not
@@ -67,9 +67,9 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {name: x.astype(np.int32) for name, x in batch.items()}
 
 
-def inventory(model: ModelConfig) -> Inventory:
+def architecture(model: ModelConfig) -> Architecture:
     """A decoder's, with attention to all tokens, and two heads."""
-    found, size = decoder.inventory(model), model.hidden_size
+    found, size = decoder.architecture(model), model.hidden_size
     (stack,), (head,) = found.stacks, found.heads
     statistics = stack.statistics
     heads = (
@@ -117,7 +117,7 @@ ENCODER = Family(
     rows=rows,
     sequences=(Sequence("tokens", documents),),
     draw=draw,
-    inventory=inventory,
+    architecture=architecture,
     last=("transform", "bias", "pooler", "pairs"),
     check=check,
     special=MASK_TOKENS,

@@ -15,8 +15,8 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder, encoder
+from jaxptd.models.architecture import MLP, Architecture, Attention, Stack
 from jaxptd.models.family import Derived, Family, Field, Sequence, Writing, imported
-from jaxptd.models.inventory import MLP, Attention, Inventory, Stack
 
 
 def fields(config: Config) -> Mapping[str, Field]:
@@ -80,11 +80,11 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
     return {"source": padded[None], "source_mask": mask_S[None].astype(np.int32), "inputs": start}
 
 
-def inventory(model: ModelConfig) -> Inventory:
+def architecture(model: ModelConfig) -> Architecture:
     """Two stacks between a decoder's table and its head."""
-    found = decoder.inventory(model)
+    found = decoder.architecture(model)
     (stack,) = found.stacks
-    source, mlp = stack.pairs
+    source, mlp = stack.sublayers
     assert isinstance(source, Attention) and isinstance(mlp, MLP)
     source = dataclasses.replace(source, causal=False)
     length = model.target_length
@@ -98,11 +98,11 @@ def inventory(model: ModelConfig) -> Inventory:
         causal=False,
     )
     stacks = (
-        dataclasses.replace(stack, name="encoder", pairs=(source, mlp)),
+        dataclasses.replace(stack, name="encoder", sublayers=(source, mlp)),
         Stack(
             name="decoder",
             layers=model.decoder_layers,
-            pairs=(targets, cross, mlp),
+            sublayers=(targets, cross, mlp),
             statistics=stack.statistics,
             norms_sums=False,
         ),
@@ -148,7 +148,7 @@ ENCODER_DECODER = Family(
     rows=encoder.rows,
     sequences=(Sequence("source", documents), Sequence("inputs")),
     draw=draw,
-    inventory=inventory,
+    architecture=architecture,
     last=("norm", "head"),
     check=check,
     special=SPAN_TOKENS,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
 from jaxptd.errors import UserError
+from jaxptd.models.architecture import Architecture
 from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
 from jaxptd.models.encoder_decoder import ENCODER_DECODER
 from jaxptd.models.family import Family, Work
-from jaxptd.models.inventory import Inventory
 from jaxptd.vision.family import IMAGES, PIXELS
 
 FAMILIES: Mapping[FamilyName, Family] = {
@@ -35,9 +35,9 @@ def family_of(model: ModelConfig) -> Family:
     return FAMILIES[model.family]
 
 
-def inventory_of(model: ModelConfig) -> Inventory:
+def architecture_of(model: ModelConfig) -> Architecture:
     """The parts of a model; formulas of many layouts ask for the same one."""
-    return _made(family_of(model).inventory, model)
+    return _made(family_of(model).architecture, model)
 
 
 def has_times(model: ModelConfig) -> bool:
@@ -55,7 +55,7 @@ def require_times(model: ModelConfig) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _made(make: Callable[[ModelConfig], Inventory], model: ModelConfig) -> Inventory:
+def _made(make: Callable[[ModelConfig], Architecture], model: ModelConfig) -> Architecture:
     return make(model)
 
 
@@ -64,7 +64,7 @@ def work_of(model: ModelConfig) -> Work:
     family = family_of(model)
     if family.work is not None:
         return family.work(model)
-    parts = inventory_of(model)
+    parts = architecture_of(model)
     return Work(sum(parts.embedded), parts.flops)
 
 

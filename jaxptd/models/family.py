@@ -10,7 +10,7 @@ import numpy as np
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
 from jaxptd.layout import Layout
-from jaxptd.models.inventory import Inventory
+from jaxptd.models.architecture import Architecture
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
     from jaxptd.models.model import Model
@@ -158,7 +158,7 @@ class Family:
         sequences: of a sample; the model makes each of the one before it.
         draw: (config, generator) -> a random batch, all fields that there can be, to compare
             layouts with.
-        inventory: config -> its parts, from which bytes, memory and FLOPs are counted.
+        architecture: config -> its parts, from which bytes, memory and FLOPs are counted.
         last: names with which parameters behind the last stack begin.
         check: config -> None. Raises UserError if the family needs what the config does not set.
         special: names of tokens that its batches need beside the text's.
@@ -171,7 +171,7 @@ class Family:
             device; None: its output is of a vocabulary.
         sharing: (model, layout) -> devices that share the samples of a micro-batch, which is a
             multiple.
-        work: model -> the work of a sample; None: that of its inventory.
+        work: model -> the work of a sample; None: that of its architecture.
         deeper: model -> the model with one layer more in each stack.
         has_times: whether the models of a step's time and of its peak on GPUs know its parts.
     """
@@ -182,7 +182,7 @@ class Family:
     rows: Callable[..., np.ndarray]
     sequences: tuple[Sequence, ...]
     draw: Callable[[Config, np.random.Generator], dict[str, np.ndarray]]
-    inventory: Callable[[ModelConfig], Inventory]
+    architecture: Callable[[ModelConfig], Architecture]
     last: tuple[str, ...]
     check: Callable[[Config], Any]
     special: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The parameters of a model on a layout, from its inventory: no model is built, and no array.
+"""The parameters of a model on a layout, from its architecture: no model is built, and no array.
 
 Each function has the shapes and axes of a layer in `jaxptd/layers/`, for the axes of `specs.py`.
 Letters: D model, F hidden, N heads, K heads of keys and values, H head size, T position, V
@@ -14,8 +14,8 @@ from jaxptd.config import Config, ModelConfig
 from jaxptd.layers.specs import Specs
 from jaxptd.layout import Layout
 from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for
-from jaxptd.models.families import inventory_of
-from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack
+from jaxptd.models.architecture import MLP, Architecture, Attention, Head, Stack
+from jaxptd.models.families import architecture_of
 from jaxptd.models.stages import StagePlacement, outline_plan
 from jaxptd.shapes import ParamShape, Spec
 
@@ -31,7 +31,7 @@ def parameter_infos(config: Config) -> dict[str, ParamShape]:
         UserError: the model's layers do not fill the pipeline.
     """
     model, layout = config.model, config.layout
-    found = dict(_Parameters(model, layout, Specs.of(layout)).all(inventory_of(model)))
+    found = dict(_Parameters(model, layout, Specs.of(layout)).all(architecture_of(model)))
     if layout.pp == 1:
         return found
     place = StagePlacement(outline_plan(config), layout.sizes)
@@ -178,7 +178,7 @@ class _Parameters:
 
     # ---- the model -------------------------------------------------------------------------------
 
-    def all(self, parts: Inventory) -> Named:
+    def all(self, parts: Architecture) -> Named:
         """Every parameter, the layers of a stack as one."""
         size, specs = parts.hidden, self.specs
         vocab = self.model.padded_vocab(self.padded)
@@ -201,10 +201,10 @@ class _Parameters:
 
     def stack(self, stack: Stack, size: int) -> Named:
         """One layer of a stack: of each pair its norm and its products."""
-        for pair in stack.of_text:
-            yield from _inside(f"{_word(pair)}_norm", self.norm(size, stack.statistics))
-            own = self.mlp(pair) if isinstance(pair, MLP) else self.attention(pair)
-            yield from _inside(_word(pair), own)
+        for sublayer in stack.of_text:
+            yield from _inside(f"{_word(sublayer)}_norm", self.norm(size, stack.statistics))
+            own = self.mlp(sublayer) if isinstance(sublayer, MLP) else self.attention(sublayer)
+            yield from _inside(_word(sublayer), own)
 
     def common(self, stack: Stack, size: int) -> Named:
         """The parameters that all layers of a stack read."""
@@ -217,7 +217,7 @@ class _Parameters:
                 yield f"{stack.name}_bias.table", dataclasses.replace(table, over=over)
             yield from _inside("source_norm", self.norm(size, each.source_statistics))
 
-    def head(self, head: Head, parts: Inventory) -> Named:
+    def head(self, head: Head, parts: Architecture) -> Named:
         """The parameters behind the stacks that make logits."""
         for number in range(head.squares):
             yield from _inside(f"square{number}", self.square(head.hidden))
@@ -230,10 +230,10 @@ class _Parameters:
             yield "b", _vector((head.columns,), (rows,), self.specs.inner_spec(1, 0))
 
 
-def _word(pair: Attention | MLP) -> str:
-    if isinstance(pair, MLP):
+def _word(sublayer: Attention | MLP) -> str:
+    if isinstance(sublayer, MLP):
         return "mlp"
-    return "attention" if pair.source is None else "cross"
+    return "attention" if sublayer.source is None else "cross"
 
 
 def _inside(name: str, found: Named) -> Named:

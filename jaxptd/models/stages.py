@@ -10,7 +10,7 @@ from typing import TypeVar
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.layout import Axis
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers, stack_sizes
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule, outline
@@ -50,7 +50,7 @@ def _plan(config: Config, make: Callable[..., Schedule]) -> Plan:
         )
     except UserError as error:
         raise UserError(in_terms_of_config(str(error))) from error
-    layers = {stack.name: stack.layers for stack in inventory_of(model).stacks}
+    layers = {stack.name: stack.layers for stack in architecture_of(model).stacks}
     stacks = stack_sizes(layers, schedule, layout.stage_layers)
     recompute = model.remat == "full" and model.remat_layers is None
     return Plan(schedule, stacks, recompute=recompute, first=model.remat_layers)

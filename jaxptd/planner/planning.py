@@ -16,7 +16,7 @@ from jaxptd.display import Table, gib_text, html_of
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
 from jaxptd.hardware.table import figures_of
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.planner.search.best import Candidate
 from jaxptd.planner.steps.step import ConfigStep, Predictor
 from jaxptd.planner.steps.traffic import Compiled, Figures, remade
@@ -143,13 +143,13 @@ class Plan:
 
     def tokens_per_second(self, candidate: Candidate) -> float:
         """Tokens of the last stack that a GPU trains in a second."""
-        model = inventory_of(self.config.model)
+        model = architecture_of(self.config.model)
         tokens = self.config.train.global_batch_size * model.stacks[-1].tokens
         return tokens / candidate.seconds / self.gpus
 
     def mfu(self, candidate: Candidate) -> float:
-        """Share of the peak FLOP/s of 16-bit products; see `Inventory.flops`."""
-        model = inventory_of(self.config.model)
+        """Share of the peak FLOP/s of 16-bit products; see `Architecture.flops`."""
+        model = architecture_of(self.config.model)
         flops = self.config.train.global_batch_size * model.flops
         peak = self.gpus * self.cluster.accelerator.bf16_flops
         return flops / candidate.seconds / peak
@@ -177,7 +177,7 @@ class Plan:
         name = self.cluster.accelerator.name
         memory = gib_text(self.cluster.accelerator.hbm_bytes)
         compiled = f"; compiled for H200s with {memory}" if self.best[0].compiled else ""
-        tokens = inventory_of(self.config.model).stacks[-1].tokens
+        tokens = architecture_of(self.config.model).stacks[-1].tokens
         return (
             f"{self.gpus:,} x {name}, {self.cluster.node_size} a node, "
             f"{gib_text(self.limit)} a device; global batch "

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from jaxptd.errors import UserError, did_you_mean, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
-from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
+from jaxptd.models.architecture import MLP, Architecture, Attention, Head, Stack, Table
 from jaxptd.planner.cost import Parallelism, StepDescription, StepTime, step_time
 from jaxptd.planner.cost.description import Remat
 from jaxptd.planner.programs import PROGRAMS, published_collectives
@@ -44,13 +44,13 @@ class Shape:
         return self.ffn_hidden_size or 4 * self.hidden_size
 
     @cached_property
-    def inventory(self) -> Inventory:
+    def architecture(self) -> Architecture:
         """The parts of the model."""
         D, T, V = self.hidden_size, self.seq_length, self.vocab_size
         head_size = D // self.num_heads
         attention = Attention(D, self.num_heads, self.kv_heads, head_size, 1, T, T, has_norm=False)
         mlp = MLP(D, self.ffn, self.gated)
-        return Inventory(
+        return Architecture(
             D,
             tokens=Table(V, D),
             embedded=(T,),
@@ -103,7 +103,7 @@ class Row:
         """The step's predicted time on an accelerator."""
         program = PROGRAMS[self.program]
         description = StepDescription(
-            self.shape.inventory, self.parallelism, program, Cluster(accelerator)
+            self.shape.architecture, self.parallelism, program, Cluster(accelerator)
         )
         return step_time(description, published_collectives(description))
 

@@ -8,7 +8,7 @@ from jaxptd.config import Config
 from jaxptd.config.effects import without_effect
 from jaxptd.layers.specs import Specs
 from jaxptd.matmul.padding import heads_for, padded_for
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.models.stages import in_terms_of_config
 from jaxptd.pipeline.statistics import longer_than_needed
 from jaxptd.step import Program
@@ -77,7 +77,7 @@ def _endless_warmup(config: Config) -> Iterator[str]:
 def _padded_sizes(config: Config) -> Iterator[str]:
     """A sentence for heads, and for many rows of a vocabulary, that are padding."""
     model, layout = config.model, config.layout
-    stacks = [] if Specs.of(layout).head_dim else inventory_of(model).stacks
+    stacks = [] if Specs.of(layout).head_dim else architecture_of(model).stacks
     parts: list[Any] = [p for stack in stacks for p in (*stack.attentions, *stack.windows)]
     for part in parts:
         counts = heads_for(layout, part.heads, part.kv_heads, part.head_size)

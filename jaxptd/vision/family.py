@@ -15,8 +15,9 @@ from jaxptd.config import Config, DataConfig, Images, ModelConfig
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
+from jaxptd.models.architecture import MLP, Architecture, Stack, Table
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
-from jaxptd.models.inventory import MLP, ImageEnds, Inventory, Resampling, Stack, Table, Windows
+from jaxptd.vision.architecture import ImageEnds, Resampling, Windows
 from jaxptd.vision.data import open_images
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
@@ -167,7 +168,7 @@ def _check_images(config: Config) -> None:
         )
 
 
-def inventory(model: ModelConfig, *, of_pixels: bool) -> Inventory:
+def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
     """Stacks of pairs of blocks in windows, a level each, and the products between the levels."""
     images = images_of(model)
     down = tuple(
@@ -204,7 +205,7 @@ def inventory(model: ModelConfig, *, of_pixels: bool) -> Inventory:
         classes=images.classes,
         statistics=_statistics(model),
     )
-    return Inventory(
+    return Architecture(
         size,
         tokens=Table(0, size),
         embedded=(),
@@ -234,7 +235,7 @@ def _statistics(model: ModelConfig) -> int:
 
 def work(model: ModelConfig, *, of_pixels: bool) -> Work:
     """Patches of level 0, and the FLOPs of all that is multiplied."""
-    return Work(images_of(model).rows(0) ** 2, inventory(model, of_pixels=of_pixels).flops)
+    return Work(images_of(model).rows(0) ** 2, architecture(model, of_pixels=of_pixels).flops)
 
 
 def deeper(model: ModelConfig) -> ModelConfig:
@@ -284,7 +285,7 @@ def _family(name: str, *, of_pixels: bool) -> Family:
         rows=rows,
         sequences=(Sequence("image"),),
         draw=partial(draw, of_pixels=of_pixels),
-        inventory=partial(inventory, of_pixels=of_pixels),
+        architecture=partial(architecture, of_pixels=of_pixels),
         last=("norm", "last_norm", "pixels", "head"),
         check=check,
         has_vocabulary=False,

@@ -16,7 +16,7 @@ from jaxptd.analysis.sizes import Sizes
 from jaxptd.analysis.traffic import expected
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.mesh import Axis, Layout
-from jaxptd.models.inventory import Attention, Inventory
+from jaxptd.models.architecture import Architecture, Attention
 
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, seq_length=T, vocab_size=13, dtype="float64"
@@ -49,12 +49,12 @@ def config(layout: Layout) -> Config:
     return Config(MODEL, layout, train=TrainConfig(global_batch_size=B))
 
 
-def with_cross_attention(inventory: Inventory, cross: Attention = CROSS) -> Inventory:
-    """The inventory with one more pair between attention and MLP."""
-    (stack,) = inventory.stacks
-    first, last = stack.pairs
-    more = dataclasses.replace(stack, pairs=(first, cross, last))
-    return dataclasses.replace(inventory, stacks=(more,))
+def with_cross_attention(architecture: Architecture, cross: Attention = CROSS) -> Architecture:
+    """The architecture with one more sublayer between attention and MLP."""
+    (stack,) = architecture.stacks
+    first, last = stack.sublayers
+    more = dataclasses.replace(stack, sublayers=(first, cross, last))
+    return dataclasses.replace(architecture, stacks=(more,))
 
 
 def along(layout: Layout, collectives: Iterable[Collective]) -> list[Collective]:
@@ -66,14 +66,14 @@ def along(layout: Layout, collectives: Iterable[Collective]) -> list[Collective]
     return found
 
 
-def replace(monkeypatch: pytest.MonkeyPatch, inventory: Inventory) -> None:
-    monkeypatch.setattr(Sizes, "inventory", property(lambda self: inventory))
+def replace(monkeypatch: pytest.MonkeyPatch, architecture: Architecture) -> None:
+    monkeypatch.setattr(Sizes, "architecture", property(lambda self: architecture))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_it_moves_what_the_layer_moves(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = [*expected(config(layout), {})]
-    replace(monkeypatch, with_cross_attention(Sizes(config(layout)).inventory))
+    replace(monkeypatch, with_cross_attention(Sizes(config(layout)).architecture))
     found = subtract([*expected(config(layout), {})], plain)
     assert subtract(found, along(layout, PER_LAYER(layout, "float64"))) == []
 
@@ -82,11 +82,11 @@ def test_it_keeps_keys_of_the_source_beside_queries(monkeypatch: pytest.MonkeyPa
     """Of the same sequence it keeps T keys and values instead of S."""
     kept = []
     start = config(Layout(cp=2, tp=2))
-    inventory = Sizes(start).inventory
+    architecture = Sizes(start).architecture
     for source in (S, None):
         cross = dataclasses.replace(CROSS, source=source)
-        replace(monkeypatch, with_cross_attention(inventory, cross))
-        (stack,) = Sizes(start).inventory.stacks
+        replace(monkeypatch, with_cross_attention(architecture, cross))
+        (stack,) = Sizes(start).architecture.stacks
         kept.append(layer(start, stack, "dots"))
     assert kept[0] - kept[1] == 2 * B * (S - T) * N * H * 8 // 4
 

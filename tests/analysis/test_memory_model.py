@@ -256,5 +256,5 @@ def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() ->
     config = Config(model=model, layout=Layout())
     tokens = 8 * model.seq_length
     beside = 4 * tokens * (4 + model.num_heads)
-    (stack,) = family_of(model).inventory(model).stacks
+    (stack,) = family_of(model).architecture(model).stacks
     assert memory_model.layer(config, stack, "none") == 32 * tokens * model.hidden_size + beside

@@ -1,4 +1,4 @@
-"""Families are rows of tables; a model's inventory has its matrices."""
+"""Families are rows of tables; a model's architecture has its matrices."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
 from jaxptd.config import FamilyName
 from jaxptd.config import block as presets
 from jaxptd.errors import UserError
-from jaxptd.models.families import FAMILIES, inventory_of
+from jaxptd.models.families import FAMILIES, architecture_of
 
 PACKAGE = Path(jaxptd.__file__).parent
 # A comparison with a name, or a search in a list of names, written out.
@@ -51,11 +51,11 @@ def test_a_decoder_that_sees_its_targets_is_refused() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_inventory_has_the_stacks_of_the_model(family: FamilyName) -> None:
+def test_an_architecture_has_the_stacks_of_the_model(family: FamilyName) -> None:
     sizes = tiny.BASES.get(family) or ModelConfig(family=family, **SIZES)  # type: ignore[arg-type]
     program = Program(Config(sizes), make_mesh(Layout()))
     stacks = {info.stack: info.shape[0] for info in program.infos.values() if info.stack}
-    assert stacks == {each.name: each.layers for each in inventory_of(sizes).stacks}
+    assert stacks == {each.name: each.layers for each in architecture_of(sizes).stacks}
 
 
 def test_what_has_no_times_is_said() -> None:
@@ -82,4 +82,4 @@ def test_flops_are_those_of_every_matrix_that_is_multiplied(model: dict[str, Any
     matrices = [i for name, i in program.infos.items() if i.decay and name not in looked_up]
     weights = sum(math.prod(info.shape) for info in matrices)
     scores = 12 * 3 * 4 * sizes.block.head_size * (sizes.window or 8)
-    assert inventory_of(sizes).flops == 8 * (6 * weights + scores)
+    assert architecture_of(sizes).flops == 8 * (6 * weights + scores)

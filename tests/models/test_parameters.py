@@ -1,4 +1,4 @@
-"""Parameters from a model's inventory are those that the model declares."""
+"""Parameters from a model's architecture are those that the model declares."""
 
 import dataclasses
 from typing import Any
@@ -50,7 +50,7 @@ def described(info: Any) -> tuple:
 
 
 @pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
-def test_an_inventory_has_the_parameters_of_the_model(layout: Layout, choice: dict) -> None:
+def test_an_architecture_has_the_parameters_of_the_model(layout: Layout, choice: dict) -> None:
     program = tiny.program(layout, **choice)
     found = parameter_infos(program.config).values()
     assert sorted(map(described, found)) == sorted(map(described, program.infos.values()))

@@ -17,7 +17,7 @@ def placed(implementation=MEGATRON_2021, **parallelism: object) -> list[Placed]:
     sizes = {"gpus": 16, "global_batch": 16, **parallelism}
     cluster = Cluster(find_accelerator("a100"))
     return published_collectives(
-        StepDescription(GPT.inventory, Parallelism(**sizes), implementation, cluster)
+        StepDescription(GPT.architecture, Parallelism(**sizes), implementation, cluster)
     )
 
 
@@ -90,7 +90,7 @@ def test_a_ring_passes_keys_and_values() -> None:
     llama = dataclasses.replace(GPT, num_kv_heads=8)
     parallelism = Parallelism(8, 8, cp=4)
     found = published_collectives(
-        StepDescription(llama.inventory, parallelism, NEMO, Cluster(find_accelerator("h100")))
+        StepDescription(llama.architecture, parallelism, NEMO, Cluster(find_accelerator("h100")))
     )
     ring = [each for each in found if each.axes == ("cp",)]
     assert counts(ring, "forward") == {("all-gather", "cp"): 1}

@@ -33,9 +33,9 @@ def test_the_ten_rows_of_the_paper() -> None:
     rows = table_1()
     assert [row.name for row in rows] == [f"gpt-{size}b" for size in PAPER]
     for row, (billions, petaflops) in zip(rows, PAPER.items(), strict=True):
-        model = row.shape.inventory
+        model = row.shape.architecture
         (stack,) = model.stacks
-        layer = sum(pair.weights for pair in stack.pairs)
+        layer = sum(sublayer.weights for sublayer in stack.sublayers)
         elements = stack.layers * layer + model.tokens.rows * model.hidden
         assert elements == pytest.approx(billions * 1e9, rel=0.035)  # of 1.65 it says 1.7
         assert row.flops / row.seconds == pytest.approx(petaflops * 1e15, rel=0.005)

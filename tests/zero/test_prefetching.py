@@ -79,7 +79,7 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
         for move in moves(body):
             assert not any(map(has_product, needs(body, move)))
             assert not any(x is move for each in products for x in needs(body, each))
-    stacks = len(program.resolved.family.inventory(program.config.model).stacks)
+    stacks = len(program.resolved.family.architecture(program.config.model).stacks)
     again = {GATHER} if layout.zero == 3 else set()
     several = layout.zero == 2 and program.config.train.micro_batches > 1
     assert kinds == stacks * [{GATHER}] + (1 + several) * stacks * [{SCATTER} | again]

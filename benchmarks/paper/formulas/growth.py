@@ -10,7 +10,7 @@ from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.compiling import gpus
 from jaxptd.config import Config
 from jaxptd.mesh import make_mesh
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.step import Program
 
 LAYERS = (2, 4)  # of the two steps that are compared
@@ -59,7 +59,7 @@ def growth(config: Config, devices: Devices) -> Growth:
     state, temporary, gradients = (
         (more - less) // 2 for more, less in zip(large, small, strict=True)
     )
-    (stack,) = inventory_of(config.model).stacks
+    (stack,) = architecture_of(config.model).stacks
     kept = memory_model.layer(config, stack, config.model.remat)
     return Growth(state, temporary, gradients, kept)
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.memory_model import Stack
 from jaxptd.analysis.peak import working
-from jaxptd.analysis.peak.working import Ends, PairBytes, ends_of, handed_on
+from jaxptd.analysis.peak.working import Ends, SublayerBytes, ends_of, handed_on
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
 from jaxptd.layout import Layout
-from jaxptd.models.inventory import MLP, Pair
+from jaxptd.models.architecture import MLP, Sublayer
 from jaxptd.pipeline.placement import Stages, of_stack
 
 # ---- loops over layers ---------------------------------------------------------------------------
@@ -51,9 +51,11 @@ class Loop:
         return Sizes(self.config).of_stack(self.stack.parts)
 
     @cached_property
-    def pairs(self) -> tuple[PairBytes, ...]:
+    def sublayers(self) -> tuple[SublayerBytes, ...]:
         """The bytes of a layer's pairs of products."""
-        return tuple(working.pair_bytes(self.sizes, pair) for pair in self.stack.parts.pairs)
+        return tuple(
+            working.sublayer_bytes(self.sizes, sublayer) for sublayer in self.stack.parts.sublayers
+        )
 
     @property
     def is_fp8(self) -> bool:
@@ -71,7 +73,7 @@ class Loop:
             one = 0
         kept = one * self.stack.micro_batches
         if self.between:
-            kept += self.between * handed_on(self.config, self.pairs, self.stack.remat)
+            kept += self.between * handed_on(self.config, self.sublayers, self.stack.remat)
         return kept * self.stack.layers
 
     def _not_kept(self) -> int:
@@ -81,14 +83,14 @@ class Loop:
         products keep what they take in 8 bits, but for those in ring steps and where it is
         gathered again; attention keeps its output in 16 bits besides.
         """
-        remat, attentions = self.stack.remat, [x for x in self.pairs if not x.is_mlp]
+        remat, attentions = self.stack.remat, [x for x in self.sublayers if not x.is_mlp]
         outputs = sum(each.second for each in attentions)
         grid = self.config.layout.has_grid and self.config.layout.pp == 1
         if remat == "dots" and grid and not self.sizes.has_blocks:
             return outputs
         if remat == "none" and self.is_fp8 and not self.config.layout.collective_matmul:
-            first = [0 if x.again else x.taken for x in self.pairs]
-            taken = sum(first) + sum(x.second for x in self.pairs if x.is_mlp)
+            first = [0 if x.again else x.taken for x in self.sublayers]
+            taken = sum(first) + sum(x.second for x in self.sublayers if x.is_mlp)
             return (taken - outputs) // 2
         return 0
 
@@ -102,7 +104,7 @@ class Loop:
         micro-batch sends a layer as one message, and on a grid, those of the layer.
         """
         config, sizes = self.config, self.sizes
-        own = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
+        own = working.layer(self.sublayers, self.stack.remat, at_once=self._at_once)
         moved = (config.layout.fetches_layers + config.prefetches) * self._whole
         on_way = self._largest if config.prefetches and config.zero >= 2 else 0
         on_way = self.weights if config.scatters_last or config.layout.has_grid else on_way
@@ -115,7 +117,7 @@ class Loop:
 
         With norms of sums, and all computed again, they were not seen to wait for whole scores.
         """
-        config, scores = self.config, any(each.scores for each in self.pairs)
+        config, scores = self.config, any(each.scores for each in self.sublayers)
         early = config.model.block.norm_order == "post" and self.stack.remat == "full" and scores
         return config.layout.pp > 1 or early
 
@@ -136,7 +138,7 @@ class Loop:
 
         It hides sums over devices behind them, and has enough with those of half of the layers.
         """
-        gradients = sum(each.first + each.x for each in self.pairs)
+        gradients = sum(each.first + each.x for each in self.sublayers)
         return self.kept + self.stack.layers * gradients // 2
 
     @property
@@ -144,14 +146,16 @@ class Loop:
         """The largest kept array that XLA transposes for products of backward, of all layers."""
         layout = self.config.layout
         gathers = layout.sequence_parallel or layout.has_grid
-        return self.pairs[0].x * self.stack.layers if gathers and self.stack.remat == "dots" else 0
+        return (
+            self.sublayers[0].x * self.stack.layers if gathers and self.stack.remat == "dots" else 0
+        )
 
     # ---- parameters ----------------------------------------------------------------------------
 
     @cached_property
     def weights(self) -> int:
         """Elements of a layer's matrices on all devices."""
-        return sum(pair.weights for pair in self.stack.parts.pairs)
+        return sum(sublayer.weights for sublayer in self.stack.parts.sublayers)
 
     def share(self, elements: int) -> int:
         """Bytes of a part of the parameters that has so many elements of a layer's matrices."""
@@ -165,7 +169,7 @@ class Loop:
     @property
     def _largest(self) -> int:
         """Elements of a layer's largest matrix on all devices."""
-        return max(_first_weights(pair) for pair in self.stack.parts.pairs)
+        return max(_first_weights(sublayer) for sublayer in self.stack.parts.sublayers)
 
     @cached_property
     def copies(self) -> int:
@@ -178,11 +182,11 @@ class Loop:
         return found
 
 
-def _first_weights(pair: Pair) -> int:
+def _first_weights(sublayer: Sublayer) -> int:
     """Elements of the matrix of a pair's first product."""
-    if isinstance(pair, MLP):
-        return pair.hidden * pair.size * (2 if pair.gated else 1)
-    return pair.weights - pair.hidden * pair.heads * pair.head_size
+    if isinstance(sublayer, MLP):
+        return sublayer.hidden * sublayer.size * (2 if sublayer.gated else 1)
+    return sublayer.weights - sublayer.hidden * sublayer.heads * sublayer.head_size
 
 
 def loops_of(
@@ -197,7 +201,7 @@ def loops_of(
         ends: bytes of the parameters outside the layers.
     """
     stacks = memory_model.stacks(config, plan)
-    weights = [each.layers * sum(x.weights for x in each.parts.pairs) for each in stacks]
+    weights = [each.layers * sum(x.weights for x in each.parts.sublayers) for each in stacks]
     layers, names = state["gradients"] - ends, [each.parts.name for each in stacks]
     slots = plan.slots if plan else {}
     return [
@@ -332,7 +336,7 @@ class _Step:
     def _from_step_to_step(self) -> int:
         """The state, where it is the device's, and the batch: tokens and targets."""
         sizes, train = Sizes(self.config), self.config.train
-        tokens = sum(sizes.inventory.embedded) * sizes.sequences * train.micro_batches
+        tokens = sum(sizes.architecture.embedded) * sizes.sequences * train.micro_batches
         own = self.state["parameters"] + self.state["optimizer"]
         own -= memory_model.hosted(self.config.layout, self.state)
         return own + 2 * ID * tokens // self.config.layout.cp

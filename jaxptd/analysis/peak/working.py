@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from jaxptd.analysis.sizes import AttentionSizes, Sizes
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.config import Config, Remat
+from jaxptd.models.architecture import Sublayer
 from jaxptd.models.families import family_of
-from jaxptd.models.inventory import Pair
 
 ENDS = 3  # arrays like x: the last layer's output, its gradient, and the gradient on its way back
 CHUNK = 512  # queries and keys of a product of `attention/xla.py`
@@ -21,7 +21,7 @@ SCORES = 2  # arrays of scores at once, in float32 and in the precision of activ
 
 
 @dataclasses.dataclass(frozen=True)
-class PairBytes:
+class SublayerBytes:
     """Bytes of a pair of products.
 
     Args:
@@ -83,29 +83,29 @@ def computes_again(remat: Remat) -> bool:
     return remat in ("dots", "full")
 
 
-def layer(pairs: Sequence[PairBytes], remat: Remat, *, at_once: bool = False) -> int:
+def layer(sublayers: Sequence[SublayerBytes], remat: Remat, *, at_once: bool = False) -> int:
     """Bytes of a layer's tensors at the fullest moment of its backward pass.
 
     Args:
-        pairs: of the layer.
+        sublayers: of the layer.
         remat: its policy.
         at_once: whether products for gradients of weights do not wait; in pipelines, where each is
             added to its sum, none does.
     """
-    return max(_moments(pairs, remat, at_once))
+    return max(_moments(sublayers, remat, at_once))
 
 
-def _moments(pairs: Sequence[PairBytes], remat: Remat, at_once: bool) -> Iterator[int]:
+def _moments(sublayers: Sequence[SublayerBytes], remat: Remat, at_once: bool) -> Iterator[int]:
     """Bytes between the backward passes of the two products of each pair."""
-    for i, pair in enumerate(pairs):
-        before = sum(each.forward for each in pairs[:i])
-        after = sum(each.streams if at_once else each.waiting for each in pairs[i + 1 :])
-        yield before + pair.backward(remat) + after + ENDS * pair.x
+    for i, sublayer in enumerate(sublayers):
+        before = sum(each.forward for each in sublayers[:i])
+        after = sum(each.streams if at_once else each.waiting for each in sublayers[i + 1 :])
+        yield before + sublayer.backward(remat) + after + ENDS * sublayer.x
 
 
-def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
+def sublayer_bytes(sizes: Sizes, sublayer: Sublayer) -> SublayerBytes:
     """The bytes of a pair's tensors."""
-    layout, each = sizes.config.layout, sizes.of(pair)
+    layout, each = sizes.config.layout, sizes.of(sublayer)
     token = sizes.tokens * sizes.itemsize
     whole, shards = token * sizes.hidden, sizes.matrix_shards
     x = whole // (shards if layout.has_grid or layout.sequence_parallel else 1)
@@ -115,7 +115,7 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
     if isinstance(each, AttentionSizes):
         kv = 2 * each.of_keys(sizes.rows) * each.keys * sizes.itemsize
         first, core = second + kv, _core(each, second, kv)
-    return PairBytes(
+    return SublayerBytes(
         x=x,
         taken=whole if gathers else x,
         first=first,
@@ -230,7 +230,7 @@ class Ends:
 def ends_of(config: Config) -> Ends:
     """The bytes outside a model's layers."""
     sizes, layout = Sizes(config), config.layout
-    found, wide, hidden = sizes.inventory, sizes.master_itemsize, sizes.hidden
+    found, wide, hidden = sizes.architecture, sizes.master_itemsize, sizes.hidden
     table = sizes.vocab * hidden * wide // sizes.matrix_shards
     narrow = table * sizes.itemsize // wide
     positions = found.positions.rows * hidden if found.positions else 0
@@ -258,17 +258,17 @@ def ends_of(config: Config) -> Ends:
 # the gradients of biases, are left out.
 
 
-def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
+def handed_on(config: Config, sublayers: Sequence[SublayerBytes], remat: Remat) -> int:
     """Bytes that B hands to W and that take no saved array's place.
 
     Args:
         config: of the run.
-        pairs: of a layer.
+        sublayers: of a layer.
         remat: its policy.
     """
-    free = list(_free(config, pairs, computes_again(remat)))
+    free = list(_free(config, sublayers, computes_again(remat)))
     left = 0
-    for size in _handed(config, pairs, remat):
+    for size in _handed(config, sublayers, remat):
         if size in free:
             free.remove(size)
         else:
@@ -276,7 +276,7 @@ def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
     return left
 
 
-def _handed(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> Iterator[int]:
+def _handed(config: Config, sublayers: Sequence[SublayerBytes], remat: Remat) -> Iterator[int]:
     """The arrays, in the order in which B makes them.
 
     What products take is saved, or B has computed it again. With collective matmul the gradient of
@@ -284,24 +284,31 @@ def _handed(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> Iterato
     """
     layout, again = config.layout, computes_again(remat)
     if again and not layout.has_grid and not _same_on_all(config):
-        yield from (pair.x for pair in pairs)
-    for pair in reversed(pairs):
+        yield from (sublayer.x for sublayer in sublayers)
+    for sublayer in reversed(sublayers):
         if layout.has_grid:
-            made = again if pair.is_mlp else remat in ("attention", "full")
-            yield from (*[pair.second] * made, pair.gradient, *[pair.taken] * again, pair.first)
+            made = again if sublayer.is_mlp else remat in ("attention", "full")
+            yield from (
+                *[sublayer.second] * made,
+                sublayer.gradient,
+                *[sublayer.taken] * again,
+                sublayer.first,
+            )
         elif layout.collective_matmul:
-            yield from (pair.gradient // layout.tp, pair.first)
+            yield from (sublayer.gradient // layout.tp, sublayer.first)
         else:
-            yield from (pair.gradient, pair.first)
+            yield from (sublayer.gradient, sublayer.first)
 
 
-def _free(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator[int]:
+def _free(config: Config, sublayers: Sequence[SublayerBytes], again: bool) -> Iterator[int]:
     """The saved arrays that W does not read, in the order of forward."""
     layout = config.layout
-    for pair in pairs:
-        yield from [] if _same_on_all(config) else [pair.x]
-        if pair.is_mlp and pair.first == pair.second:  # of gated units saved rows are halves
-            yield from [] if again and not layout.has_grid else [pair.first]
+    for sublayer in sublayers:
+        yield from [] if _same_on_all(config) else [sublayer.x]
+        if (
+            sublayer.is_mlp and sublayer.first == sublayer.second
+        ):  # of gated units saved rows are halves
+            yield from [] if again and not layout.has_grid else [sublayer.first]
 
 
 def _same_on_all(config: Config) -> bool:

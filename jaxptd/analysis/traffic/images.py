@@ -10,7 +10,8 @@ from jaxptd.analysis.sizes import WindowSizes
 from jaxptd.analysis.traffic.layers import norms, product
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.layout import Axis
-from jaxptd.models.inventory import ImageEnds, Stack
+from jaxptd.models.architecture import Stack
+from jaxptd.vision.architecture import ImageEnds
 
 # Psums of whole scores, where each device has a slice of every head: forward, and again in
 # backward, which keeps no scores.
@@ -28,14 +29,14 @@ def windows(step: Scenario, stack: Stack) -> Iterator[Collective]:
 
 def image_ends(step: Scenario) -> Iterator[Collective]:
     """The products outside of levels, their norms, and the logits."""
-    ends = step.sizes.inventory.images
+    ends = step.sizes.architecture.images
     if ends is not None and step.config.layout.has_grid:
         yield from _on_grid(step, ends)
 
 
 def images_in_strips(step: Scenario) -> int:
     """Images of a micro-batch of which a device has strips, as at level 0."""
-    first, *_ = step.sizes.inventory.stacks
+    first, *_ = step.sizes.architecture.stacks
     sizes = step.of_stack(first).sizes
     return sizes.samples(sizes.stream_rows, first)
 

@@ -16,7 +16,7 @@ from jaxptd.analysis.collective import (
 from jaxptd.analysis.sizes import AttentionSizes
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.layout import Axis, Layout
-from jaxptd.models.inventory import Attention, Stack
+from jaxptd.models.architecture import Attention, Stack
 
 # ---- attention along cp, and kv heads that more devices share -----------------------------------
 # Letters: b sequences of a micro-batch on one device, T queries and S keys in a sequence, K heads
@@ -153,7 +153,7 @@ def layers_on_grid(step: Scenario, stack: Stack) -> Iterator[Collective]:
 def ends_on_grid(step: Scenario) -> Iterator[Collective]:
     """Tables, the norms and products outside of layers, and the loss."""
     sizes, M = step.sizes, step.config.train.micro_batches
-    parts = sizes.inventory
+    parts = sizes.architecture
     for head in parts.heads:
         yield from product(step, sizes.hidden, sizes.columns(head), forwards=1, times=M)
         yield from product(step, sizes.hidden, sizes.hidden, forwards=1, times=M * head.squares)
@@ -166,15 +166,15 @@ def ends_on_grid(step: Scenario) -> Iterator[Collective]:
 
 def _layers(step: Scenario, stack: Stack, again: Recomputed, *, times: int) -> Iterator[Collective]:
     """Layers of a stack with the same recomputation; times: layers in all micro-batches."""
-    sizes, last = step.sizes, len(stack.pairs) - 1
+    sizes, last = step.sizes, len(stack.sublayers) - 1
     forwards = 1 + again.products
-    for number, pair in enumerate(stack.pairs):
-        each, runs = sizes.of(pair), 1 + again.last_product if number == last else forwards
+    for number, sublayer in enumerate(stack.sublayers):
+        each, runs = sizes.of(sublayer), 1 + again.last_product if number == last else forwards
         yield from product(step, sizes.hidden, each.first, forwards=forwards, times=times)
         yield from product(step, each.second, sizes.hidden, forwards=runs, times=times)
     for attention in sizes.attentions(stack):
         yield from _source(step, attention, again, times=times)
-    all_norms = times * len(stack.pairs)
+    all_norms = times * len(stack.sublayers)
     yield from norms(step, stack.statistics, forwards=forwards, times=all_norms)
     for attention in sizes.attentions(stack) if sizes.has_blocks else ():
         yield from _blocks(step, attention, again, times)
@@ -239,13 +239,13 @@ def _tables(step: Scenario) -> Iterator[Collective]:
     micro_batches = config.train.micro_batches
     length = config.padded_model.seq_length // layout.cp
     positions = length * sizes.hidden // layout.col * sizes.itemsize
-    forwards, learned = step.embeddings, sizes.inventory.positions is not None
-    for length in sizes.inventory.embedded:
+    forwards, learned = step.embeddings, sizes.architecture.positions is not None
+    for length in sizes.architecture.embedded:
         yield from _look_ups(step.with_tokens(length))
     for kind, passes in ((REDUCE_SCATTER, forwards), (ALL_GATHER, 1)):
         times = passes * micro_batches * learned
         yield Collective(kind, (Axis.ROW,), times, times * positions)
-    times = len(sizes.inventory.heads) * micro_batches
+    times = len(sizes.architecture.heads) * micro_batches
     loss = 3 * times * sizes.rows * sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.COL,), 2 * times, loss)
 
@@ -317,11 +317,11 @@ def ends_one_way(step: Scenario) -> Iterator[Collective]:
     The loss takes a maximum and two sums for each token.
     """
     sizes, micro_batches = step.sizes, step.config.train.micro_batches
-    for length in sizes.inventory.embedded:
+    for length in sizes.architecture.embedded:
         yield from _at_an_end(step.with_tokens(length), scattered=step.embeddings)
-    for _ in sizes.inventory.heads:
+    for _ in sizes.architecture.heads:
         yield from _at_an_end(step, scattered=1)
-    times = len(sizes.inventory.heads) * micro_batches
+    times = len(sizes.architecture.heads) * micro_batches
     loss = 3 * times * sizes.tokens * sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.TP,), 2 * times, loss)
 
@@ -375,9 +375,9 @@ def _around_products(
     step: Scenario, stack: Stack, again: Recomputed, *, times: int
 ) -> Iterator[Collective]:
     """Before and behind the pairs of products; times: layers in all micro-batches."""
-    pairs = len(stack.pairs)
-    once, scattered = pairs * (FORWARD + BACKWARD), again.row_products(pairs)
-    gathered = pairs * again.inputs
+    sublayers = len(stack.sublayers)
+    once, scattered = sublayers * (FORWARD + BACKWARD), again.row_products(sublayers)
+    gathered = sublayers * again.inputs
     for kind in _kinds(step):
         count = times * (once + (gathered if kind == ALL_GATHER else scattered))
         yield Collective(kind, (Axis.TP,), count, count * _size(step))
@@ -391,8 +391,8 @@ def _in_rounds(
     Products gather in the same rounds, so the gathers run again only with the products. Where
     backward is split, the gradient of a pair's result passes in both halves.
     """
-    pairs, tp = len(stack.pairs), step.config.layout.tp
+    sublayers, tp = len(stack.sublayers), step.config.layout.tp
     splits = step.plan is not None and step.plan.schedule.splits
-    rounds = pairs * (ROUNDS + again.products + splits) + again.row_products(pairs)
+    rounds = sublayers * (ROUNDS + again.products + splits) + again.row_products(sublayers)
     hops = times * rounds * (tp - 1)
     yield Collective(PERMUTE, (Axis.TP,), hops, hops * _size(step) // tp)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
-from jaxptd.models.inventory import Stack
+from jaxptd.models.architecture import Stack
 from jaxptd.pipeline.placement import Stages
 
 
@@ -41,9 +41,9 @@ class Recomputed(NamedTuple):
         """True if norms run again: layers keep what entered them, as with keys."""
         return self.keys
 
-    def row_products(self, pairs: int) -> int:
+    def row_products(self, sublayers: int) -> int:
         """Second products of a layer's pairs that run again."""
-        return (pairs - 1) * self.products + self.last_product
+        return (sublayers - 1) * self.products + self.last_product
 
 
 RECOMPUTED = {
@@ -109,4 +109,4 @@ class Scenario:
 
         A pipeline differentiates it at a tick of its own, and a norm there needs its input again.
         """
-        return 2 if self.plan and self.sizes.inventory.first_norm else 1
+        return 2 if self.plan and self.sizes.architecture.first_norm else 1

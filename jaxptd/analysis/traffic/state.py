@@ -15,7 +15,7 @@ from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.config import OptimizerName, itemsize
 from jaxptd.layout import BATCH_AXES, Axis, Layout
-from jaxptd.models.inventory import Stack
+from jaxptd.models.architecture import Stack
 from jaxptd.optimizers.moments import factors, is_orthogonalised
 from jaxptd.shapes import ParamShape, StoredShape
 from jaxptd.zero.shapes import ShardShape, StateShapes

@@ -220,7 +220,7 @@ def _all_axes(
     layers, ends = layers_one_way, ends_one_way
     if layout.has_grid:
         layers, ends = layers_on_grid, ends_on_grid
-    for stack in step.sizes.inventory.stacks:
+    for stack in step.sizes.architecture.stacks:
         inside = itertools.chain(layers(step, stack), windows(step, stack))
         yield Part("tensor", stack.name), _in_loops(step, inside)
         along_cp = itertools.chain(ring(step, stack), halos(step, stack))
@@ -273,7 +273,7 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
     axes: tuple[Axis, ...] = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
-    if step.sizes.inventory.images and step.config.layout.sequence_parallel:
+    if step.sizes.architecture.images and step.config.layout.sequence_parallel:
         axes = (*axes, Axis.TP)  # that shards images, whose logits no other device has
     number = sum(term.trained for term in losses.values())
     for field in counts:

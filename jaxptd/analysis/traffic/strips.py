@@ -17,7 +17,8 @@ from jaxptd.analysis.collective import (
 from jaxptd.analysis.traffic.images import images_in_strips
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.layout import Axis
-from jaxptd.models.inventory import ImageEnds, Stack
+from jaxptd.models.architecture import Stack
+from jaxptd.vision.architecture import ImageEnds
 from jaxptd.vision.family import images_of
 
 ROLLS = 2  # of a shifted block: x before attention, and back after it
@@ -44,7 +45,7 @@ def halos(step: Scenario, stack: Stack) -> Iterator[Collective]:
 
 def strip_ends(step: Scenario) -> Iterator[Collective]:
     """From strips to whole images and back between levels, and sums over an image in the loss."""
-    ends = step.sizes.inventory.images
+    ends = step.sizes.architecture.images
     if ends is None:
         return
     yield from _between_levels(step)
@@ -54,7 +55,7 @@ def strip_ends(step: Scenario) -> Iterator[Collective]:
 def _between_levels(step: Scenario) -> Iterator[Collective]:
     """All-to-alls of the residual stream of the level that is in strips."""
     cp, times = step.config.layout.cp, step.config.train.micro_batches * PASSES
-    for pair in itertools.pairwise(step.sizes.inventory.stacks):
+    for pair in itertools.pairwise(step.sizes.architecture.stacks):
         in_strips = [stack for stack in pair if stack.in_strips(cp)]
         if len(in_strips) == 1:
             sizes = step.of_stack(in_strips[0]).sizes
@@ -80,7 +81,7 @@ def _sums(step: Scenario, ends: ImageEnds) -> Iterator[Collective]:
 def _means(step: Scenario, ends: ImageEnds) -> Iterator[Collective]:
     """Means of images `[B, D]`: sums over their strips, or those of other devices' images."""
     layout, times = step.config.layout, step.config.train.micro_batches
-    last = step.sizes.inventory.stacks[-1]
+    last = step.sizes.architecture.stacks[-1]
     columns = step.of_stack(last).sizes.hidden // layout.col
     size = times * images_in_strips(step) * columns * step.sizes.master_itemsize
     whole = (ALL_GATHER, REDUCE_SCATTER)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from jaxptd.hardware import Cluster, Group
-from jaxptd.models.inventory import Inventory, Stack
+from jaxptd.models.architecture import Architecture, Stack
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import Durations, simulate_stages
 
@@ -270,7 +270,7 @@ class StepDescription:
         updated: elements of the state on a device; None: of the matrices of the first stage.
     """
 
-    model: Inventory
+    model: Architecture
     parallelism: Parallelism
     implementation: Implementation
     cluster: Cluster
@@ -289,7 +289,9 @@ class StepDescription:
 
     def layer_parameters(self, stack: Stack) -> float:
         """Elements of one layer's matrices on a device, whole over dp."""
-        return sum(pair.weights for pair in stack.pairs) / self.parallelism.matrix_shards
+        return (
+            sum(sublayer.weights for sublayer in stack.sublayers) / self.parallelism.matrix_shards
+        )
 
     @property
     def embedding(self) -> int:

@@ -9,7 +9,7 @@ once for its weights'.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxptd.models.inventory import MLP, Attention, Head, Stack
+from jaxptd.models.architecture import MLP, Attention, Head, Stack
 from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.description import StepDescription
 from jaxptd.planner.cost.terms import Term
@@ -173,27 +173,27 @@ class Product(NamedTuple):
 def _products(description: StepDescription, stack: Stack) -> Iterator[Product]:
     """The products of a layer's pairs."""
     inner, T = description.parallelism.inner, description.tokens(stack)
-    for pair in stack.of_text:
-        D = pair.hidden
-        if not isinstance(pair, Attention):
-            yield Product("mlp in", T, D, _first(pair) // inner)
-            yield Product("mlp out", T, pair.size // inner, D)
+    for sublayer in stack.of_text:
+        D = sublayer.hidden
+        if not isinstance(sublayer, Attention):
+            yield Product("mlp in", T, D, _first(sublayer) // inner)
+            yield Product("mlp out", T, sublayer.size // inner, D)
             continue
-        queries = pair.heads * pair.head_size
-        if pair.source is None:
-            yield Product("qkv", T, D, _first(pair) // inner)
+        queries = sublayer.heads * sublayer.head_size
+        if sublayer.source is None:
+            yield Product("qkv", T, D, _first(sublayer) // inner)
         else:
             yield Product("q of another sequence", T, D, queries // inner)
-            keys, tokens = _first(pair) - queries, T * pair.source // pair.tokens
+            keys, tokens = _first(sublayer) - queries, T * sublayer.source // sublayer.tokens
             yield Product("k, v of another sequence", tokens, D, keys // inner)
         yield Product("attention output", T, queries // inner, D)
 
 
-def _first(pair: Attention | MLP) -> int:
+def _first(sublayer: Attention | MLP) -> int:
     """Columns of a pair's first product, of queries, keys and values together."""
-    if isinstance(pair, Attention):
-        return pair.head_size * (pair.heads + 2 * pair.kv_heads)
-    return pair.size * (2 if pair.gated else 1)
+    if isinstance(sublayer, Attention):
+        return sublayer.head_size * (sublayer.heads + 2 * sublayer.kv_heads)
+    return sublayer.size * (2 if sublayer.gated else 1)
 
 
 def _product(
@@ -227,17 +227,19 @@ def _accumulation(description: StepDescription, stack: Stack, matrices: int) -> 
 def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Term]:
     """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
     implementation = description.implementation
-    stream = (implementation.stream_forward + implementation.dropout) * len(stack.pairs)
+    stream = (implementation.stream_forward + implementation.dropout) * len(stack.sublayers)
     inner = 0
-    for pair in stack.of_text:
-        if isinstance(pair, Attention):
-            heads = pair.heads * pair.head_size
+    for sublayer in stack.of_text:
+        if isinstance(sublayer, Attention):
+            heads = sublayer.heads * sublayer.head_size
             inner += (
-                0 if implementation.apart else 4 * heads + 4 * implementation.bias * _first(pair)
+                0
+                if implementation.apart
+                else 4 * heads + 4 * implementation.bias * _first(sublayer)
             )
-            inner += 4 * implementation.rotary * (heads + pair.kv_heads * pair.head_size)
+            inner += 4 * implementation.rotary * (heads + sublayer.kv_heads * sublayer.head_size)
         else:
-            inner += 2 * (_first(pair) + pair.size)
+            inner += 2 * (_first(sublayer) + sublayer.size)
     return _passes(description, stack, stream, inner, "forward")
 
 
@@ -246,17 +248,19 @@ def _elementwise_backward(description: StepDescription, stack: Stack) -> list[Te
     implementation = description.implementation
     stream = (
         implementation.stream_backward + 5 * implementation.dropout + 2 * implementation.bias
-    ) * len(stack.pairs)
+    ) * len(stack.sublayers)
     inner = 0
-    for pair in stack.of_text:
-        sums = implementation.bias and (implementation.sums_apart or isinstance(pair, Attention))
-        inner += 2 * sums * _first(pair)
-        if isinstance(pair, Attention):
-            heads = pair.heads * pair.head_size
-            inner += 0 if implementation.apart else 4 * heads + 4 * _first(pair)
-            inner += 4 * implementation.rotary * (heads + pair.kv_heads * pair.head_size)
+    for sublayer in stack.of_text:
+        sums = implementation.bias and (
+            implementation.sums_apart or isinstance(sublayer, Attention)
+        )
+        inner += 2 * sums * _first(sublayer)
+        if isinstance(sublayer, Attention):
+            heads = sublayer.heads * sublayer.head_size
+            inner += 0 if implementation.apart else 4 * heads + 4 * _first(sublayer)
+            inner += 4 * implementation.rotary * (heads + sublayer.kv_heads * sublayer.head_size)
         else:
-            inner += 2 * (2 * _first(pair) + pair.size)
+            inner += 2 * (2 * _first(sublayer) + sublayer.size)
     return _passes(description, stack, stream, inner, "backward")
 
 
@@ -265,9 +269,9 @@ def _passes(
 ) -> list[Term]:
     """Terms of so many bytes for each value of the stream, and for each token inside a layer."""
     a = description.cluster.accelerator
-    outside = kernels.moved(a, description.stream(stack) * stream, 2 * len(stack.pairs))
+    outside = kernels.moved(a, description.stream(stack) * stream, 2 * len(stack.sublayers))
     moves = description.tokens(stack) * inner / description.parallelism.inner
-    inside = kernels.moved(a, moves, 2 * len(stack.pairs))
+    inside = kernels.moved(a, moves, 2 * len(stack.sublayers))
     return [
         outside.named(f"residual stream {name}"),
         inside.named(f"activation and heads {name}"),

@@ -20,8 +20,8 @@ from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
 from jaxptd.layout import SCHEDULES, SQUARE, Layout, Offload, ZeroStage
 from jaxptd.matmul.padding import heads_for
-from jaxptd.models.families import inventory_of, require_times
-from jaxptd.models.inventory import MLP, Pair
+from jaxptd.models.architecture import MLP, Sublayer
+from jaxptd.models.families import architecture_of, require_times
 from jaxptd.pipeline.placement import part_sizes
 from jaxptd.pipeline.schedules import outline
 
@@ -292,7 +292,7 @@ class Space:
     def __init__(self, config: Config, gpus: int, pins: Pins) -> None:
         require_times(config.model)
         self.config, self.gpus, self.pins = config, gpus, pins
-        self.stacks = inventory_of(config.model).stacks
+        self.stacks = architecture_of(config.model).stacks
         self.layers = sum(stack.layers for stack in self.stacks)
         self._cuts = StageSplits([s.layers for s in self.stacks], pins.get("layout.stage_layers"))
 
@@ -417,7 +417,7 @@ class Space:
         """
         lengths = (stack.tokens % layout.sequence_unit for stack in self.stacks)
         return not any(lengths) and all(
-            _splits(pair, layout) for stack in self.stacks for pair in stack.pairs
+            _splits(sublayer, layout) for stack in self.stacks for sublayer in stack.sublayers
         )
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
@@ -460,15 +460,19 @@ class Space:
         return name in self.pins and bool(self.pins[name] != value)
 
 
-def _splits(pair: Pair, layout: Layout) -> bool:
+def _splits(sublayer: Sublayer, layout: Layout) -> bool:
     """True if a pair's heads, in whole groups, or its hidden units split over tp or col."""
-    if isinstance(pair, MLP):
-        return pair.size % layout.tp == 0
+    if isinstance(sublayer, MLP):
+        return sublayer.size % layout.tp == 0
     if layout.has_grid and layout.attention2d == "blocks":
         return True
-    counts = heads_for(layout, pair.heads, pair.kv_heads, pair.head_size)
-    alone = pair.heads == pair.kv_heads
-    return pair.heads % (layout.tp * layout.col) == 0 if alone else counts.queries == pair.heads
+    counts = heads_for(layout, sublayer.heads, sublayer.kv_heads, sublayer.head_size)
+    alone = sublayer.heads == sublayer.kv_heads
+    return (
+        sublayer.heads % (layout.tp * layout.col) == 0
+        if alone
+        else counts.queries == sublayer.heads
+    )
 
 
 def _divisors(number: int, most: int | None = None) -> Sequence[int]:

@@ -11,7 +11,7 @@ from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config, Remat
 from jaxptd.hardware import Cluster
 from jaxptd.layout import Layout
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.placement import Stages
@@ -60,13 +60,13 @@ class ConfigStep:
     @cached_property
     def plan(self) -> Stages | None:
         """The pipeline in outline."""
-        stacks = inventory_of(self.config.model).stacks
+        stacks = architecture_of(self.config.model).stacks
         return outline(self.config, {stack.name: stack.layers for stack in stacks})
 
     @property
     def _one_stage(self) -> dict[str, tuple[int, ...]]:
         """The layers of each stack, without a pipeline."""
-        return {stack.name: (stack.layers,) for stack in inventory_of(self.config.model).stacks}
+        return {stack.name: (stack.layers,) for stack in architecture_of(self.config.model).stacks}
 
     @cached_property
     def infos(self) -> dict[str, ParamShape]:
@@ -91,7 +91,7 @@ class ConfigStep:
         """
         plan, wide = self.plan, 4
         return StepDescription(
-            inventory_of(self.config.model),
+            architecture_of(self.config.model),
             spread_of(self.config, plan.schedule.chunks if plan else 1),
             implementation_of(self.config, cluster.accelerator),
             cluster,
@@ -153,7 +153,7 @@ class _Sequences(NamedTuple):
 
 def sent_and_kept(config: Config, remat: Remat) -> LayerTraffic:
     """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
-    stacks = inventory_of(config.model).stacks
+    stacks = architecture_of(config.model).stacks
     kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
     return list(of_one_layer(config, remat)), kept
 
@@ -201,7 +201,7 @@ class Predictor:
         self, config: Config, kind: Kind, passes: LayerPasses
     ) -> tuple[Kind, LayerPasses]:
         """A layer whose kept activations go to the host, and return, beside its work."""
-        stack = next(s for s in inventory_of(config.model).stacks if s.name == kind[0])
+        stack = next(s for s in architecture_of(config.model).stacks if s.name == kind[0])
         if kind[1] == "none":
             return kind, passes
         moves = 2.0 * memory_model.layer(config, stack, "dots")
@@ -232,7 +232,7 @@ class Predictor:
         implementation: Implementation,
         remat: Remat,
     ) -> MicroBatchTerms:
-        model = inventory_of(config.model)
+        model = architecture_of(config.model)
         parallelism = dataclasses.replace(
             _spread_alone(layout), micro_batch=sequences, global_batch=sequences
         )

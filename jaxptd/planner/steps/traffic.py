@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jaxptd.analysis.collective import BROADCAST, PERMUTE, Collective
 from jaxptd.analysis.traffic import Part, parts
 from jaxptd.config import Config, Remat
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed, StepTime, Term
@@ -51,7 +51,7 @@ def once(config: Config, infos: Mapping[str, ParamShape], plan: Stages | None) -
         plan: of its pipeline, or an outline.
     """
     layout, m = config.layout, config.train.micro_batches
-    layers = {stack.name: stack.layers for stack in inventory_of(config.model).stacks}
+    layers = {stack.name: stack.layers for stack in architecture_of(config.model).stacks}
     under: Under = "nothing" if layout.pp > 1 else "other layers"
     for part, each in parts(config, infos, plan, on_gpus=True, only=("zero", "step")):
         if part.what == "zero":

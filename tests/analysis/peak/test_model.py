@@ -29,8 +29,10 @@ def predicted(config: Config) -> Peak:
 def working_set(remat: str, layout: Layout | None = None, **model: object) -> int:
     config = tiny.config(layout or Layout(), remat=remat, **FUSED | model)
     sizes = Sizes(config)
-    (stack,) = sizes.inventory.stacks
-    return working.layer([working.pair_bytes(sizes, pair) for pair in stack.pairs], remat)
+    (stack,) = sizes.architecture.stacks
+    return working.layer(
+        [working.sublayer_bytes(sizes, sublayer) for sublayer in stack.sublayers], remat
+    )
 
 
 def test_a_layer_at_the_mlp() -> None:

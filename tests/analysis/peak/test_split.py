@@ -13,7 +13,7 @@ from jaxptd.analysis.peak import working
 from jaxptd.analysis.peak.working import handed_on
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.layout import Layout
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import architecture_of
 from jaxptd.pipeline.split_backward import PassedStorage
 
 LLAMA = {"family": "llama", "num_kv_heads": 4, "num_heads": 8, "hidden_size": 32}
@@ -49,9 +49,11 @@ def test_the_formula_is_what_the_program_hands_on(
     spread = Layout(**{"pp": 2, "schedule": "zb-h1", **layout})
     program = tiny.program(spread, **{"dtype": "bfloat16", "micro_batches": 4, **model})
     counted(program)
-    sizes, (stack,) = Sizes(program.config), inventory_of(program.config.model).stacks
-    pairs = [working.pair_bytes(sizes.of_stack(stack), pair) for pair in stack.pairs]
+    sizes, (stack,) = Sizes(program.config), architecture_of(program.config.model).stacks
+    sublayers = [
+        working.sublayer_bytes(sizes.of_stack(stack), sublayer) for sublayer in stack.sublayers
+    ]
     wide = [x for x in found[0].between if x.dtype == jnp.bfloat16]  # others are without tokens
-    assert handed_on(program.config, pairs, program.config.model.remat) == sum(
+    assert handed_on(program.config, sublayers, program.config.model.remat) == sum(
         math.prod(x.shape) * x.dtype.itemsize for x in wide
     )

@@ -15,9 +15,9 @@ from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.models.decoder import DECODER, inventory
+from jaxptd.models.architecture import Architecture
+from jaxptd.models.decoder import DECODER, architecture
 from jaxptd.models.gpt import GPT
-from jaxptd.models.inventory import Inventory
 from jaxptd.params import stacked
 
 X = tuple[Array, Array]  # source and target, both of the batch's tokens
@@ -103,13 +103,13 @@ class TwoStacks(GPT):
         return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))
 
 
-def parts(model: ModelConfig) -> Inventory:
+def parts(model: ModelConfig) -> Architecture:
     """The parts of the model, but for the norm that all layers read."""
-    found = inventory(model)
+    found = architecture(model)
     (stack,) = found.stacks
     encoder = dataclasses.replace(stack, name="encoder")
     decoder = dataclasses.replace(stack, name="decoder", layers=stack.layers - 1)
     return dataclasses.replace(found, stacks=(encoder, decoder))
 
 
-TWO_STACKS = dataclasses.replace(DECODER, make=TwoStacks, inventory=parts)
+TWO_STACKS = dataclasses.replace(DECODER, make=TwoStacks, architecture=parts)

@@ -23,14 +23,14 @@ from jaxptd.planner.rows import Shape, paper_flops
 ROWS = [*table_1(), h100_row()]
 A100 = find_accelerator("a100")
 GPT = Shape(24, 4096, 32, 51200, 2048)
-BLOCKS = GPT.inventory.stacks[0]
+BLOCKS = GPT.architecture.stacks[0]
 
 
 def description(
     implementation=MEGATRON_2021, shape: Shape = GPT, **parallelism: object
 ) -> StepDescription:
     sizes = {"gpus": 8, "global_batch": 16, **parallelism}
-    return StepDescription(shape.inventory, Parallelism(**sizes), implementation, Cluster(A100))
+    return StepDescription(shape.architecture, Parallelism(**sizes), implementation, Cluster(A100))
 
 
 def predict(each: StepDescription) -> float:
@@ -153,7 +153,7 @@ def test_less_memory_traffic_with_more_tensor_parallelism_and_flash() -> None:
     assert [inner[0] / x for x in inner] == [1, 8, 8]
     long = dataclasses.replace(GPT, seq_length=8192)
     unfused, flash = (
-        total(layer_terms(description(implementation, long), long.inventory.stacks[0]).attention)
+        total(layer_terms(description(implementation, long), long.architecture.stacks[0]).attention)
         for implementation in (MEGATRON_2021, NEMO)
     )
     assert flash < unfused / 3

@@ -7,7 +7,7 @@ image count as tokens.
 
 import dataclasses
 
-from jaxptd.vision.inventory import ImageEnds, Windows
+from jaxptd.vision.architecture import ImageEnds, Windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class MLP:
         return tokens * self.weights
 
 
-Pair = Attention | MLP | Windows
+Sublayer = Attention | MLP | Windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,26 +110,26 @@ class Stack:
     Args:
         name: of the stack.
         layers: L.
-        pairs: of a layer, in their order.
+        sublayers: of a layer, in their order.
         statistics: of a token that each norm keeps: 2 of LayerNorm, 1 of RMSNorm.
         norms_sums: whether the norms are of the sums, not of what enters the pairs.
     """
 
     name: str
     layers: int
-    pairs: tuple[Pair, ...]
+    sublayers: tuple[Sublayer, ...]
     statistics: int
     norms_sums: bool
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
         """The attentions of a layer."""
-        return tuple(pair for pair in self.pairs if isinstance(pair, Attention))
+        return tuple(sublayer for sublayer in self.sublayers if isinstance(sublayer, Attention))
 
     @property
     def windows(self) -> tuple[Windows, ...]:
         """The attentions of a layer that are in windows."""
-        return tuple(pair for pair in self.pairs if isinstance(pair, Windows))
+        return tuple(sublayer for sublayer in self.sublayers if isinstance(sublayer, Windows))
 
     def in_strips(self, devices: int) -> bool:
         """True if so many devices share images in strips; else each has whole ones."""
@@ -139,7 +139,7 @@ class Stack:
     def of_text(self) -> tuple[Attention | MLP, ...]:
         """The pairs, for what knows none of images: `require_times` refuses these before."""
         assert not self.windows
-        return tuple(pair for pair in self.pairs if not isinstance(pair, Windows))
+        return tuple(sublayer for sublayer in self.sublayers if not isinstance(sublayer, Windows))
 
     @property
     def tokens(self) -> int:
@@ -150,13 +150,13 @@ class Stack:
     @property
     def hidden(self) -> int:
         """D of its layers."""
-        return self.pairs[0].hidden
+        return self.sublayers[0].hidden
 
     @property
     def flops(self) -> int:
-        """FLOPs of a sequence in all layers and a whole step; see `Inventory.flops`."""
+        """FLOPs of a sequence in all layers and a whole step; see `Architecture.flops`."""
         tokens = self.tokens
-        each = (6 * p.multiplications(tokens) + 3 * tokens * p.score_flops for p in self.pairs)
+        each = (6 * p.multiplications(tokens) + 3 * tokens * p.score_flops for p in self.sublayers)
         return self.layers * sum(each)
 
 
@@ -195,7 +195,7 @@ class Head:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inventory:
+class Architecture:
     """The parts of a model.
 
     Args:
