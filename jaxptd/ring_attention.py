@@ -41,7 +41,7 @@ from jaxptd.attention.ring import (
     AttentionInputs,
     AttentionSpec,
     Ring,
-    Tile,
+    ScoreTile,
     check_lengths,
     over_local_chunks,
     over_tiles,
@@ -141,7 +141,7 @@ def _visit(
 
 def _merge_tile(
     total: Any,
-    tile: Tile,
+    tile: ScoreTile,
     scores: Scores,
     *,
     q: Array,
@@ -227,7 +227,7 @@ def _visit_back(
 
 def _add_tile(
     total: tuple[_Sums, Array],
-    tile: Tile,
+    tile: ScoreTile,
     scores: Scores,
     *,
     saved: Saved,

@@ -23,7 +23,7 @@ from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
 from jaxptd.analysis.hlo.text import Pipeline
-from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
+from jaxptd.analysis.hlo.timeline import AxisNames, Rates, Times, estimate
 from jaxptd.analysis.report import table, versions
 from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
@@ -96,7 +96,7 @@ class Estimate:
 def rates(sizes: dict[str, int]) -> Rates:
     """The rates of an H200, whose nodes hold neighbours along the last axes of the mesh."""
 
-    def link(axes: Axes) -> tuple[str, float]:
+    def link(axes: AxisNames) -> tuple[str, float]:
         order = list(sizes)
         first = min((order.index(axis) for axis in axes), default=len(order))
         span = math.prod(sizes[axis] for axis in order[first:])

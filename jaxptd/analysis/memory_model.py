@@ -10,8 +10,7 @@ from typing import NamedTuple
 from jaxptd.analysis.sizes import AttentionSizes, Sizes, WindowSizes, elements_on_device
 from jaxptd.config import Config, ModelConfig, Remat, itemsize
 from jaxptd.layout import Axis, Layout
-from jaxptd.models.architecture import MLP, Attention, Sublayer
-from jaxptd.models.architecture import Stack as Parts
+from jaxptd.models.architecture import MLP, Attention, Stack, Sublayer
 from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.pipeline.placement import Stages, of_stack
 from jaxptd.zero.shapes import StateShapes
@@ -102,7 +101,7 @@ _ORDINALS = ("first", "second", "third", "fourth")
 _MOST, _SOME = _by("none", "attention", "dots"), _by("none", "attention")
 
 
-def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
+def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
     """Every tensor of one layer and one micro-batch that some policy keeps.
 
     Args:
@@ -128,7 +127,7 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
         yield from _seeds(sizes, stack)
 
 
-def _seeds(sizes: Sizes, stack: Parts) -> Iterator[Kept]:
+def _seeds(sizes: Sizes, stack: Stack) -> Iterator[Kept]:
     """Seeds of dropout, for each sample and pair, and each head; factors of dropped paths."""
     model, sublayers = sizes.config.model, len(stack.sublayers)
     streams, inner = sizes.samples(sizes.stream_rows, stack), sizes.samples(sizes.rows, stack)
@@ -253,34 +252,34 @@ def _windows(windows: WindowSizes, output: int) -> Iterator[Kept]:
     yield Kept("attention's output", output, _by("none", "dots"))
 
 
-def layer(config: Config, stack: Parts, remat: Remat) -> int:
+def layer(config: Config, stack: Stack, remat: Remat) -> int:
     """Bytes that one layer of a stack keeps for backward of one micro-batch."""
     return sum(kept.bytes * kept.times.get(remat, 0) for kept in kept_by_layer(config, stack))
 
 
-class Stack(NamedTuple):
+class DeviceLayers(NamedTuple):
     """Layers of one device that are alike, and their micro-batches at one time."""
 
-    parts: Parts
+    parts: Stack
     remat: Remat
     layers: int
     micro_batches: int
 
 
-def stacks(config: Config, plan: Stages | None = None) -> list[Stack]:
+def stacks(config: Config, plan: Stages | None = None) -> list[DeviceLayers]:
     """The layers of a device; in a pipeline those of the largest part, of every stack.
 
     Where backward starts from the input of a part of the model, everything that the part's layers
     keep exists for one micro-batch, while backward runs.
     """
     return [
-        Stack(parts, remat, count, plan.slots[of_stack("saved", parts.name)] if plan else 1)
+        DeviceLayers(parts, remat, count, plan.slots[of_stack("saved", parts.name)] if plan else 1)
         for parts in Sizes(config).architecture.stacks
         for remat, count in _remats(config.model, plan, parts)
     ]
 
 
-def _remats(model: ModelConfig, plan: Stages | None, parts: Parts) -> Sequence[tuple[Remat, int]]:
+def _remats(model: ModelConfig, plan: Stages | None, parts: Stack) -> Sequence[tuple[Remat, int]]:
     layers = plan.depth(parts.name) if plan else parts.layers
     return [("none", layers)] if plan and plan.recompute else model.remats(layers)
 

@@ -277,7 +277,7 @@ class AttentionSpec(NamedTuple):
         return self.ring.hops(length, self.scores)
 
 
-class Tile(NamedTuple):
+class ScoreTile(NamedTuple):
     """A rectangle of scores: its first query, its first key, and how many of each."""
 
     query: Array | int
@@ -298,7 +298,7 @@ class Tile(NamedTuple):
         )
 
 
-Visit = Callable[[Any, Tile, Scores], Any]
+Visit = Callable[[Any, ScoreTile, Scores], Any]
 
 
 def over_tiles(
@@ -326,7 +326,7 @@ def over_local_chunks(visit: Visit, total: Any, lengths: Lengths, spec: Attentio
         return over_tiles(visit, total, me, lengths, spec)
     half = lengths.queries // 2
     for start in (0, half):
-        total = visit(total, Tile(start, start, Lengths(half, half)), spec.scores)
+        total = visit(total, ScoreTile(start, start, Lengths(half, half)), spec.scores)
     later = _Parts(jnp.full(1, half), jnp.zeros(1, int), Lengths(half, half), me, lengths)
     return _over_parts(visit, total, parts=later, spec=spec)
 
@@ -369,7 +369,7 @@ def _over_parts(visit: Visit, total: Any, *, parts: _Parts, spec: AttentionSpec)
     key_KI = parts.key_K[:, None] + sides.keys * column_I
 
     def step(total: Any, start: tuple[Array, Array]) -> tuple[Any, None]:
-        tile = Tile(*start, sides)
+        tile = ScoreTile(*start, sides)
         if spec.scores.window is None:
             return visit(total, tile, scores), None
         seen = _in_sight(tile, parts, spec)
@@ -379,7 +379,7 @@ def _over_parts(visit: Visit, total: Any, *, parts: _Parts, spec: AttentionSpec)
     return lax.scan(step, total, (query_KI.ravel(), key_KI.ravel()))[0]
 
 
-def _in_sight(tile: Tile, parts: _Parts, spec: AttentionSpec) -> Array:
+def _in_sight(tile: ScoreTile, parts: _Parts, spec: AttentionSpec) -> Array:
     """True if the first query of a tile sees its last key, the nearest one, through the window."""
     ring, lengths = spec.ring, parts.lengths
     query = ring.position(tile.query, lengths.queries, lax.axis_index(ring.axis))

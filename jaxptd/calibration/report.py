@@ -117,7 +117,7 @@ CPU_FIGURES = "CPU figures, of no accelerator"
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CalibrationReport:
     """The times of a machine, and the hardware table that follows from them.
 
     Args:

@@ -212,7 +212,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class SampleSizes:
     """Sizes of samples.
 
     Args:
@@ -229,13 +229,13 @@ class Sizes:
 
 
 # A GPU takes a millisecond or more for most of these, so that a launch is less than a hundredth.
-ACCELERATOR = Sizes(
+ACCELERATOR = SampleSizes(
     products=((8192, 8192, 8192), (8192, 28672, 8192), (16384, 16384, 16384), (4096, 4096, 4096)),
     passes=(2048 * MIB, 512 * MIB),
     attention=((8192, 32), (4096, 64)),
     exchanges=(256 * MIB, 64 * MIB, 16 * MIB, MIB),
 )
-CPU = Sizes(
+CPU = SampleSizes(
     products=((512, 512, 512), (256, 1024, 256)),
     passes=(16 * MIB, 4 * MIB),
     attention=((256, 4),),
@@ -243,7 +243,7 @@ CPU = Sizes(
 )
 
 
-def suite(machine: Machine, sizes: Sizes) -> list[Sample]:
+def suite(machine: Machine, sizes: SampleSizes) -> list[Sample]:
     """The samples of a machine: one for each number, then second ones, and so on.
 
     Those that need more than half of a device's memory are left out.

@@ -27,7 +27,7 @@ from jaxptd.checkpoint.saving import run_on_first
 GRACE = 10.0  # seconds for a pending save when Ctrl-C ends the run
 VALIDATION_LOSS = "validation_loss"  # the entry of a description that ranks checkpoints
 
-Report = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
 class Checkpoints:
@@ -138,7 +138,7 @@ class Checkpoints:
         """
         return saving.restore_path(self._folders.folder(step), target)[1]
 
-    def restore_newest(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
+    def restore_newest(self, target: Any, *, report: Reporter) -> tuple[int, Any] | None:
         """Restores step and state of the newest good checkpoint; None without any.
 
         Skips damaged ones and passes one line for each to `report`.
@@ -149,7 +149,7 @@ class Checkpoints:
         """
         return self._restore_first(lambda: reversed(self._folders.all()), target, report)
 
-    def restore_best(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
+    def restore_best(self, target: Any, *, report: Reporter) -> tuple[int, Any] | None:
         """Restores as `restore_newest`, by validation loss in the order of `best`.
 
         Reports every damaged one that it finds, since it may be newer than the one restored.
@@ -158,7 +158,7 @@ class Checkpoints:
             lambda: self._by_loss(self._folders.all(), report), target, report
         )
 
-    def set_aside_after(self, step: int, *, report: Report) -> None:
+    def set_aside_after(self, step: int, *, report: Reporter) -> None:
         """Renames later checkpoints so that they are ignored; passes their names to `report`.
 
         Raises:
@@ -183,7 +183,7 @@ class Checkpoints:
         return saving.read_description(self._folders.folder(step))
 
     def _restore_first(
-        self, steps: Callable[[], Iterable[int]], target: Any, report: Report
+        self, steps: Callable[[], Iterable[int]], target: Any, report: Reporter
     ) -> tuple[int, Any] | None:
         """Restores the first good one of some steps; process 0 chooses it for all processes."""
 
@@ -202,7 +202,7 @@ class Checkpoints:
         found = run_on_first("found", choose)
         return None if found is None else saving.load(Path(found), target)
 
-    def _by_loss(self, steps: Iterable[int], report: Report = lambda line: None) -> list[int]:
+    def _by_loss(self, steps: Iterable[int], report: Reporter = lambda line: None) -> list[int]:
         """The steps among these that have a validation loss, the lowest first."""
         losses = {}
         for step in steps:

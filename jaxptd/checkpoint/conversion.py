@@ -32,7 +32,7 @@ Convert = Callable[[Array], Array]
 
 # ---- what a device holds of an array -------------------------------------------------------------
 
-Axes = tuple[str, ...]
+AxisNames = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Part:
     local: tuple[int, ...]
     rows: tuple[int, ...]
     block: tuple[int, ...]
-    cuts: tuple[Axes, ...]
-    shards: Axes = ()
+    cuts: tuple[AxisNames, ...]
+    shards: AxisNames = ()
     is_one_line: bool = False
 
     @property
@@ -149,7 +149,7 @@ class Frame:
     """
 
     shape: Shape
-    kept: Axes
+    kept: AxisNames
 
     def entries(self, *parts: Part) -> int:
         """k of a piece: a quarter of a line at most, as each line has two margins of a piece."""
@@ -210,12 +210,12 @@ class _Dim:
 
     size: int = 1
     padded: int = 1
-    axes: Axes = ()
-    canonical_axes: Axes = ()
+    axes: AxisNames = ()
+    canonical_axes: AxisNames = ()
     in_order: bool = True
 
     @property
-    def kept(self) -> Axes:
+    def kept(self) -> AxisNames:
         """The axes that split it in the same way in both forms."""
         return self.axes if self.size == self.padded and self.in_order else ()
 
@@ -229,7 +229,7 @@ def _forms(stored: Stored, canonical: ParamShape, mesh: Mesh) -> tuple[Frame, Pa
     """The frame of a device, its part of the stored form and that of the canonical form."""
     dims = _dims(stored.info, canonical, mesh)
 
-    def split(n: int, axes: Axes) -> int:
+    def split(n: int, axes: AxisNames) -> int:
         return n // math.prod(mesh.shape[axis] for axis in axes)
 
     def local(shape: Shape, spec: Spec) -> Shape:

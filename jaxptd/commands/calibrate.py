@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from jaxptd.atomic_files import explained, write_whole
 from jaxptd.calibration.programs import attention_model
-from jaxptd.calibration.report import MEASURED, Report, Timed
+from jaxptd.calibration.report import MEASURED, CalibrationReport, Timed
 from jaxptd.calibration.suite import ACCELERATOR, CPU, Attention, Sample, suite
 from jaxptd.calibration.timer import Timer, find_machine, table_name
 from jaxptd.common_options import add_words, check_out, path_option
@@ -136,7 +136,7 @@ def run(options: Options) -> int:
     return 0
 
 
-def calibrate(found: Sequence[Any], options: Options, *, deadline: float) -> Report:
+def calibrate(found: Sequence[Any], options: Options, *, deadline: float) -> CalibrationReport:
     """Times samples on devices until the deadline.
 
     Args:
@@ -155,7 +155,7 @@ def calibrate(found: Sequence[Any], options: Options, *, deadline: float) -> Rep
     samples = suite(machine, sizes)
     show = _silent if options.quiet or not coordination.is_first() else _progress()
     timed, left = measure(samples, Timer(found), deadline=deadline, show=show)
-    report = Report(
+    report = CalibrationReport(
         name=options.name,
         base=base,
         figures=figures,
@@ -207,14 +207,14 @@ def _where(found: Sequence[Any]) -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}, {len(found)} {kind}, {versions}"
 
 
-def _write(report: Report, options: Options) -> None:
+def _write(report: CalibrationReport, options: Options) -> None:
     check_out(options.out, overwrite=options.overwrite)
     explain = f"--out {options.out}"
     files = {options.out: report.yaml().encode()}
     write_whole(files, lambda _: explained(explain, "name a file in a folder that can be written"))
 
 
-def _print(report: Report, options: Options) -> None:
+def _print(report: CalibrationReport, options: Options) -> None:
     if options.json:
         print(json.dumps({"out": str(options.out), **report.as_dict()}))
         return

@@ -17,7 +17,7 @@ from jaxptd.pipeline.pools import X
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
 # Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
-State = dict[str, Any]
+GenerationState = dict[str, Any]
 
 
 class Model(Protocol):
@@ -64,13 +64,16 @@ class Model(Protocol):
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""
 
-    def empty_state(self, batch: int) -> State:
+    def empty_state(self, batch: int) -> GenerationState:
         """The state of all stacks before the first token, for this device's heads."""
 
 
 def run_layers(
-    model: Model, batch: Mapping[str, Array], token_info: TokenInfo, state: State | None = None
-) -> tuple[X, State]:
+    model: Model,
+    batch: Mapping[str, Array],
+    token_info: TokenInfo,
+    state: GenerationState | None = None,
+) -> tuple[X, GenerationState]:
     """A batch -> x after all layers, and the state: with these tokens, if one was given."""
     run = partial(run_blocks, config=model.config, offload=model.offload, common=model.common)
     x, new, first = model.embed(batch, token_info), {}, 0

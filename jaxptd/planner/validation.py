@@ -137,7 +137,7 @@ NEWEST = 20  # rows of a run whose median is its time: the first steps and short
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """The steps of one run.
 
     Args:
@@ -191,7 +191,7 @@ def predicted_runs(
     return Validation("predicted, nothing fitted to these runs", outcomes)
 
 
-def read_run(folder: Path, gpu: str) -> Run:
+def read_run(folder: Path, gpu: str) -> LoggedRun:
     """Reads the config of a run, and the median of its newest logged step times.
 
     Raises:
@@ -207,4 +207,4 @@ def read_run(folder: Path, gpu: str) -> Run:
     if not seconds:
         name = quoted(str(folder))
         raise UserError(f"{name} has logged no step; train there first, or name another run")
-    return Run(quoted(str(folder)), config, gpu, statistics.median(seconds))
+    return LoggedRun(quoted(str(folder)), config, gpu, statistics.median(seconds))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.layers.dropout import Segments, TokenInfo
-from jaxptd.models.model import Model, State, run_layers
+from jaxptd.models.model import GenerationState, Model, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
@@ -80,12 +80,12 @@ class ForwardBackward(Protocol):
     def gathered(self, params: StepParams) -> StepParams:
         """This device's parameters -> the parameters that `empty_state` and `logits` take."""
 
-    def empty_state(self, params: StepParams, batch: int) -> State:
+    def empty_state(self, params: StepParams, batch: int) -> GenerationState:
         """The state before the first token, for the layers of this device: `Model.empty_state`."""
 
     def logits(
-        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: State
-    ) -> tuple[Array, State]:
+        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
+    ) -> tuple[Array, GenerationState]:
         """The logits, the same on every stage, and the state with these tokens."""
 
 
@@ -145,10 +145,12 @@ class GradientAccumulation:
         micro: MicroBatches,
         token_info: TokenInfo,
         weights: Losses,
-    ) -> tuple[tuple, State]:
+    ) -> tuple[tuple, GenerationState]:
         """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
 
-        def loss(params: StepParams, grad_slots: Params) -> tuple[Array, tuple[Losses, State]]:
+        def loss(
+            params: StepParams, grad_slots: Params
+        ) -> tuple[Array, tuple[Losses, GenerationState]]:
             given = attached(with_grad_slots(params, grad_slots)), micro, token_info
             losses, held = self._terms(*given, of=LOSSES)
             sum_of_all, each = in_total(losses, weights)
@@ -171,19 +173,19 @@ class GradientAccumulation:
     def gathered(self, params: StepParams) -> StepParams:
         return params
 
-    def empty_state(self, params: StepParams, batch: int) -> State:
+    def empty_state(self, params: StepParams, batch: int) -> GenerationState:
         return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: State
-    ) -> tuple[Array, State]:
+        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
+    ) -> tuple[Array, GenerationState]:
         model = self.blueprint.build(params)
         x, state = run_layers(model, batch, token_info, state)
         return model.output(x), state
 
     def _terms(
         self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, *, of: Terms
-    ) -> tuple[Losses, State]:
+    ) -> tuple[Losses, GenerationState]:
         """The losses; of each stack the blocks that it holds, in the order of its parameters."""
         model = self.blueprint.build(params)
         token_info = micro.token_info(token_info)

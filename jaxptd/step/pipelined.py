@@ -15,7 +15,7 @@ from jaxptd.collectives import all_gather, as_varying, reduce_scatter
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis
-from jaxptd.models.model import COMMON, Model, State, X
+from jaxptd.models.model import COMMON, GenerationState, Model, X
 from jaxptd.models.stages import stage_dim
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
@@ -116,12 +116,12 @@ class PipelineSchedule:
         ends = {name: p for name, p in params.items() if infos[name].stack is None}
         return params | {name: self._gather_end(name, p) for name, p in ends.items()}
 
-    def empty_state(self, params: StepParams, batch: int) -> State:
+    def empty_state(self, params: StepParams, batch: int) -> GenerationState:
         return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: State
-    ) -> tuple[Array, State]:
+        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
+    ) -> tuple[Array, GenerationState]:
         """Runs one micro-batch, and sends the logits from the last stage to all others."""
         outside = self.blueprint.build
 

@@ -50,11 +50,11 @@ from jaxptd.zero.gathering import (
     zeros_for_gathered,
 )
 
-Run = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
+LayerFunction = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
 Loop = Callable[[Any, Any, LayerInputs, Any], tuple[Any, Any]]
 
 
-def prefetching(run: Run) -> Loop:
+def prefetching(run: LayerFunction) -> Loop:
     """Makes a loop over a stack of layers of `run((layer, common), inputs, x) -> (x, cache)`.
 
     The loop is (stack, common, inputs, x) -> (x, caches). `stack` has parameters `[L, ...]`, each a
@@ -201,7 +201,7 @@ def _put(found: Array, one: Array, i: Any) -> Array:
 # Letters: L layers.
 
 
-def accumulating_scan(run: Run) -> Loop:
+def accumulating_scan(run: LayerFunction) -> Loop:
     """Makes a loop over a stack of layers of `run((layer, common), inputs, x) -> (x, cache)`.
 
     As `prefetching`, for a stack whose `LazyParam`s have whole blocks and sums to add to. For

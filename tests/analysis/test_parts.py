@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from jaxptd.analysis.collective import ALL_GATHER, Collective, add_up
-from jaxptd.analysis.traffic import Part, parts
+from jaxptd.analysis.traffic import StepPart, parts
 from jaxptd.config import Config
 from jaxptd.layout import Layout
 from jaxptd.models.parameters import parameter_infos
@@ -25,10 +25,10 @@ CASES = [
 ]
 
 
-def found(config: Config) -> dict[Part, list[Collective]]:
+def found(config: Config) -> dict[StepPart, list[Collective]]:
     """The collectives of each part, by kind and axes."""
     plan = make_plan(config) if config.layout.pp > 1 else None
-    each: dict[Part, list[Collective]] = {}
+    each: dict[StepPart, list[Collective]] = {}
     for part, collective in parts(config, parameter_infos(config), plan):
         each.setdefault(part, []).append(collective)
     return {part: add_up(collectives) for part, collectives in each.items()}

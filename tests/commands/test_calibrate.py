@@ -14,7 +14,15 @@ from command_lines import refused
 from benchmarks.published.fit import ROWS
 from jaxptd import plan as command
 from jaxptd.calibration.report import SHARES, Timed
-from jaxptd.calibration.suite import Attention, Exchange, Machine, Pass, Product, Sample, Sizes
+from jaxptd.calibration.suite import (
+    Attention,
+    Exchange,
+    Machine,
+    Pass,
+    Product,
+    Sample,
+    SampleSizes,
+)
 from jaxptd.calibration.timer import Timer, find_machine, table_name
 from jaxptd.commands import calibrate as calibration
 from jaxptd.errors import UserError
@@ -22,7 +30,9 @@ from jaxptd.hardware import Cluster, accelerators, find_accelerator
 from jaxptd.hardware.table import PACKAGED, read_figures
 
 # Large enough to take more than some launches, which the cost model knows.
-TINY = Sizes(products=((256, 256, 256),), passes=(2**18,), attention=((64, 2),), exchanges=(2**18,))
+TINY = SampleSizes(
+    products=((256, 256, 256),), passes=(2**18,), attention=((64, 2),), exchanges=(2**18,)
+)
 MEASURED = set(SHARES) - {"network_share"}
 ROW = ROWS / "h100_calibration.csv"
 
@@ -165,7 +175,9 @@ def test_what_was_not_measured_says_why(clock: list[float]) -> None:
     timed, left = calibration.measure(samples, FakeTimer(clock), deadline=2.5, show=lambda _: None)
     figures = read_figures(PACKAGED)["a100"]
     machine = Machine(devices=1, node=1)
-    report = calibration.Report("a", "a100", figures, machine, "there", False, timed, left, "xla")
+    report = calibration.CalibrationReport(
+        "a", "a100", figures, machine, "there", False, timed, left, "xla"
+    )
     found = report.numbers()
     assert found["products_share"].value == pytest.approx(0.819)
     assert found["products_share"].source == (

@@ -29,7 +29,7 @@ from jaxptd.analysis.hlo.kernels import (
 )
 from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline, parse
 
-Axes = tuple[str, ...]
+AxisNames = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rates:
     flops_8_bits: float
     attention: float
     memory: float
-    link: Callable[[Axes], tuple[str, float]]
+    link: Callable[[AxisNames], tuple[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Times:
     """
 
     kernels: dict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    sent: dict[Axes, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    exposed: dict[Axes, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
+    sent: dict[AxisNames, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
+    exposed: dict[AxisNames, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
 
     @property
     def total(self) -> float:
@@ -114,7 +114,7 @@ class _Reader:
         """One execution of a computation that is executed so often, added up over the stages."""
         found, clock = Times(), 0.0
         free: dict[str, float] = {}  # when each link is free again
-        ends: dict[str, tuple[float, Axes]] = {}  # of collectives under way
+        ends: dict[str, tuple[float, AxisNames]] = {}  # of collectives under way
         scope = {each.name: each for each in self.computations[name]}
         for each in scope.values():
             if kind_of_collective(each):
@@ -142,7 +142,7 @@ class _Reader:
 
     def _send(
         self, each: Instruction, clock: float, free: dict[str, float], found: Times
-    ) -> tuple[float, Axes]:
+    ) -> tuple[float, AxisNames]:
         """Puts a collective on its link; returns when it ends, and its axes."""
         kind, axes = kind_of_collective(each), axes_of(each, self.sizes)
         operand = math.prod(self.sizes[a] for a in axes) if kind == REDUCE_SCATTER else 1

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.memory_model import Stack
+from jaxptd.analysis.memory_model import DeviceLayers
 from jaxptd.analysis.peak import working
-from jaxptd.analysis.peak.working import Ends, SublayerBytes, ends_of, handed_on
+from jaxptd.analysis.peak.working import EndBytes, SublayerBytes, ends_of, handed_on
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
 from jaxptd.layout import Layout
@@ -40,7 +40,7 @@ class Loop:
     """
 
     config: Config
-    stack: Stack
+    stack: DeviceLayers
     parameters: int
     shares: bool = False
     between: int = 0
@@ -315,7 +315,7 @@ class _Step:
     config: Config
     state: Mapping[str, int]
     plan: Stages | None
-    ends: Ends
+    ends: EndBytes
     loops: list[Loop]
 
     def moments(self) -> Iterator[Peak]:

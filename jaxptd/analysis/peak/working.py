@@ -205,7 +205,7 @@ def is_fused(config: Config) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ends:
+class EndBytes:
     """Bytes outside the layers.
 
     Args:
@@ -227,7 +227,7 @@ class Ends:
     x: int
 
 
-def ends_of(config: Config) -> Ends:
+def ends_of(config: Config) -> EndBytes:
     """The bytes outside a model's layers."""
     sizes, layout = Sizes(config), config.layout
     found, wide, hidden = sizes.architecture, sizes.master_itemsize, sizes.hidden
@@ -238,7 +238,7 @@ def ends_of(config: Config) -> Ends:
     tables = 1 if config.model.tie_embeddings else 2
     columns = sum(sizes.columns(head) for head in found.heads)
     parameters = tables * table + (positions + squares) * wide // (layout.row * layout.col)
-    return Ends(
+    return EndBytes(
         parameters=parameters,
         gathered=parameters * sizes.itemsize // wide,
         narrow=narrow,

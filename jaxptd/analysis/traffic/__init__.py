@@ -1,5 +1,5 @@
 """Predicts the collectives of a training step from its config."""
 
-from jaxptd.analysis.traffic.step import Part, expected, parts
+from jaxptd.analysis.traffic.step import StepPart, expected, parts
 
-__all__ = ["Part", "expected", "parts"]
+__all__ = ["StepPart", "expected", "parts"]

@@ -158,7 +158,7 @@ What = Literal["tensor", "ring", "ends", "zero", "stages", "step"]
 WHATS: tuple[What, ...] = get_args(What)
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """The part of a step in which a collective runs.
 
     Args:
@@ -191,7 +191,7 @@ def parts(
     *,
     on_gpus: bool = False,
     only: Collection[What] = WHATS,
-) -> Iterator[tuple[Part, Collective]]:
+) -> Iterator[tuple[StepPart, Collective]]:
     """The collectives of each part of one training step, without axes of size 1.
 
     They are those of all layers and micro-batches. In a pipeline the collectives that a stage runs
@@ -214,7 +214,7 @@ def parts(
 
 def _all_axes(
     step: Scenario, infos: Mapping[str, ParamShape]
-) -> Iterator[tuple[Part, Iterable[Collective]]]:
+) -> Iterator[tuple[StepPart, Iterable[Collective]]]:
     """Each part with its collectives, over axes of any size."""
     layout, zero = step.config.layout, state_shapes(step.config, infos)
     layers, ends = layers_one_way, ends_one_way
@@ -222,17 +222,17 @@ def _all_axes(
         layers, ends = layers_on_grid, ends_on_grid
     for stack in step.sizes.architecture.stacks:
         inside = itertools.chain(layers(step, stack), windows(step, stack))
-        yield Part("tensor", stack.name), _in_loops(step, inside)
+        yield StepPart("tensor", stack.name), _in_loops(step, inside)
         along_cp = itertools.chain(ring(step, stack), halos(step, stack))
-        yield Part("ring", stack.name), _in_loops(step, along_cp)
-        yield Part("zero", stack.name), per_layer(step, zero, stack)
+        yield StepPart("ring", stack.name), _in_loops(step, along_cp)
+        yield StepPart("zero", stack.name), per_layer(step, zero, stack)
     outside = itertools.chain(ends(step), image_ends(step), strip_ends(step))
-    yield Part("ends"), _in_loops(step, outside)
+    yield StepPart("ends"), _in_loops(step, outside)
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
-            yield Part("stages"), between_stages(step, step.plan)
-        yield Part("step"), on_all_stages(step, zero)
-    yield Part("step"), _of_all_stages(_once(step, zero), layout)
+            yield StepPart("stages"), between_stages(step, step.plan)
+        yield StepPart("step"), on_all_stages(step, zero)
+    yield StepPart("step"), _of_all_stages(_once(step, zero), layout)
 
 
 def _in_loops(step: Scenario, collectives: Iterable[Collective]) -> Iterable[Collective]:

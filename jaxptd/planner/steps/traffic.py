@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jaxptd.analysis.collective import BROADCAST, PERMUTE, Collective
-from jaxptd.analysis.traffic import Part, parts
+from jaxptd.analysis.traffic import StepPart, parts
 from jaxptd.config import Config, Remat
 from jaxptd.models.families import architecture_of
 from jaxptd.models.parameters import parameter_infos
@@ -62,14 +62,14 @@ def once(config: Config, infos: Mapping[str, ParamShape], plan: Stages | None) -
             yield _placed(part, each, "step", "nothing", runs)
 
 
-def _placed(part: Part, each: Collective, place: Place, under: Under, runs: int = 1) -> Placed:
+def _placed(part: StepPart, each: Collective, place: Place, under: Under, runs: int = 1) -> Placed:
     """A collective at its place, which the formulas count for so many runs together."""
     name = f"{NAMES[part.what]}, {each.kind} over {'+'.join(each.axes)}"
     count, size = each.count / runs, each.bytes / each.count
     return Placed(name, each.kind, each.axes, count, size, place, under, part.stack)
 
 
-def _under(part: Part, each: Collective) -> Under:
+def _under(part: StepPart, each: Collective) -> Under:
     """The work at the same time: pieces run beside the work on the piece before."""
     if part.what == "ring":
         return "attention" if each.kind == PERMUTE else "nothing"

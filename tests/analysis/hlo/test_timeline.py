@@ -4,13 +4,13 @@ import pytest
 
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, flops_of, kernels, summary
 from jaxptd.analysis.hlo.text import Pipeline, parse
-from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
+from jaxptd.analysis.hlo.timeline import AxisNames, Rates, Times, estimate
 
 SIZES = {"dp": 2, "tp": 2}
 SIZE = 64 * 4  # bytes of f32[8,8]
 
 
-def link(axes: Axes) -> tuple[str, float]:
+def link(axes: AxisNames) -> tuple[str, float]:
     return ("fast", SIZE) if axes == ("tp",) else ("slow", SIZE / 4)
 
 
