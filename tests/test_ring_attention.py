@@ -108,7 +108,7 @@ class Case:
 
     def attention(self, tokens: AttentionInputs) -> Callable[[Array, Array, Array], Array]:
         kernel = Xla(Dropout(self.rate, mixed), self.chunk)
-        return partial(attend, tokens=tokens, ring=self.ring, kernel=kernel, scores=self.scores)
+        return partial(attend, inputs=tokens, ring=self.ring, kernel=kernel, scores=self.scores)
 
     def on_mesh(self, body: Callable, outs: Any) -> Callable:
         """Maps `body(tokens, q, k, v, do)` over the devices' blocks."""

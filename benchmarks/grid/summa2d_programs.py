@@ -16,8 +16,8 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.layers.form import Matrices
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
+from jaxptd.layers.tensor_parallel import Matrices
 from jaxptd.mesh import SQUARE, Layout, Matmul2D, make_mesh
 
 SLICES = (1, 2, 4)  # of gather
@@ -121,7 +121,7 @@ class Program:
 
 def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Program:
     """The pair by a form of jaxptd. again: backward gathers the first product's input again."""
-    held = make_form(layout)
+    held = make_tensor_parallel(layout)
 
     def first(x: Array, w1: Array) -> Array:
         (h,) = held.column_parallel(x, [Matrices(w1)])

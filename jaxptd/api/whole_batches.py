@@ -139,7 +139,7 @@ def sharded_logits(program: Program) -> Callable[[Params, Array], Array]:
         state = passes.empty_state(params, B)
         compute = exact_products(passes.logits, program.config.model.dtype, program.mesh)
         logits_BTV, _ = compute(params, {TOKENS: tokens_BT}, token_info, state)
-        return resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size]
+        return resolved.tensor_parallel.axes.gather(logits_BTV, 2)[..., :vocab_size]
 
     return logits
 

@@ -17,9 +17,9 @@ from jaxptd.attention.kernel import CORE, KEPT, TAKEN
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.pools import LayerInputs, X
 from jaxptd.zero.accumulation import has_sums, with_narrow_gradients
@@ -41,16 +41,31 @@ class Block(nnx.Module):
 
     sums = 2  # of the residual stream with a pair's output, in a layer
 
-    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
         init_out = normal(0.02 / (self.sums * config.num_layers) ** 0.5)
         options, size = config.block, config.hidden_size
-        self.attention_norm = Norm(size, options=options, form=form, rngs=rngs)
-        self.attention = SelfAttention(config, form=form, rngs=rngs, init_out=init_out)
-        self.mlp_norm = Norm(size, options=options, form=form, rngs=rngs)
-        self.mlp = MLP(
-            size, config.mlp_size, options=options, form=form, rngs=rngs, init_out=init_out
+        self.attention_norm = Norm(
+            size, options=options, tensor_parallel=tensor_parallel, rngs=rngs
         )
-        self.rate, self.form, self.order = config.dropout, form, options.norm_order
+        self.attention = SelfAttention(
+            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=init_out
+        )
+        self.mlp_norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.mlp = MLP(
+            size,
+            config.mlp_size,
+            options=options,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            init_out=init_out,
+        )
+        self.rate, self.tensor_parallel, self.order = (
+            config.dropout,
+            tensor_parallel,
+            options.norm_order,
+        )
         self.init_out = init_out
 
     def __call__(
@@ -95,24 +110,32 @@ class Block(nnx.Module):
 
     def add(self, x_BTD: Array, y_BTD: Array, token_info: TokenInfo) -> Array:
         """x + y, a pair's output, after dropout of y; backward keeps the sum, and not y."""
-        dropped_BTD = drop_residual(y_BTD, token_info, form=self.form, rate=self.rate)
+        dropped_BTD = drop_residual(
+            y_BTD, token_info, tensor_parallel=self.tensor_parallel, rate=self.rate
+        )
         return checkpoint_name(x_BTD + dropped_BTD, KEPT)
 
 
 def drop_residual(
-    x_BTD: Array, token_info: TokenInfo, *, form: TensorParallel, rate: float
+    x_BTD: Array, token_info: TokenInfo, *, tensor_parallel: TensorParallel, rate: float
 ) -> Array:
     """Dropout of this device's block of the residual stream."""
-    local = token_info._replace(position_T=form.axes.local_tokens(token_info.position_T))
-    return dropout(x_BTD, local, form.axes.local_hidden(x_BTD.shape[-1]), rate)
+    local = token_info._replace(position_T=tensor_parallel.axes.local_tokens(token_info.position_T))
+    return dropout(x_BTD, local, tensor_parallel.axes.local_hidden(x_BTD.shape[-1]), rate)
 
 
 def make_blocks(
-    config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, kind: type[Block] = Block
+    config: ModelConfig,
+    *,
+    tensor_parallel: TensorParallel,
+    rngs: nnx.Rngs,
+    kind: type[Block] = Block,
 ) -> Any:
     """One block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
     keys = jax.random.split(rngs(), config.num_layers)
-    return stacked(lambda key: kind(config, form=form, rngs=nnx.Rngs(key)), keys)
+    return stacked(
+        lambda key: kind(config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
+    )
 
 
 def number_of_layers(stack: Any) -> int:

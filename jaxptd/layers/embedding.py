@@ -7,8 +7,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.layers.form import TensorParallel, add_bias, both_gradients
 from jaxptd.layers.linear import INIT
+from jaxptd.layers.tensor_parallel import TensorParallel, add_bias, both_gradients
 from jaxptd.params import Initialiser, normal, param, zeros
 
 
@@ -21,9 +21,9 @@ class VocabParallelEmbedding(nnx.Module):
     Args:
         vocab_size: V.
         size: D.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial table.
-        rows: V with its padding; None: as `form` pads it.
+        rows: V with its padding; None: as `tensor_parallel` pads it.
         init: initialiser of the table.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
@@ -34,31 +34,31 @@ class VocabParallelEmbedding(nnx.Module):
         vocab_size: int,
         size: int,
         *,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         rows: int | None = None,
         init: Initialiser = INIT,
     ) -> None:
-        self.rows = rows or form.padded(vocab_size)
-        padded = (self.rows, form.padded_hidden(size))
+        self.rows = rows or tensor_parallel.padded(vocab_size)
+        padded = (self.rows, tensor_parallel.padded_hidden(size))
         self.table = param(
             rngs(),
             (vocab_size, size),
             init,
-            spec=form.axes.table_spec(),
+            spec=tensor_parallel.axes.table_spec(),
             padded=padded,
             cast=True,
             matrix="rc",
         )
-        self.vocab_size, self.form = vocab_size, form
+        self.vocab_size, self.tensor_parallel = vocab_size, tensor_parallel
 
     def __call__(self, tokens_BT: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T] with ids in [0, V) -> x as the residual stream has it, in `dtype`."""
-        return self.form.lookup(tokens_BT, self.table[...], dtype)
+        return self.tensor_parallel.lookup(tokens_BT, self.table[...], dtype)
 
     def logits(self, x_BTD: Array) -> Array:
         """x -> logits[B, T, V], sharded over V, with those of the padding."""
-        return self.form.logits(x_BTD, self.table[...].T)
+        return self.tensor_parallel.logits(x_BTD, self.table[...].T)
 
 
 class PositionEmbedding(nnx.Module):
@@ -69,22 +69,24 @@ class PositionEmbedding(nnx.Module):
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
     """
 
-    def __init__(self, rows: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        padded = (form.padded_hidden(rows), form.padded_hidden(size))
+    def __init__(
+        self, rows: int, size: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        padded = (tensor_parallel.padded_hidden(rows), tensor_parallel.padded_hidden(size))
         self.table = param(
             rngs(),
             (rows, size),
             normal(0.02),
-            spec=form.axes.position_spec(),
+            spec=tensor_parallel.axes.position_spec(),
             padded=padded,
             cast=True,
             matrix="rc",
         )
-        self.form = form
+        self.tensor_parallel = tensor_parallel
 
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
         """positions[T] of a cp block -> [T, D] for the tokens of the residual stream."""
-        return self.form.positions(position_T, self.table[...], dtype)
+        return self.tensor_parallel.positions(position_T, self.table[...], dtype)
 
 
 class TypeEmbedding(nnx.Module):
@@ -95,20 +97,22 @@ class TypeEmbedding(nnx.Module):
     Source: Devlin et al., arXiv 1810.04805, section 3.2.
     """
 
-    def __init__(self, types: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, types: int, size: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
         self.w = param(
             rngs(),
             (types, size),
             normal(0.02),
-            spec=(None, *form.axes.hidden_spec()),
-            padded=(types, form.padded_hidden(size)),
+            spec=(None, *tensor_parallel.axes.hidden_spec()),
+            padded=(types, tensor_parallel.padded_hidden(size)),
             cast=True,
         )
-        self.form = form
+        self.tensor_parallel = tensor_parallel
 
     def __call__(self, type_BT: Array, dtype: DTypeLike) -> Array:
         """types[B, T] of a cp block -> x as the residual stream has it."""
-        local_BT = self.form.axes.local_residual_tokens(type_BT)
+        local_BT = self.tensor_parallel.axes.local_residual_tokens(type_BT)
         one_hot_BTK = jax.nn.one_hot(local_BT, self.w.shape[0], dtype=dtype)
         one_hot_BTK, w_KD = alike(one_hot_BTK, self.w[...])
         return jnp.einsum("BTK,KD->BTD", one_hot_BTK, w_KD.astype(dtype))
@@ -119,16 +123,16 @@ class VocabularyBias(nnx.Module):
 
     Args:
         vocab_size: V.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rows: V with its padding.
     """
 
-    def __init__(self, vocab_size: int, *, form: TensorParallel, rows: int) -> None:
+    def __init__(self, vocab_size: int, *, tensor_parallel: TensorParallel, rows: int) -> None:
         self.b = param(
             jax.random.key(0),
             (vocab_size,),
             zeros,
-            spec=form.axes.inner_spec(1, 0),
+            spec=tensor_parallel.axes.inner_spec(1, 0),
             padded=(rows,),
             decay=False,
         )

@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxptd.collectives import alike
 from jaxptd.config import Products
 from jaxptd.errors import UserError
-from jaxptd.layers.form import NATIVE, Arithmetic
+from jaxptd.layers.tensor_parallel import NATIVE, Arithmetic
 from jaxptd.matmul.precision import Dims
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
@@ -63,11 +63,11 @@ def _power_of_two(x: Array) -> Array:
 
 
 def fp8_product(x: Array, w: Array, contract: int) -> Array:
-    """Contracts the last `contract` dims of x with the first of w, in fp8; see `form.product`.
+    """Contracts the last `contract` dims of x with the first of w, in fp8.
 
-    As in that one, w is read, and its gradient computed, in the precision of x: ZeRO gathers w in
-    it, and so every layout rounds alike. Saves x in 8 bits for backward, and w unchanged, to be
-    rounded again, so that a scan over layers saves no second copy of all weights.
+    As in `tensor_parallel.product`, w is read, and its gradient computed, in the precision of x:
+    ZeRO gathers w in it, and so every layout rounds alike. Saves x in 8 bits for backward, and w
+    unchanged, to be rounded again, so that a scan over layers saves no second copy of all weights.
     """
     return _product(*alike(x, w), contract)
 

@@ -1,7 +1,7 @@
 """2D tensor parallelism: matrices and activations in blocks on a row x col grid of devices.
 
-`Grid2D` is the form for training, `DecodeGrid2D` the one for generation, with the same blocks of
-parameters. For each method's purpose, and the letters, see `form.py`.
+`Grid2D` is for training, `DecodeGrid2D` for generation, with the same blocks of
+parameters. For each method's purpose, and the letters, see `tensor_parallel.py`.
 
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025.
 """
@@ -21,7 +21,13 @@ from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import Matrices, TensorParallel, both_gradients, in_one_product, product
+from jaxptd.layers.tensor_parallel import (
+    Matrices,
+    TensorParallel,
+    both_gradients,
+    in_one_product,
+    product,
+)
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded
 from jaxptd.matmul.precision import Dot, dot

@@ -9,7 +9,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import TAKEN
-from jaxptd.layers.form import Matrices, TensorParallel, add_bias
+from jaxptd.layers.tensor_parallel import Matrices, TensorParallel, add_bias
 from jaxptd.params import Initialiser, normal, param, zeros
 
 INIT = normal(0.02)  # GPT-2's
@@ -23,9 +23,9 @@ class ColumnParallelLinear(nnx.Module):
         in_features: D.
         out_features: the shape `out`; `(3, N, H)` for attention, `(F,)` for the MLP.
         shard_dim: the dim of `out` that is sharded.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
-        padded: that dim with its padding; None: as the form rounds it up.
+        padded: that dim with its padding; None: as the layout rounds it up.
         bias: whether a bias `[*out]` is added.
         gather_output: whether every device gets all of h.
         init: initialiser of the weight.
@@ -39,7 +39,7 @@ class ColumnParallelLinear(nnx.Module):
         in_features: int,
         out_features: Sequence[int],
         *,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         shard_dim: int = 0,
         padded: int | None = None,
@@ -49,21 +49,25 @@ class ColumnParallelLinear(nnx.Module):
         parts: int = 0,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
-        stored = _padded(out, shard_dim, padded, form)
+        stored = _padded(out, shard_dim, padded, tensor_parallel)
         self.w = param(
             rngs(),
             (in_features, *out),
             init,
-            spec=form.axes.column_spec(dims, shard_dim),
-            padded=(form.padded_hidden(in_features), *stored),
+            spec=tensor_parallel.axes.column_spec(dims, shard_dim),
+            padded=(tensor_parallel.padded_hidden(in_features), *stored),
             cast=True,
             matrix="r" + "s" * parts + "c" * (dims - parts),
         )
         bias_of = partial(
-            param, spec=form.axes.inner_spec(dims, shard_dim), padded=stored, decay=False
+            param, spec=tensor_parallel.axes.inner_spec(dims, shard_dim), padded=stored, decay=False
         )
         self.b = bias_of(rngs(), out, zeros) if bias else None
-        self.form, self.shard_dim, self.gather_output = form, shard_dim, gather_output
+        self.tensor_parallel, self.shard_dim, self.gather_output = (
+            tensor_parallel,
+            shard_dim,
+            gather_output,
+        )
         self.parts = parts
 
     @property
@@ -86,11 +90,13 @@ class ColumnParallelLinear(nnx.Module):
         h = self._product(x_BTD)
         h = h if self.bias is None else checkpoint_name(add_bias(h, self.bias), TAKEN)
         return (
-            self.form.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim) if self.gather_output else h
+            self.tensor_parallel.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim)
+            if self.gather_output
+            else h
         )
 
     def _product(self, x_BTD: Array, bias: Array | None = None) -> Array:
-        (h,) = self.form.column_parallel(x_BTD, [Matrices(self.w[...], bias)])
+        (h,) = self.tensor_parallel.column_parallel(x_BTD, [Matrices(self.w[...], bias)])
         return h
 
 
@@ -102,9 +108,9 @@ class RowParallelLinear(nnx.Module):
         in_features: the shape `in`; `(N, H)` for attention, `(F,)` for the MLP.
         out_features: D.
         shard_dim: the dim of `in` that is sharded.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
-        padded: that dim with its padding; None: as the form rounds it up.
+        padded: that dim with its padding; None: as the layout rounds it up.
         bias: whether a bias `[D]` is added, once, after the sum over devices.
         input_is_parallel: whether h is sharded already; else each device takes its block of it.
         init: initialiser of the weight.
@@ -117,7 +123,7 @@ class RowParallelLinear(nnx.Module):
         in_features: Sequence[int],
         out_features: int,
         *,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         shard_dim: int = 0,
         padded: int | None = None,
@@ -126,50 +132,64 @@ class RowParallelLinear(nnx.Module):
         init: Initialiser = INIT,
     ) -> None:
         inside, dims = tuple(in_features), len(in_features)
-        hidden = form.padded_hidden(out_features)
+        hidden = tensor_parallel.padded_hidden(out_features)
         self.w = param(
             rngs(),
             (*inside, out_features),
             init,
-            spec=form.axes.row_spec(dims, shard_dim),
-            padded=(*_padded(inside, shard_dim, padded, form), hidden),
+            spec=tensor_parallel.axes.row_spec(dims, shard_dim),
+            padded=(*_padded(inside, shard_dim, padded, tensor_parallel), hidden),
             cast=True,
             matrix="r" * dims + "c",
         )
-        bias_of = partial(param, spec=form.axes.hidden_spec(), padded=(hidden,), decay=False)
+        bias_of = partial(
+            param, spec=tensor_parallel.axes.hidden_spec(), padded=(hidden,), decay=False
+        )
         self.b = bias_of(rngs(), (out_features,), zeros) if bias else None
-        self.form, self.shard_dim, self.input_is_parallel = form, shard_dim, input_is_parallel
+        self.tensor_parallel, self.shard_dim, self.input_is_parallel = (
+            tensor_parallel,
+            shard_dim,
+            input_is_parallel,
+        )
 
     def __call__(self, h: Array) -> Array:
         if not self.input_is_parallel:
-            h = self.form.axes.scatter(h, h.ndim - (self.w.ndim - 1) + self.shard_dim)
-        y_BTD = self.form.row_parallel(h, self.w[...], self.shard_dim)
+            h = self.tensor_parallel.axes.scatter(h, h.ndim - (self.w.ndim - 1) + self.shard_dim)
+        y_BTD = self.tensor_parallel.row_parallel(h, self.w[...], self.shard_dim)
         return y_BTD if self.b is None else add_bias(y_BTD, self.b[...])
 
 
 class SquareLinear(nnx.Module):
     """`x[B, T, D] -> y[B, T, D']`, both as the residual stream has them: a product by itself.
 
-    In a 1D form it needs no collective.
+    In 1D it needs no collective.
 
-    The weight `[D, D']` is whole on every device of a 1D form, on a grid in blocks.
+    The weight `[D, D']` is whole on every device in 1D, on a grid in blocks.
 
     Args:
         in_features: D.
         out_features: D'.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, form: TensorParallel, rngs: nnx.Rngs
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
     ) -> None:
-        sizes = (form.padded_hidden(in_features), form.padded_hidden(out_features))
+        sizes = (
+            tensor_parallel.padded_hidden(in_features),
+            tensor_parallel.padded_hidden(out_features),
+        )
         self.w = param(
             rngs(),
             (in_features, out_features),
             INIT,
-            spec=form.axes.square_spec(),
+            spec=tensor_parallel.axes.square_spec(),
             padded=sizes,
             cast=True,
             matrix="rc",
@@ -178,24 +198,24 @@ class SquareLinear(nnx.Module):
             rngs(),
             (out_features,),
             zeros,
-            spec=form.axes.hidden_spec(),
+            spec=tensor_parallel.axes.hidden_spec(),
             padded=sizes[1:],
             decay=False,
         )
-        self.form = form
+        self.tensor_parallel = tensor_parallel
 
     def __call__(self, x_BTD: Array) -> Array:
-        return add_bias(self.form.square(x_BTD, self.w[...]), self.b[...])
+        return add_bias(self.tensor_parallel.square(x_BTD, self.w[...]), self.b[...])
 
 
 def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
     """The h of each matrix of several layers that read the same x, which is gathered once."""
-    return linears[0].form.column_parallel(x_BTD, [each.matrices for each in linears])
+    return linears[0].tensor_parallel.column_parallel(x_BTD, [each.matrices for each in linears])
 
 
 def _padded(
-    shape: tuple[int, ...], shard_dim: int, padded: int | None, form: TensorParallel
+    shape: tuple[int, ...], shard_dim: int, padded: int | None, tensor_parallel: TensorParallel
 ) -> tuple[int, ...]:
-    """The shape with dim `shard_dim` padded; None: as the form rounds it up."""
+    """The shape with dim `shard_dim` padded; None: as the layout rounds it up."""
     before, size, after = shape[:shard_dim], shape[shard_dim], shape[shard_dim + 1 :]
-    return (*before, padded or form.padded(size, each=math.prod(after)), *after)
+    return (*before, padded or tensor_parallel.padded(size, each=math.prod(after)), *after)

@@ -1,9 +1,9 @@
 """1D tensor parallelism: matrices sharded one way, over tp.
 
-In `Megatron1D` a collective stands before the first and after the second product of a pair:
+In `TensorParallel1D` a collective stands before the first and after the second product of a pair:
 `copy_to` and `reduce_from`, or, with sequence parallelism, `all_gather` and `reduce_scatter`. In
-`RingSteps1D` (sequence parallelism, too) gather and scatter run in steps inside the products.
-For each method's purpose, and the letters, see `form.py`.
+`CollectiveMatmul1D` (sequence parallelism, too) gather and scatter run in steps inside the
+products. For each method's purpose, and the letters, see `tensor_parallel.py`.
 
 Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 """
@@ -23,7 +23,7 @@ from jaxptd.attention.kernel import TAKEN, Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import (
+from jaxptd.layers.tensor_parallel import (
     NATIVE,
     Arithmetic,
     Matrices,
@@ -41,18 +41,18 @@ from jaxptd.mesh import Axis
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorParallel1D(TensorParallel):
+class Base1D(TensorParallel):
     """Everything but the two products of a pair.
 
     Args:
         size: number of devices along tp.
-        enter: x as the residual stream has it -> x with all tokens, for a first product.
-        leave: partial sums of a second product -> x as the residual stream has it.
+        gather_input: x as the residual stream has it -> x with all tokens, for a first product.
+        reduce_output: partial sums of a second product -> x as the residual stream has it.
     """
 
     size: int
-    enter: Callable[[Array, str], Array]
-    leave: Callable[[Array, str], Array]
+    gather_input: Callable[[Array, str], Array]
+    reduce_output: Callable[[Array, str], Array]
 
     @property
     def inner_devices(self) -> int:
@@ -67,11 +67,11 @@ class TensorParallel1D(TensorParallel):
 
     def logits(self, x: Array, w: Array) -> Array:
         x, w = both_gradients(x, w.astype(x.dtype))  # the product's gradient is rounded to it
-        return product(self.enter(x, Axis.TP), w, 1)
+        return product(self.gather_input(x, Axis.TP), w, 1)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/tp, D] -> x: each device adds the rows it has."""
-        return self.leave(local_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
+        return self.reduce_output(local_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
         return table[self.axes.local_tokens(position_T)].astype(dtype)
@@ -90,7 +90,7 @@ class TensorParallel1D(TensorParallel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Megatron1D(TensorParallel1D):
+class TensorParallel1D(Base1D):
     """A collective before the first product of a pair and one after the second.
 
     Backward has all that a first product takes: layers keep it, or gather it a second time.
@@ -112,16 +112,16 @@ class Megatron1D(TensorParallel1D):
 
     def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
         """`multiply(x, w)` of x with all tokens."""
-        return lambda x, w: multiply(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w)
+        return lambda x, w: multiply(checkpoint_name(self.gather_input(x, Axis.TP), TAKEN), w)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
-        return self.leave(self.arithmetic.product(h, w, w.ndim - 1), Axis.TP)
+        return self.reduce_output(self.arithmetic.product(h, w, w.ndim - 1), Axis.TP)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class GatheringAgain1D(Megatron1D):
+class GatheringAgain1D(TensorParallel1D):
     """Sequence parallelism whose layers keep their device's x; backward gathers all of it again.
 
     The gradient of a first product's matrix needs all of x.
@@ -134,7 +134,7 @@ class GatheringAgain1D(Megatron1D):
 
     def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
         again = partial(jax.checkpoint, prevent_cse=not self.scanned)
-        return again(lambda x, w: multiply(self.enter(x, Axis.TP), w))
+        return again(lambda x, w: multiply(self.gather_input(x, Axis.TP), w))
 
 
 def _products(
@@ -171,7 +171,7 @@ def _pairs(x: Array, w: Array, several: bool) -> list[tuple[Array, Array]]:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class RingSteps1D(TensorParallel1D):
+class CollectiveMatmul1D(Base1D):
     """Sequence parallelism whose gathers and scatters run in steps around a ring.
 
     Args:

@@ -12,8 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.attention.kernel import TAKEN
 from jaxptd.config import Activation, BlockOptions
 from jaxptd.kernels.activation import FUSED, FusedActivation
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
 
 
@@ -65,7 +65,7 @@ class MLP(nnx.Module):
         size: D.
         hidden: F.
         options: activation, gate and biases.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weights.
         init_out: initialiser of w_down.
 
@@ -78,7 +78,7 @@ class MLP(nnx.Module):
         hidden: int,
         *,
         options: BlockOptions,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         init_out: Initialiser,
     ) -> None:
@@ -88,12 +88,12 @@ class MLP(nnx.Module):
             (*gates, hidden),
             shard_dim=len(gates),
             parts=len(gates),
-            form=form,
+            tensor_parallel=tensor_parallel,
             rngs=rngs,
             bias=bias,
         )
         self.down = RowParallelLinear(
-            (hidden,), size, form=form, rngs=rngs, init=init_out, bias=bias
+            (hidden,), size, tensor_parallel=tensor_parallel, rngs=rngs, init=init_out, bias=bias
         )
         self.act, self.gated = ACTIVATIONS[options.activation], options.gated
         # From what a loop kept XLA's kernel reads its slice; a kernel of ours would need a copy.

@@ -18,7 +18,7 @@ from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions
 from jaxptd.kernels.norm import LONGEST, FusedNorm
 from jaxptd.layers.axes import sum_shards, zero_padding
-from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
 from jaxptd.params import ones, param, zeros
 
@@ -33,7 +33,7 @@ class Norm(nnx.Module):
     Args:
         size: D / each.
         options: the kind of norm, and eps.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the parameters.
         each: neighbouring numbers of D that stay together where it is sharded.
 
@@ -45,17 +45,21 @@ class Norm(nnx.Module):
         size: int,
         *,
         options: BlockOptions,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         each: int = 1,
     ) -> None:
-        padded = (form.padded_hidden(size) * each,)
+        padded = (tensor_parallel.padded_hidden(size) * each,)
         size = size * each
-        declare = partial(param, spec=form.axes.hidden_spec(), padded=padded, decay=False)
+        declare = partial(
+            param, spec=tensor_parallel.axes.hidden_spec(), padded=padded, decay=False
+        )
         centred = options.norm == "layernorm"
         self.w = declare(rngs(), (size,), ones)
         self.b = declare(rngs(), (size,), zeros) if centred else None
-        self.over = _Over.of(form.axes.hidden, size, options, form, centred=centred)
+        self.over = _Over.of(
+            tensor_parallel.axes.hidden, size, options, tensor_parallel, centred=centred
+        )
         self.fused = options.kernels == "triton" and size <= LONGEST
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -86,7 +90,7 @@ class HeadNorm(nnx.Module):
     Args:
         size: H.
         options: eps.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random key of the parameter.
         unit: numbers of H that stay together where H is sharded.
 
@@ -98,21 +102,21 @@ class HeadNorm(nnx.Module):
         size: int,
         *,
         options: BlockOptions,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         unit: int = 1,
     ) -> None:
-        axes = form.axes
+        axes = tensor_parallel.axes
         self.w = param(
             rngs(),
             (size,),
             ones,
             spec=axes.head_spec(),
-            padded=(form.padded_head(size, unit),),
+            padded=(tensor_parallel.padded_head(size, unit),),
             decay=False,
             over=axes.head_axes,
         )
-        self.over = _Over.of(axes.head_slices, size, options, form, centred=False)
+        self.over = _Over.of(axes.head_slices, size, options, tensor_parallel, centred=False)
 
     def __call__(self, x_BTNH: Array) -> Array:
         """Queries or keys -> the same shape and type."""
@@ -153,12 +157,12 @@ class _Over:
         axis: Axis | None,
         size: int,
         options: BlockOptions,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         *,
         centred: bool,
     ) -> Self:
         # Where devices share products, XLA hides fewer of their messages without the copy.
-        stacked = options.loops_keep_inputs and form.inner_devices == 1
+        stacked = options.loops_keep_inputs and tensor_parallel.inner_devices == 1
         return cls(axis, size, options.norm_eps, centred, stacked)
 
     def means(self, *each: Array) -> list[Array]:

@@ -32,13 +32,21 @@ class BERT(TextModel):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, **others: Any) -> None:
         super().__init__(config, rngs=rngs, **others)
-        size, form = config.hidden_size, self.form
-        self.transform = SquareLinear(size, size, form=form, rngs=rngs)
-        self.transform_norm = Norm(size, options=config.block, form=form, rngs=rngs)
-        self.bias = VocabularyBias(config.vocab_size or 0, form=form, rows=self.tokens.rows)
-        self.pooler = SquareLinear(size, size, form=form, rngs=rngs)
-        self.pairs = VocabParallelEmbedding(CLASSES, size, form=form, rngs=rngs)
-        self.pairs_bias = VocabularyBias(CLASSES, form=form, rows=self.pairs.rows)
+        size, tensor_parallel = config.hidden_size, self.tensor_parallel
+        self.transform = SquareLinear(size, size, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.transform_norm = Norm(
+            size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.bias = VocabularyBias(
+            config.vocab_size or 0, tensor_parallel=tensor_parallel, rows=self.tokens.rows
+        )
+        self.pooler = SquareLinear(size, size, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.pairs = VocabParallelEmbedding(
+            CLASSES, size, tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.pairs_bias = VocabularyBias(
+            CLASSES, tensor_parallel=tensor_parallel, rows=self.pairs.rows
+        )
 
     def output(self, x_BTD: Array) -> Array:
         """x after all blocks -> logits[B, T, V] of masked tokens, V sharded."""
@@ -65,8 +73,8 @@ class BERT(TextModel):
     evaluated = losses  # there are no scores
 
     def _sum(self, logits_BTV: Array, targets_BT: Array, size: int) -> Array:
-        targets_BT = self.form.axes.local_logit_tokens(targets_BT)
+        targets_BT = self.tensor_parallel.axes.local_logit_tokens(targets_BT)
         loss_BT, _ = vocab_parallel_cross_entropy(
-            logits_BTV, targets_BT, self.form.axes, size, self.config.kernels
+            logits_BTV, targets_BT, self.tensor_parallel.axes, size, self.config.kernels
         )
         return jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))

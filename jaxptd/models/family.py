@@ -150,7 +150,7 @@ class Family:
     """One row of `FAMILIES`.
 
     Args:
-        make: the model's class; takes a `ModelConfig`, form, rngs, offload.
+        make: the model's class; takes a `ModelConfig`, tensor_parallel, rngs, offload.
         fields: config -> the arrays of a batch, by name.
         losses: config -> the terms of the loss by name; perplexity is that of the first.
         rows: (samples, field, sample numbers[n], id of the token that ends a document) -> the

@@ -38,7 +38,9 @@ class GPT(TextModel):
     ) -> dict[str, Array]:
         """x after all blocks -> `sums_over_targets`."""
         logits_BTV = self.output(x_BTD)
-        return sums_over_targets(logits_BTV, batch["targets"], self.config, self.form.axes)
+        return sums_over_targets(
+            logits_BTV, batch["targets"], self.config, self.tensor_parallel.axes
+        )
 
     evaluated = losses  # there are no scores
 

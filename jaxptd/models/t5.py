@@ -19,8 +19,8 @@ from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache, CrossAttention, Encoded, RelativeBias, Source
 from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.gpt import limited, sums_over_targets
 from jaxptd.models.text import check_made, empty_cache, make_table
 
@@ -42,11 +42,19 @@ class Decoding(NamedTuple):
 class Common(nnx.Module):
     """Parameters that layers share: a bias table for each stack, and the encoder's last norm."""
 
-    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        self.encoder_bias = RelativeBias(encoder_of(config), form=form, rngs=rngs)
-        self.decoder_bias = RelativeBias(decoder_of(config), form=form, rngs=rngs)
+    def __init__(
+        self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        self.encoder_bias = RelativeBias(
+            encoder_of(config), tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.decoder_bias = RelativeBias(
+            decoder_of(config), tensor_parallel=tensor_parallel, rngs=rngs
+        )
         options = config.block
-        self.source_norm = Norm(config.hidden_size, options=options, form=form, rngs=rngs)
+        self.source_norm = Norm(
+            config.hidden_size, options=options, tensor_parallel=tensor_parallel, rngs=rngs
+        )
 
 
 class EncoderLayer(Block):
@@ -70,10 +78,16 @@ class DecoderLayer(Block):
 
     sums = 3
 
-    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        super().__init__(config, form=form, rngs=rngs)
-        self.cross_norm = Norm(config.hidden_size, options=config.block, form=form, rngs=rngs)
-        self.cross = CrossAttention(config, form=form, rngs=rngs, init_out=self.init_out)
+    def __init__(
+        self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        super().__init__(config, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.cross_norm = Norm(
+            config.hidden_size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.cross = CrossAttention(
+            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=self.init_out
+        )
 
     def __call__(  # type: ignore[override]
         self, x: X, token_info: TokenInfo, layer: Array, cache: Decoding | None, common: Common
@@ -117,16 +131,31 @@ class T5(nnx.Module):
     """An encoder-decoder; arguments and errors are those of `TextModel`."""
 
     def __init__(
-        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        offload: bool = False,
     ) -> None:
-        check_made(self, config, form)
-        self.config, self.form, self.offload = config, form, offload
-        self.tokens = make_table(config, form=form, rngs=rngs)
-        self.encoder = make_blocks(encoder_of(config), form=form, rngs=rngs, kind=EncoderLayer)
-        self.decoder = make_blocks(decoder_of(config), form=form, rngs=rngs, kind=DecoderLayer)
-        self.common = Common(config, form=form, rngs=rngs)
-        self.norm = Norm(config.hidden_size, options=config.block, form=form, rngs=rngs)
-        self.head = None if config.tie_embeddings else make_table(config, form=form, rngs=rngs)
+        check_made(self, config, tensor_parallel)
+        self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
+        self.tokens = make_table(config, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.encoder = make_blocks(
+            encoder_of(config), tensor_parallel=tensor_parallel, rngs=rngs, kind=EncoderLayer
+        )
+        self.decoder = make_blocks(
+            decoder_of(config), tensor_parallel=tensor_parallel, rngs=rngs, kind=DecoderLayer
+        )
+        self.common = Common(config, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.norm = Norm(
+            config.hidden_size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.head = (
+            None
+            if config.tie_embeddings
+            else make_table(config, tensor_parallel=tensor_parallel, rngs=rngs)
+        )
 
     @property
     def stacks(self) -> Mapping[str, Any]:
@@ -145,7 +174,9 @@ class T5(nnx.Module):
         """Rows of the table; layer: the first behind them, whose dropout this is."""
         x = self.tokens(tokens, jnp.dtype(self.config.dtype))
         embedded = token_info.at(layer, DropoutSite.EMBEDDING)
-        return drop_residual(x, embedded, form=self.form, rate=self.config.dropout)
+        return drop_residual(
+            x, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
+        )
 
     def enter(self, stack: str, x: X) -> X:
         """x as it is: both stacks change their own part of it."""
@@ -159,7 +190,9 @@ class T5(nnx.Module):
     @jax.named_scope("loss")
     def losses(self, x: X, batch: Mapping[str, Array], token_info: TokenInfo) -> dict[str, Array]:
         """x after all layers -> `sums_over_targets`."""
-        return sums_over_targets(self.output(x), batch["targets"], self.config, self.form.axes)
+        return sums_over_targets(
+            self.output(x), batch["targets"], self.config, self.tensor_parallel.axes
+        )
 
     evaluated = losses  # there are no scores
 

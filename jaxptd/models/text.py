@@ -18,9 +18,9 @@ from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
 
 
@@ -29,7 +29,7 @@ class TextModel(nnx.Module):
 
     Args:
         config: sizes and choices; vocab_size must be set.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial parameters.
         offload: whether what `remat: dots` saves for backward is in host memory.
 
@@ -40,24 +40,37 @@ class TextModel(nnx.Module):
     common: nnx.Module | None = None  # layers share no parameters
 
     def __init__(
-        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        offload: bool = False,
     ) -> None:
-        check_made(self, config, form)
+        check_made(self, config, tensor_parallel)
         size, options = config.hidden_size, config.block
-        self.config, self.form, self.offload = config, form, offload
+        self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
         self.tokens = self.table(rngs)
         learned = options.positions == "learned"
         self.positions = (
-            PositionEmbedding(config.num_positions, size, form=form, rngs=rngs) if learned else None
+            PositionEmbedding(
+                config.num_positions, size, tensor_parallel=tensor_parallel, rngs=rngs
+            )
+            if learned
+            else None
         )
         types = options.token_types
-        self.types = TypeEmbedding(types, size, form=form, rngs=rngs) if types else None
-        self.blocks = make_blocks(config, form=form, rngs=rngs)
-        self.norm = Norm(size, options=options, form=form, rngs=rngs)
+        self.types = (
+            TypeEmbedding(types, size, tensor_parallel=tensor_parallel, rngs=rngs)
+            if types
+            else None
+        )
+        self.blocks = make_blocks(config, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
 
     def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:
         """A table of the vocabulary."""
-        return make_table(self.config, form=self.form, rngs=rngs)
+        return make_table(self.config, tensor_parallel=self.tensor_parallel, rngs=rngs)
 
     @property
     def stacks(self) -> Mapping[str, Block]:
@@ -76,7 +89,9 @@ class TextModel(nnx.Module):
         if self.config.block.norm_order == "post":
             x_BTD = self.norm(x_BTD)
         embedded = token_info.at(0, DropoutSite.EMBEDDING)
-        return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
+        return drop_residual(
+            x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
+        )
 
     def enter(self, stack: str, x_BTD: Array) -> Array:
         """x as it is: there is one stack."""
@@ -91,23 +106,29 @@ class TextModel(nnx.Module):
         return {"blocks": empty_cache(self.blocks.attention, self.config, batch)}
 
 
-def check_made(model: nnx.Module, config: ModelConfig, form: TensorParallel) -> None:
+def check_made(model: nnx.Module, config: ModelConfig, tensor_parallel: TensorParallel) -> None:
     """Checks the arguments of a model's class."""
     check_argument(f"jaxptd.{type(model).__name__}", "config", config, ModelConfig)
-    check_argument(f"jaxptd.{type(model).__name__}", "form", form, TensorParallel)
+    check_argument(
+        f"jaxptd.{type(model).__name__}", "tensor_parallel", tensor_parallel, TensorParallel
+    )
     if config.vocab_size is None:
         raise ValueError("model.vocab_size is not set; take it from the tokenizer")
 
 
 def make_table(
-    config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, init: Initialiser = INIT
+    config: ModelConfig,
+    *,
+    tensor_parallel: TensorParallel,
+    rngs: nnx.Rngs,
+    init: Initialiser = INIT,
 ) -> VocabParallelEmbedding:
     """Makes a table of the vocabulary."""
     return VocabParallelEmbedding(
         *(config.vocab_size or 0, config.hidden_size),
-        form=form,
+        tensor_parallel=tensor_parallel,
         rngs=rngs,
-        rows=config.padded_vocab(form.padded),
+        rows=config.padded_vocab(tensor_parallel.padded),
         init=init,
     )
 

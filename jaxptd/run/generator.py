@@ -76,7 +76,7 @@ class Generator:
 
     @cached_property
     def _resolved(self) -> ResolvedConfig:
-        """The program's choices, with a form that shards no token."""
+        """The program's choices, with no token sharded."""
         return resolve_for_decoding(self.program.config, self.program.mesh)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
@@ -194,7 +194,9 @@ class Generator:
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:
         """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device."""
-        logits_BV = self._resolved.form.axes.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
+        logits_BV = self._resolved.tensor_parallel.axes.gather(logits_B1V, 2)[
+            :, 0, : self.vocab_size
+        ]
         logits_BV = logits_BV.astype(jnp.float32)
         if self.sampling.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)

@@ -77,7 +77,7 @@ class StepBody:
             token_info = micro.token_info(shared)
             logits, _ = self.passes.logits(gathered, micro.batch, token_info, {})
             classes = jnp.argmax(logits, -1).astype(jnp.int32)
-            return self.resolved.form.axes.gather_images(classes)
+            return self.resolved.tensor_parallel.axes.gather_images(classes)
 
         found = lax.map(of_one, micro_batches)
         spec = batch_specs(self.resolved.config)[self.resolved.family.classes or ""]
@@ -106,7 +106,7 @@ class StepBody:
         Those that shard tokens, pp, and those that shard what only this parameter is used on.
         """
         stored = self.resolved.stored[name]
-        axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.tokens)
+        axes = (Axis.PP, *BATCH_AXES, *self.resolved.tensor_parallel.axes.tokens)
         others = (axis for axis in stored.info.over if axis not in axes)
         return tuple(a for a in (*axes, *others) if a not in stored.axes)
 
@@ -155,9 +155,12 @@ class StepBody:
 
         Where x is whole images, so are the logits: then axes that shard x's tokens shard these too.
         """
-        axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)
+        axes = (Axis.PP, *BATCH_AXES, *self.resolved.tensor_parallel.axes.logit_tokens)
         varying = frozenset().union(*map(varying_axes, losses.values())).difference(axes)
-        axes = (*axes, *(axis for axis in self.resolved.form.axes.tokens if axis in varying))
+        axes = (
+            *axes,
+            *(axis for axis in self.resolved.tensor_parallel.axes.tokens if axis in varying),
+        )
         return lax.psum({name: as_varying(x, axes) for name, x in losses.items()}, axes)
 
     # ---- tokens and random numbers --------------------------------------------------------------
@@ -181,7 +184,7 @@ class StepBody:
         """The places of one of a sample's sequences."""
         size, length = batch[sequence.tokens].shape[:2]
         sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)
-        ring, segment_BCT = self.resolved.form.ring, None
+        ring, segment_BCT = self.resolved.tensor_parallel.ring, None
         segment_BT = sequence.documents(batch)
         if segment_BT is not None:
             segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))

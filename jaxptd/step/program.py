@@ -248,7 +248,7 @@ class Program:
     @cached_property
     def batches(self) -> Batches:
         """Builds this program's batches."""
-        return Batches(self.config, self.mesh, self.resolved.form.ring)
+        return Batches(self.config, self.mesh, self.resolved.tensor_parallel.ring)
 
     @property
     def abstract_batch(self) -> Batch:

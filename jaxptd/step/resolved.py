@@ -18,10 +18,10 @@ from jax.sharding import Mesh
 from jaxptd.config import Config, Kernels, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.layers.attention import choose_kernel
-from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.forms import for_decoding, make_form
+from jaxptd.layers.for_layout import for_decoding, make_tensor_parallel
 from jaxptd.layers.fp8 import choose_product
-from jaxptd.layers.megatron import GatheringAgain1D, Megatron1D
+from jaxptd.layers.megatron import GatheringAgain1D, TensorParallel1D
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
@@ -42,7 +42,7 @@ class ResolvedConfig:
         config: as given.
         model: the config's model, its kernels chosen, its sequences padded.
         attention_obstacle: why cuDNN cannot be used, if it cannot.
-        form: how layers hold their matrices.
+        tensor_parallel: how layers hold their matrices.
         plan: of the pipeline; None without one.
         placement: a parameter's info without a pipeline -> its info on the stages.
     """
@@ -50,7 +50,7 @@ class ResolvedConfig:
     config: Config
     model: ModelConfig
     attention_obstacle: str | None
-    form: TensorParallel
+    tensor_parallel: TensorParallel
     plan: Plan | None
     placement: Callable[[ParamInfo], ParamInfo]
 
@@ -66,7 +66,9 @@ class ResolvedConfig:
 
         def make(key: Array) -> Model:
             rngs = nnx.Rngs(key)
-            return self.family.make(self.model, form=self.form, rngs=rngs, offload=offload)
+            return self.family.make(
+                self.model, tensor_parallel=self.tensor_parallel, rngs=rngs, offload=offload
+            )
 
         return Blueprint(make, self.placement)
 
@@ -122,7 +124,9 @@ def resolve(config: Config, mesh: Mesh) -> ResolvedConfig:
             config.padded_model, attention=kernel, kernels=choose_kernels(config, device)
         ),
         attention_obstacle=obstacle,
-        form=make_form(layout, arithmetic=arithmetic, whole=_whole_products(config)),
+        tensor_parallel=make_tensor_parallel(
+            layout, arithmetic=arithmetic, whole=_whole_products(config)
+        ),
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
     )
@@ -143,15 +147,15 @@ def choose_kernels(config: Config, device: Any) -> Kernels:
     return "xla" if missing else config.kernels_on_gpus
 
 
-def _whole_products(config: Config) -> Callable[..., Megatron1D]:
-    """Makes the form of whole products, as backward keeps what they take or gathers it again."""
+def _whole_products(config: Config) -> Callable[..., TensorParallel1D]:
+    """Makes the class of whole products, as backward keeps what they take or gathers it again."""
     if config.gathers_again:
         return partial(GatheringAgain1D, scanned=config.model.scan_layers)
-    return Megatron1D
+    return TensorParallel1D
 
 
 def resolve_for_decoding(config: Config, mesh: Mesh) -> ResolvedConfig:
-    """Makes the choices of a config for one sequence, with a form that shards no token."""
+    """Makes the choices of a config for one sequence, no token of which is sharded."""
     model, layout = dataclasses.replace(config.model, remat="none"), config.layout
     if "activations" in layout.offloaded:  # nothing is kept
         others: Any = tuple(layout.offloaded - {"activations"})
@@ -159,7 +163,7 @@ def resolve_for_decoding(config: Config, mesh: Mesh) -> ResolvedConfig:
     resolved = resolve(dataclasses.replace(config, model=model, layout=layout), mesh)
     made = resolved.model
     unpadded = dataclasses.replace(model, attention=made.attention, kernels=made.kernels)
-    return dataclasses.replace(resolved, model=unpadded, form=for_decoding(layout))
+    return dataclasses.replace(resolved, model=unpadded, tensor_parallel=for_decoding(layout))
 
 
 def _as_it_is(info: ParamInfo) -> ParamInfo:

@@ -15,10 +15,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.attention.kernel import KEPT
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, drop_path, dropout
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import stacked
 from jaxptd.vision.windows import Strips, WindowAttention, Windows
 
@@ -57,18 +57,29 @@ class WindowBlock(nnx.Module):
 
     Args:
         level: that it is of.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial parameters.
     """
 
-    def __init__(self, level: Level, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+    def __init__(self, level: Level, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs) -> None:
         config, options = level.config, level.config.block
         size = config.hidden_size
-        self.attention_norm = Norm(size, options=options, form=form, rngs=rngs)
-        self.attention = WindowAttention(config, level.windows, form=form, rngs=rngs)
-        self.mlp_norm = Norm(size, options=options, form=form, rngs=rngs)
-        self.mlp = MLP(size, config.mlp_size, options=options, form=form, rngs=rngs, init_out=INIT)
-        self.rate, self.form = config.dropout, form
+        self.attention_norm = Norm(
+            size, options=options, tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.attention = WindowAttention(
+            config, level.windows, tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.mlp_norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.mlp = MLP(
+            size,
+            config.mlp_size,
+            options=options,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            init_out=INIT,
+        )
+        self.rate, self.tensor_parallel = config.dropout, tensor_parallel
 
     def __call__(
         self, x: Array, token_info: TokenInfo, number: Array, *, shift: int, path: Array
@@ -85,38 +96,49 @@ class WindowBlock(nnx.Module):
         x, n = self.attention_norm.beside(x)
         a = self.attention(n, token_info.at(number, DropoutSite.ATTENTION), shift=shift)
         a = drop_patches(
-            a, token_info.at(number, DropoutSite.ATTENTION_OUTPUT), self.form, self.rate
+            a, token_info.at(number, DropoutSite.ATTENTION_OUTPUT), self.tensor_parallel, self.rate
         )
         x = self._add(x, a, token_info.at(number, DropoutSite.ATTENTION_PATH), path)
         x, n = self.mlp_norm.beside(x)
         h = self.mlp(n.reshape(1, -1, x.shape[-1])).reshape(x.shape)
-        h = drop_patches(h, token_info.at(number, DropoutSite.MLP_OUTPUT), self.form, self.rate)
+        h = drop_patches(
+            h, token_info.at(number, DropoutSite.MLP_OUTPUT), self.tensor_parallel, self.rate
+        )
         return self._add(x, h, token_info.at(number, DropoutSite.MLP_PATH), path)
 
     def _add(self, x: Array, y: Array, token_info: TokenInfo, path: Array) -> Array:
         """x + y, a pair's output that is left out for some samples; backward keeps the sum."""
-        local = token_info._replace(sample_B=self.form.axes.local_images(token_info.sample_B))
+        local = token_info._replace(
+            sample_B=self.tensor_parallel.axes.local_images(token_info.sample_B)
+        )
         return checkpoint_name(x + drop_path(y, local, path), KEPT)
 
 
-def drop_patches(x_BRQC: Array, token_info: TokenInfo, form: TensorParallel, rate: float) -> Array:
+def drop_patches(
+    x_BRQC: Array, token_info: TokenInfo, tensor_parallel: TensorParallel, rate: float
+) -> Array:
     """Dropout of this device's images of the residual stream, by the number of each patch."""
     rows, cols = x_BRQC.shape[1:3]
     number_RQ = token_info.position_T[:rows, None] * cols + jnp.arange(cols, dtype=jnp.int32)
     local = token_info._replace(
-        sample_B=form.axes.local_images(token_info.sample_B), position_T=number_RQ.reshape(-1)
+        sample_B=tensor_parallel.axes.local_images(token_info.sample_B),
+        position_T=number_RQ.reshape(-1),
     )
     flat = x_BRQC.reshape(x_BRQC.shape[0], rows * cols, -1)
-    return dropout(flat, local, form.axes.local_hidden(flat.shape[-1]), rate).reshape(x_BRQC.shape)
+    return dropout(flat, local, tensor_parallel.axes.local_hidden(flat.shape[-1]), rate).reshape(
+        x_BRQC.shape
+    )
 
 
 class WindowPair(nnx.Module):
     """A block with plain windows, then one with shifted ones: a layer of a level's stack."""
 
-    def __init__(self, level: Level, first: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        self.first = WindowBlock(level, form=form, rngs=rngs)
-        self.second = WindowBlock(level, form=form, rngs=rngs)
-        self.level, self.start, self.strips = level, first, Strips.of(form)
+    def __init__(
+        self, level: Level, first: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        self.first = WindowBlock(level, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.second = WindowBlock(level, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.level, self.start, self.strips = level, first, Strips.of(tensor_parallel)
 
     def __call__(
         self, x: Skipping, token_info: TokenInfo, layer: Array, cache: None, common: None
@@ -132,13 +154,16 @@ class WindowPair(nnx.Module):
         return x._replace(stream=stream), cache
 
 
-def make_pairs(level: Level, first: int, *, form: TensorParallel, rngs: nnx.Rngs) -> WindowPair:
+def make_pairs(
+    level: Level, first: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+) -> WindowPair:
     """One pair with the parameters of all pairs of a level, stacked.
 
     first: the number of the first one in the model.
     """
     keys = jax.random.split(rngs(), len(level.paths) // 2)
     made: WindowPair = stacked(
-        lambda key: WindowPair(level, first, form=form, rngs=nnx.Rngs(key)), keys
+        lambda key: WindowPair(level, first, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)),
+        keys,
     )
     return made

@@ -15,9 +15,9 @@ from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions, Images
-from jaxptd.layers.form import TensorParallel, add_bias, product
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel, add_bias, product
 from jaxptd.params import param, zeros
 
 
@@ -46,7 +46,7 @@ class PatchEmbedding(nnx.Module):
         images: sizes of images and patches.
         size: C.
         options: of the norm.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
     """
 
@@ -56,11 +56,14 @@ class PatchEmbedding(nnx.Module):
         size: int,
         *,
         options: BlockOptions,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
-        shape, hidden = (images.channels, images.patch, images.patch), form.padded_hidden(size)
-        axis = form.axes.hidden_spec()
+        shape, hidden = (
+            (images.channels, images.patch, images.patch),
+            tensor_parallel.padded_hidden(size),
+        )
+        axis = tensor_parallel.axes.hidden_spec()
         self.w = param(
             rngs(),
             (*shape, size),
@@ -71,12 +74,12 @@ class PatchEmbedding(nnx.Module):
             matrix="rrrc",
         )
         self.b = param(rngs(), (size,), zeros, spec=axis, padded=(hidden,), decay=False)
-        self.norm = Norm(size, options=options, form=form, rngs=rngs)
-        self.side, self.form = images.patch, form
+        self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.side, self.tensor_parallel = images.patch, tensor_parallel
 
     def __call__(self, image_BYXS: Array, dtype: DTypeLike) -> Array:
         """Images[B, rows, columns, channels] of all devices -> x as the residual stream has it."""
-        local = self.form.axes.local_images(image_BYXS).astype(dtype)
+        local = self.tensor_parallel.axes.local_images(image_BYXS).astype(dtype)
         patch_BRQP = joined(local, self.side)
         patch_BRQP = patch_BRQP.reshape(*patch_BRQP.shape[:3], -1)
         w = self.w[...]
@@ -92,7 +95,7 @@ class PatchProduct(nnx.Module):
         out: C'.
         before: q patches that each become one.
         after: q patches that one becomes.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
         bias: whether a bias `[C']` is added; none where one patch becomes several.
     """
@@ -102,15 +105,15 @@ class PatchProduct(nnx.Module):
         size: int,
         out: int,
         *,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         before: int = 1,
         after: int = 1,
         bias: bool = False,
     ) -> None:
         q = (before,) * (before > 1), (after,) * (after > 1)
-        contraction, hidden = form.axes.square_spec()
-        sizes = form.padded_hidden(size), form.padded_hidden(out)
+        contraction, hidden = tensor_parallel.axes.square_spec()
+        sizes = tensor_parallel.padded_hidden(size), tensor_parallel.padded_hidden(out)
         self.w = param(
             rngs(),
             (size, *q[0], out, *q[1]),
@@ -120,17 +123,17 @@ class PatchProduct(nnx.Module):
             cast=True,
             matrix="r" * (1 + len(q[0])) + "c" * (1 + len(q[1])),
         )
-        axis = form.axes.hidden_spec()
+        axis = tensor_parallel.axes.hidden_spec()
         self.b = (
             param(rngs(), (out,), zeros, spec=axis, padded=sizes[1:], decay=False) if bias else None
         )
-        self.form, self.before, self.after = form, before, after
+        self.tensor_parallel, self.before, self.after = tensor_parallel, before, after
 
     def __call__(self, x: Array) -> Array:
         """x[B, R, Q, C q] -> x[B, R, Q, C' q]."""
         w = self.w[...]
         flat = x.reshape(1, -1, x.shape[-1])
-        y = self.form.square(flat, w.reshape(w.shape[0] * self.before, -1))
+        y = self.tensor_parallel.square(flat, w.reshape(w.shape[0] * self.before, -1))
         y = y if self.b is None else add_bias(y, self.b[...])
         return y.reshape(*x.shape[:-1], -1)
 
@@ -139,10 +142,12 @@ class PatchMerging(nnx.Module):
     """Joins 2 x 2 patches of C numbers to one of 2 C: a norm of the 4 C, and a product."""
 
     def __init__(
-        self, size: int, *, options: BlockOptions, form: TensorParallel, rngs: nnx.Rngs
+        self, size: int, *, options: BlockOptions, tensor_parallel: TensorParallel, rngs: nnx.Rngs
     ) -> None:
-        self.norm = Norm(size, options=options, form=form, rngs=rngs, each=4)
-        self.linear = PatchProduct(size, 2 * size, before=4, form=form, rngs=rngs)
+        self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs, each=4)
+        self.linear = PatchProduct(
+            size, 2 * size, before=4, tensor_parallel=tensor_parallel, rngs=rngs
+        )
 
     def __call__(self, x_BRQC: Array) -> Array:
         """x[B, R, Q, C] -> x[B, R / 2, Q / 2, 2 C]."""
@@ -158,7 +163,7 @@ class PatchExpanding(nnx.Module):
         out: C'.
         side: patches in a row that a patch becomes.
         options: of the norm.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
     """
 
@@ -169,11 +174,13 @@ class PatchExpanding(nnx.Module):
         side: int,
         *,
         options: BlockOptions,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
-        self.linear = PatchProduct(size, out, after=side**2, form=form, rngs=rngs)
-        self.norm = Norm(out, options=options, form=form, rngs=rngs)
+        self.linear = PatchProduct(
+            size, out, after=side**2, tensor_parallel=tensor_parallel, rngs=rngs
+        )
+        self.norm = Norm(out, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
         self.side = side
 
     def __call__(self, x_BRQC: Array) -> Array:
@@ -185,8 +192,10 @@ class PatchExpanding(nnx.Module):
 class SkipConnection(nnx.Module):
     """Joins x with the x of the same level on the way down: a product `w[C, 2, C]` and a bias."""
 
-    def __init__(self, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        self.linear = PatchProduct(size, size, before=2, bias=True, form=form, rngs=rngs)
+    def __init__(self, size: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs) -> None:
+        self.linear = PatchProduct(
+            size, size, before=2, bias=True, tensor_parallel=tensor_parallel, rngs=rngs
+        )
 
     def __call__(self, x_BRQC: Array, skip_BRQC: Array) -> Array:
         """x and the other, both as the residual stream has them -> the same."""
@@ -200,23 +209,29 @@ class Classes(nnx.Module):
     Args:
         size: C.
         classes: K.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
         bias: whether a bias `[K]` is added.
     """
 
     def __init__(
-        self, size: int, classes: int, *, form: TensorParallel, rngs: nnx.Rngs, bias: bool
+        self,
+        size: int,
+        classes: int,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        bias: bool,
     ) -> None:
-        hidden = form.padded_hidden(size)
-        spec = (*form.axes.hidden_spec(), None)
+        hidden = tensor_parallel.padded_hidden(size)
+        spec = (*tensor_parallel.axes.hidden_spec(), None)
         padded = (hidden, classes)
         self.w = param(rngs(), (size, classes), INIT, spec=spec, padded=padded, matrix="rc")
         self.b = param(rngs(), (classes,), zeros, spec=(None,), decay=False) if bias else None
-        self.form = form
+        self.tensor_parallel = tensor_parallel
 
     def __call__(self, x_BC: Array) -> Array:
         """x[.., C] -> logits[.., K], float32 at least."""
         wide = x_BC.astype(jnp.promote_types(x_BC.dtype, jnp.float32))
-        logits = self.form.axes.sum_over_hidden(product(wide, self.w[...], 1))
+        logits = self.tensor_parallel.axes.sum_over_hidden(product(wide, self.w[...], 1))
         return logits if self.b is None else add_bias(*alike(logits, self.b[...]))

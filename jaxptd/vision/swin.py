@@ -19,8 +19,8 @@ from jax import Array
 from jaxptd.config import Images, ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.vision.block import Level, Skipping, WindowPair, drop_patches, make_pairs
 from jaxptd.vision.family import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
 from jaxptd.vision.losses import (
@@ -46,7 +46,7 @@ class Swin(nnx.Module):
 
     Args:
         config: sizes and choices.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial parameters.
         offload: whether what `remat: dots` saves for backward is in host memory.
     """
@@ -54,35 +54,55 @@ class Swin(nnx.Module):
     common: nnx.Module | None = None  # layers share no parameters
 
     def __init__(
-        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        offload: bool = False,
     ) -> None:
         check_argument(f"jaxptd.{type(self).__name__}", "config", config, ModelConfig)
-        check_argument(f"jaxptd.{type(self).__name__}", "form", form, TensorParallel)
+        check_argument(
+            f"jaxptd.{type(self).__name__}", "tensor_parallel", tensor_parallel, TensorParallel
+        )
         assert config.images is not None
-        self.config, self.form, self.offload = config, form, offload
-        self.strips = Strips.of(form)
+        self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
+        self.strips = Strips.of(tensor_parallel)
         self.images: Images = config.images
         options, size = config.block, config.hidden_size
-        self.patches = PatchEmbedding(self.images, size, options=options, form=form, rngs=rngs)
+        self.patches = PatchEmbedding(
+            self.images, size, options=options, tensor_parallel=tensor_parallel, rngs=rngs
+        )
         self.names: tuple[str, ...] = ()
         self.pairs = 0
         for number in range(len(self.images.depths)):
             self._add(f"down{number}", level(config, number), rngs)
             if number:
-                merge = PatchMerging(self._size(number - 1), options=options, form=form, rngs=rngs)
+                merge = PatchMerging(
+                    self._size(number - 1),
+                    options=options,
+                    tensor_parallel=tensor_parallel,
+                    rngs=rngs,
+                )
                 setattr(self, f"merge{number}", merge)
         last = self._size(len(self.images.depths) - 1)
-        self.norm = Norm(last, options=options, form=form, rngs=rngs)
+        self.norm = Norm(last, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
         self._add_head(rngs)
 
     def _add_head(self, rngs: nnx.Rngs) -> None:
         """Declares what follows on the way down."""
         last = self._size(len(self.images.depths) - 1)
-        self.head = Classes(last, self.images.classes, form=self.form, rngs=rngs, bias=True)
+        self.head = Classes(
+            last, self.images.classes, tensor_parallel=self.tensor_parallel, rngs=rngs, bias=True
+        )
 
     def _add(self, name: str, level: Level, rngs: nnx.Rngs) -> None:
         """Declares the stack of a level."""
-        setattr(self, name, make_pairs(level, self.pairs, form=self.form, rngs=rngs))
+        setattr(
+            self,
+            name,
+            make_pairs(level, self.pairs, tensor_parallel=self.tensor_parallel, rngs=rngs),
+        )
         self.names += (name,)
         self.pairs += len(level.paths) // 2
 
@@ -99,7 +119,7 @@ class Swin(nnx.Module):
         """A batch with image[B, rows, columns, channels] -> x before the first level."""
         x = self.patches(batch["image"], jnp.dtype(self.config.dtype))
         token_info = token_info.at_rows(self.images.patch).at(0, DropoutSite.EMBEDDING)
-        return Skipping(drop_patches(x, token_info, self.form, self.config.dropout))
+        return Skipping(drop_patches(x, token_info, self.tensor_parallel, self.config.dropout))
 
     def enter(self, stack: str, x: Skipping) -> Skipping:
         """x -> x as the first layer of a level takes it: from the second on with merged patches."""
@@ -122,14 +142,14 @@ class Swin(nnx.Module):
         self, x: Skipping, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
         """x after all levels -> the sums that training needs: see the family's losses."""
-        return self._losses(self.output(x), self.form.axes.local_images(batch["label"]))
+        return self._losses(self.output(x), self.tensor_parallel.axes.local_images(batch["label"]))
 
     @jax.named_scope("loss")
     def evaluated(
         self, x: Skipping, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
         """x after all levels -> these sums, and those of scores."""
-        logits, label = self.output(x), self.form.axes.local_images(batch["label"])
+        logits, label = self.output(x), self.tensor_parallel.axes.local_images(batch["label"])
         return self._losses(logits, label) | self._scores(logits, label)
 
     def _losses(self, logits: Array, label: Array) -> dict[str, Array]:
@@ -151,15 +171,25 @@ class SwinUnet(Swin):
     def _add_head(self, rngs: nnx.Rngs) -> None:
         config, images = self.config, self.images
         options, size = config.block, config.hidden_size
-        make = partial(PatchExpanding, options=options, form=self.form, rngs=rngs)
+        make = partial(
+            PatchExpanding, options=options, tensor_parallel=self.tensor_parallel, rngs=rngs
+        )
         for number in reversed(range(len(images.decoder_depths))):
             wide, narrow = self._size(number + 1), self._size(number)
             setattr(self, f"expand{number}", make(wide, narrow, 2))
-            setattr(self, f"skip{number}", SkipConnection(narrow, form=self.form, rngs=rngs))
+            setattr(
+                self,
+                f"skip{number}",
+                SkipConnection(narrow, tensor_parallel=self.tensor_parallel, rngs=rngs),
+            )
             self._add(f"up{number}", level(config, number, up=True), rngs)
-        self.last_norm = Norm(size, options=options, form=self.form, rngs=rngs)
+        self.last_norm = Norm(
+            size, options=options, tensor_parallel=self.tensor_parallel, rngs=rngs
+        )
         self.pixels = make(size, size, images.patch)
-        self.head = Classes(size, images.classes, form=self.form, rngs=rngs, bias=False)
+        self.head = Classes(
+            size, images.classes, tensor_parallel=self.tensor_parallel, rngs=rngs, bias=False
+        )
 
     def enter(self, stack: str, x: Skipping) -> Skipping:
         """x -> x as a level's first layer takes it.

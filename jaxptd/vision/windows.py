@@ -24,8 +24,8 @@ from jaxptd.attention.kernel import CORE, TAKEN
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, counts_of
 from jaxptd.layers.dropout import TokenInfo, keep_mask
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import INIT
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
 from jaxptd.params import param
 
@@ -48,9 +48,9 @@ class Strips:
     others: tuple[Axis, ...]
 
     @classmethod
-    def of(cls, form: TensorParallel) -> Self:
+    def of(cls, tensor_parallel: TensorParallel) -> Self:
         """Makes those along cp, which share what devices along `axes.tokens` have of the images."""
-        return cls(Axis.CP, form.axes.tokens)
+        return cls(Axis.CP, tensor_parallel.axes.tokens)
 
     @property
     def devices(self) -> int:
@@ -197,20 +197,25 @@ class WindowBias(nnx.Module):
     Args:
         config: of the level: its heads.
         windows: of the level.
-        form: how heads are sharded.
+        tensor_parallel: how heads are sharded.
         rngs: random key of the initial table.
     """
 
     def __init__(
-        self, config: ModelConfig, windows: Windows, *, form: TensorParallel, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        windows: Windows,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
     ) -> None:
         places, heads = (2 * windows.size - 1) ** 2, config.num_heads
         self.table = param(
             rngs(),
             (places, heads),
             INIT,
-            spec=(None, *form.axes.by_head_spec()),
-            padded=(places, counts_of(config, form).queries),
+            spec=(None, *tensor_parallel.axes.by_head_spec()),
+            padded=(places, counts_of(config, tensor_parallel).queries),
             decay=False,
         )
         self.windows = windows
@@ -229,15 +234,22 @@ class WindowAttention(Heads):
     Args:
         config: of the level: its width and heads.
         windows: of the level.
-        form: how matrices are sharded.
+        tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial parameters.
     """
 
     def __init__(
-        self, config: ModelConfig, windows: Windows, *, form: TensorParallel, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        windows: Windows,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
     ) -> None:
-        super().__init__(config, form=form, rngs=rngs, init_out=INIT, joined=True)
-        self.window_bias = WindowBias(config, windows, form=form, rngs=rngs)
+        super().__init__(
+            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=INIT, joined=True
+        )
+        self.window_bias = WindowBias(config, windows, tensor_parallel=tensor_parallel, rngs=rngs)
         self.windows = windows
 
     @jax.named_scope("attention")
@@ -267,11 +279,13 @@ class WindowAttention(Heads):
 
     def _rolled(self, x_BRQC: Array, by: int) -> Array:
         """x moved down and right, in a circle."""
-        return Strips.of(self.form).rolled(jnp.roll(x_BRQC, by, 2), by) if by else x_BRQC
+        return Strips.of(self.tensor_parallel).rolled(jnp.roll(x_BRQC, by, 2), by) if by else x_BRQC
 
     def _seed(self, token_info: TokenInfo, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]` of the images between the products."""
-        local = token_info._replace(sample_B=self.form.axes.logit_images(token_info.sample_B))
+        local = token_info._replace(
+            sample_B=self.tensor_parallel.axes.logit_images(token_info.sample_B)
+        )
         return self.seed(local, heads)
 
     def _core(self, q: Array, k: Array, v: Array, bias_NTT: Array, coordinates: "_Sites") -> Array:
@@ -281,7 +295,7 @@ class WindowAttention(Heads):
             _attend,
             scale=config.block.attention_scale,
             rate=config.dropout,
-            whole=self.form.axes.sum_over_head,
+            whole=self.tensor_parallel.axes.sum_over_head,
         )
         return jax.checkpoint(attend)(q, k, v, bias_NTT, coordinates)
 

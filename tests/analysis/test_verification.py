@@ -16,7 +16,7 @@ from jaxptd.analysis import verification
 from jaxptd.analysis.comparison import FirstSteps, Outcome, Row, compare
 from jaxptd.analysis.verification import OneStep, with_precision
 from jaxptd.collectives import varying_axes
-from jaxptd.layers import forms, fp8
+from jaxptd.layers import for_layout, fp8
 from jaxptd.matmul import ring
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.step import Program, body, resolved
@@ -113,7 +113,7 @@ def test_8_bit_products_with_a_scale_that_is_not_undone_are_found(monkeypatch) -
 
 
 def form(layout: Layout, **changes):
-    return dataclasses.replace(forms.make_form(layout), **changes)
+    return dataclasses.replace(for_layout.make_tensor_parallel(layout), **changes)
 
 
 def wrong_block(x, axis, dim=1):

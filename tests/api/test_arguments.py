@@ -98,7 +98,10 @@ MESHES: list[Row] = [
         "the model has no parameter x; see Program.infos",
     ),
     (lambda k: k.run.program.eval_step(k.run.state["params"], 3), "a batch is a int; use a dict"),
-    (lambda k: GPT(None, form=None, rngs=None), "jaxptd.GPT: config is None; expected a Model"),
+    (
+        lambda k: GPT(None, tensor_parallel=None, rngs=None),
+        "jaxptd.GPT: config is None; expected a Model",
+    ),
 ]
 TABLE = np.zeros((4, 2, 3), np.int32)
 SCHEDULES: list[Row] = [

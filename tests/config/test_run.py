@@ -58,7 +58,7 @@ def test_bad_sections(sections, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("module", ["model", "processes", "run", "training"])
+@pytest.mark.parametrize("module", ["model", "run", "training"])
 def test_a_module_keeps_no_state(module):
     members = vars(importlib.import_module(f"jaxptd.config.{module}"))
     public = {name: value for name, value in members.items() if not name.startswith("_")}

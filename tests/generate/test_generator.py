@@ -89,7 +89,7 @@ def next_logits(*model: str):
         built = program.resolved.blueprint.build(params)
         x_BTD, _ = run_layers(built, {"tokens": tokens_BT}, token_info)
         logits_BTV = built.output(x_BTD)
-        return program.resolved.form.axes.gather(logits_BTV, 2)
+        return program.resolved.tensor_parallel.axes.gather(logits_BTV, 2)
 
     specs = (program.resolved.blueprint.specs, P(None, Axis.CP))
     whole = jax.jit(

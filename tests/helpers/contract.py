@@ -2,10 +2,10 @@
 
 A layer is a `Case`: how to build it, what goes in, how that lies over the mesh, and what it moves.
 Its dense form is the same layer on a mesh of one device, which `tests/layers/test_dense.py` holds
-to numpy. A new layer is a new row, whatever the form of tensor parallelism.
+to numpy. A new layer is a new row, whatever the tensor parallelism.
 
-A dim cut over tp or col goes in padded with zeros, as the form holds it. Nothing but zeros may come
-out where the padding was, of the output and of every gradient.
+A dim cut over tp or col goes in padded with zeros, as tensor parallelism holds it. Nothing but
+zeros may come out where the padding was, of the output and of every gradient.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.collective import ALL_REDUCE, Collective, subtract
 from jaxptd.analysis.count import collectives_of
-from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, shardings
 
@@ -38,7 +38,7 @@ class Case:
 
     Args:
         name: of the test.
-        make: (form, rngs) -> the layer.
+        make: (tensor_parallel, rngs) -> the layer.
         inputs: global arrays.
         specs: (form) -> how each of them lies over the mesh.
         out: (form) -> how the output lies over the mesh.
@@ -69,28 +69,36 @@ class Outcome:
     moved: list[Collective]
 
 
-def residual_spec(form: TensorParallel) -> P:
+def residual_spec(tensor_parallel: TensorParallel) -> P:
     """How `x[B, T, D]` of the residual stream lies over the mesh."""
-    return P(Axis.DP, (Axis.CP, *form.axes.tokens), *form.axes.hidden_spec())
+    return P(Axis.DP, (Axis.CP, *tensor_parallel.axes.tokens), *tensor_parallel.axes.hidden_spec())
 
 
-def between_spec(form: TensorParallel, dims: int, cut: int) -> P:
+def between_spec(tensor_parallel: TensorParallel, dims: int, cut: int) -> P:
     """How `h[B, T, *dims]` between two products of a pair does, cut along dim `cut` of `dims`."""
-    return P(Axis.DP, (Axis.CP, *form.axes.logit_tokens), *form.axes.inner_spec(dims, cut))
+    return P(
+        Axis.DP,
+        (Axis.CP, *tensor_parallel.axes.logit_tokens),
+        *tensor_parallel.axes.inner_spec(dims, cut),
+    )
 
 
-def token_spec(form: TensorParallel) -> P:
+def token_spec(tensor_parallel: TensorParallel) -> P:
     """How `loss[B, T]` does, of the tokens of the logits."""
-    return P(Axis.DP, (Axis.CP, *form.axes.logit_tokens))
+    return P(Axis.DP, (Axis.CP, *tensor_parallel.axes.logit_tokens))
 
 
 def run(case: Case, layout: Layout, dtype: str) -> Outcome:
     """One forward and backward pass of `sum(weights * output)`, weights random."""
-    form, mesh, blueprint = make_form(layout), make_mesh(layout), _blueprint(case, layout)
-    specs, out = case.specs(form), case.out(form)
+    tensor_parallel, mesh, blueprint = (
+        make_tensor_parallel(layout),
+        make_mesh(layout),
+        _blueprint(case, layout),
+    )
+    specs, out = case.specs(tensor_parallel), case.out(tensor_parallel)
     floats = [i for i, x in enumerate(case.inputs) if np.issubdtype(x.dtype, np.floating)]
     arrays = [x.astype(dtype) if i in floats else x for i, x in enumerate(case.inputs)]
-    arrays = [_held(x, spec, form) for x, spec in zip(arrays, specs, strict=True)]
+    arrays = [_held(x, spec, tensor_parallel) for x, spec in zip(arrays, specs, strict=True)]
     params = starting_params(case, layout, dtype)
 
     def forward(params: Any, *inputs: Array) -> Array:
@@ -122,10 +130,12 @@ def run(case: Case, layout: Layout, dtype: str) -> Outcome:
     )
 
 
-def _held(x: np.ndarray, spec: P, form: TensorParallel) -> np.ndarray:
+def _held(x: np.ndarray, spec: P, tensor_parallel: TensorParallel) -> np.ndarray:
     """A global array, padded where it is cut over tp or col."""
     cut = [axis in (Axis.TP, Axis.COL) for axis in spec]
-    more = [form.padded(n) - n if c else 0 for n, c in itertools.zip_longest(x.shape, cut)]
+    more = [
+        tensor_parallel.padded(n) - n if c else 0 for n, c in itertools.zip_longest(x.shape, cut)
+    ]
     return np.pad(x, [(0, n) for n in more])
 
 
@@ -142,7 +152,7 @@ def _dense(case: Case, dtype: str) -> Outcome:
 
 
 def _blueprint(case: Case, layout: Layout) -> Blueprint:
-    return Blueprint(lambda key: case.make(make_form(layout), nnx.Rngs(key)))
+    return Blueprint(lambda key: case.make(make_tensor_parallel(layout), nnx.Rngs(key)))
 
 
 def starting_params(case: Case, layout: Layout, dtype: str) -> dict[str, Array]:
@@ -215,9 +225,9 @@ def _owed(case: Case, layout: Layout, itemsize: int) -> Iterator[Collective]:
 
     `Program` puts them off.
     """
-    form = make_form(layout)
+    tensor_parallel = make_tensor_parallel(layout)
     for info in _blueprint(case, layout).infos.values():
-        shared = {*form.axes.tokens, *map(Axis, info.over)}
+        shared = {*tensor_parallel.axes.tokens, *map(Axis, info.over)}
         cut = [axis for axis in (Axis.DP, Axis.CP, *sorted(shared)) if layout.sizes[axis] > 1]
         axes = tuple(str(axis) for axis in cut if axis not in info.axes)
         block = math.prod(info.stored_shape) // math.prod(

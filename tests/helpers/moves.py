@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.layers import Panels
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.mesh import Axis, Layout
 
@@ -41,18 +41,22 @@ def width(layout: Layout, of: str) -> int:
 
     With groups of heads: N*H (O), and all of q, k and v (G), where H is cut in pairs.
     """
-    form, many = make_form(layout), int(of[0]) if of[0].isdigit() else 1
+    tensor_parallel, many = make_tensor_parallel(layout), int(of[0]) if of[0].isdigit() else 1
     if of == "O":
-        return N * form.padded_head(H, 2) if form.axes.head_dim else heads(layout).queries * H
+        return (
+            N * tensor_parallel.padded_head(H, 2)
+            if tensor_parallel.axes.head_dim
+            else heads(layout).queries * H
+        )
     if of == "G":
         return width(layout, "O") + 2 * made_keys(layout)
-    if of[-1] == "N" or (of[-1] == "A" and form.axes.head_dim == 0):
-        return many * form.padded(N) * H
+    if of[-1] == "N" or (of[-1] == "A" and tensor_parallel.axes.head_dim == 0):
+        return many * tensor_parallel.padded(N) * H
     if of[-1] == "A":
-        return many * N * form.padded(H)
+        return many * N * tensor_parallel.padded(H)
     if of == "D":
-        return form.padded_hidden(D)
-    return many * form.padded({"F": F, "V": V}[of[-1]])
+        return tensor_parallel.padded_hidden(D)
+    return many * tensor_parallel.padded({"F": F, "V": V}[of[-1]])
 
 
 def heads(layout: Layout) -> HeadCounts:
@@ -62,15 +66,15 @@ def heads(layout: Layout) -> HeadCounts:
 
 def gathers_keys(layout: Layout) -> bool:
     """True if each device gathers the keys of its heads from slices of all."""
-    return not make_form(layout).axes.head_dim and heads(layout).gathered
+    return not make_tensor_parallel(layout).axes.head_dim and heads(layout).gathered
 
 
 def made_keys(layout: Layout) -> int:
     """Numbers of a token's keys that all devices make."""
-    form = make_form(layout)
-    if form.axes.head_dim:
-        return K * form.padded_head(H, 2)
-    return K * form.padded(H) if gathers_keys(layout) else heads(layout).keys * H
+    tensor_parallel = make_tensor_parallel(layout)
+    if tensor_parallel.axes.head_dim:
+        return K * tensor_parallel.padded_head(H, 2)
+    return K * tensor_parallel.padded(H) if gathers_keys(layout) else heads(layout).keys * H
 
 
 def message(
@@ -160,7 +164,7 @@ def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
 
     The rings are blockwise: blocks travel as far as the window reaches.
     """
-    form, itemsize = make_form(layout), np.dtype(dtype).itemsize
+    tensor_parallel, itemsize = make_tensor_parallel(layout), np.dtype(dtype).itemsize
     size = tokens(layout) * itemsize
     if layout.attention2d == "heads":
         axis = Axis.COL if layout.has_grid else Axis.TP
@@ -169,7 +173,7 @@ def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
                 yield Collective(kind, (axis,), 1, 2 * made_keys(layout) * size)
         block = T // layout.ring_size
         hops = 3 * sum(1 + n * block < WINDOW for n in range(layout.ring_size - 1))
-        keys = max(1, heads(layout).keys // form.inner_devices) * H
+        keys = max(1, heads(layout).keys // tensor_parallel.inner_devices) * H
         back = 1 if hops and hops // 3 % layout.row == 0 else 0  # gradients', not over row
         for axes, number in (((Axis.CP, Axis.ROW), hops - back), ((Axis.CP,), back)):
             yield Collective(PERMUTE, axes, number, number * 2 * keys * size)

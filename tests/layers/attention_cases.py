@@ -39,15 +39,17 @@ def run_attention(layer, x, samples, positions, seed):
 class BiasedAttention(nnx.Module):
     """Attention to all tokens with a bias by distance, a table `[2T - 1, N]`."""
 
-    def __init__(self, form, rngs) -> None:
-        axes, rows = form.axes, 2 * T - 1
-        self.attention = SelfAttention(FULL, form=form, rngs=rngs, init_out=normal(0.02))
+    def __init__(self, tensor_parallel, rngs) -> None:
+        axes, rows = tensor_parallel.axes, 2 * T - 1
+        self.attention = SelfAttention(
+            FULL, tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
+        )
         self.table = param(
             rngs(),
             (rows, N),
             normal(0.02),
             spec=(None, *axes.by_head_spec()),
-            padded=(rows, N if axes.head_dim else form.padded(N, each=H)),
+            padded=(rows, N if axes.head_dim else tensor_parallel.padded(N, each=H)),
             over=axes.score_axes,
         )
 
@@ -57,7 +59,7 @@ class BiasedAttention(nnx.Module):
 
 
 def run_cross(layer, x, samples, positions, seed, source, segments):
-    segment_BCS = layer.form.ring.by_device(segments)
+    segment_BCS = layer.tensor_parallel.ring.by_device(segments)
     return layer(x, TokenInfo(samples, positions, seed), Source(source, segment_BCS))
 
 
@@ -65,8 +67,8 @@ ATTENTION = [
     *(
         Case(
             f"attention, dropout {rate}",
-            lambda form, rngs, rate=rate: SelfAttention(
-                dropping(rate), form=form, rngs=rngs, init_out=normal(0.02)
+            lambda tensor_parallel, rngs, rate=rate: SelfAttention(
+                dropping(rate), tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
             ),
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
@@ -87,11 +89,15 @@ ATTENTION = [
     *(
         Case(
             f"cross-attention, dropout {rate}",
-            lambda form, rngs, rate=rate: CrossAttention(
-                dropping(rate), form=form, rngs=rngs, init_out=normal(0.02)
+            lambda tensor_parallel, rngs, rate=rate: CrossAttention(
+                dropping(rate), tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
             ),
             (array(B, T, D), SAMPLES, POSITIONS, SEED, array(B, S, D, seed=1), SEGMENTS),
-            lambda form: (*place_specs(form), residual_spec(form), P(Axis.DP)),
+            lambda tensor_parallel: (
+                *place_specs(tensor_parallel),
+                residual_spec(tensor_parallel),
+                P(Axis.DP),
+            ),
             residual_spec,
             moves(both(ends(2, rounds=5), ends(1, rounds=3, length=S)), *CROSS_MOVES),
             run_cross,
@@ -101,8 +107,11 @@ ATTENTION = [
     *(
         Case(
             f"attention in groups, dropout {rate}",
-            lambda form, rngs, rate=rate: SelfAttention(
-                dataclasses.replace(QWEN, dropout=rate), form=form, rngs=rngs, init_out=normal(0.02)
+            lambda tensor_parallel, rngs, rate=rate: SelfAttention(
+                dataclasses.replace(QWEN, dropout=rate),
+                tensor_parallel=tensor_parallel,
+                rngs=rngs,
+                init_out=normal(0.02),
             ),
             # Of seed 0 the gradient of k_norm nearly cancels: float32 rounds it by more.
             (array(B, T, D, seed=2), SAMPLES, POSITIONS, SEED),

@@ -57,19 +57,27 @@ def run_block(layer, x, samples, positions, seed):
 CASES = [
     Case(
         "column",
-        lambda form, rngs: ColumnParallelLinear(D, (F,), form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: ColumnParallelLinear(
+            D, (F,), tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, D),),
-        lambda form: (residual_spec(form),),
-        lambda form: between_spec(form, 1, 0),
+        lambda tensor_parallel: (residual_spec(tensor_parallel),),
+        lambda tensor_parallel: between_spec(tensor_parallel, 1, 0),
         moves(ends(1, rounds=3), product("D", "F")),
     ),
     Case(
         "column, gathered, no bias",
-        lambda form, rngs: ColumnParallelLinear(
-            D, (3, N, H), shard_dim=1, form=form, rngs=rngs, bias=False, gather_output=True
+        lambda tensor_parallel, rngs: ColumnParallelLinear(
+            D,
+            (3, N, H),
+            shard_dim=1,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            bias=False,
+            gather_output=True,
         ),
         (array(B, T, D),),
-        lambda form: (residual_spec(form),),
+        lambda tensor_parallel: (residual_spec(tensor_parallel),),
         token_spec,
         moves(
             ends(1, message(ALL_GATHER, Axis.TP, "3N"), rounds=3),
@@ -79,66 +87,88 @@ CASES = [
     ),
     Case(
         "row",
-        lambda form, rngs: RowParallelLinear((F,), D, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: RowParallelLinear(
+            (F,), D, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, F),),
-        lambda form: (between_spec(form, 1, 0),),
+        lambda tensor_parallel: (between_spec(tensor_parallel, 1, 0),),
         residual_spec,
         moves(ends(1, rounds=2), product("F", "D")),
     ),
     Case(
         "row, whole input, no bias",
-        lambda form, rngs: RowParallelLinear(
-            (N, H), D, form=form, rngs=rngs, bias=False, input_is_parallel=False
+        lambda tensor_parallel, rngs: RowParallelLinear(
+            (N, H),
+            D,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            bias=False,
+            input_is_parallel=False,
         ),
         (array(B, T, N, H),),
-        lambda form: (token_spec(form),),
+        lambda tensor_parallel: (token_spec(tensor_parallel),),
         residual_spec,
         moves(
             ends(1, message(ALL_GATHER, Axis.TP, "N"), rounds=2),
             product("N", "D"),
             message(ALL_GATHER, Axis.COL, "N"),
         ),
-        lambda layer, h: layer(jnp.pad(h, [(0, 0)] * 2 + [(0, layer.form.padded(N) - N), (0, 0)])),
+        lambda layer, h: layer(
+            jnp.pad(h, [(0, 0)] * 2 + [(0, layer.tensor_parallel.padded(N) - N), (0, 0)])
+        ),
     ),
     Case(
         "square",
-        lambda form, rngs: SquareLinear(D, D, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: SquareLinear(
+            D, D, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, D),),
-        lambda form: (residual_spec(form),),
+        lambda tensor_parallel: (residual_spec(tensor_parallel),),
         residual_spec,
         moves(nothing, product("D", "D")),
     ),
     Case(
         "norm",
-        lambda form, rngs: Norm(D, options=GPT, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: Norm(
+            D, options=GPT, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, D),),
-        lambda form: (residual_spec(form),),
+        lambda tensor_parallel: (residual_spec(tensor_parallel),),
         residual_spec,
         moves(nothing, NORM),
     ),
     Case(
         "rms norm",
-        lambda form, rngs: Norm(D, options=QWEN.block, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: Norm(
+            D, options=QWEN.block, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, D),),
-        lambda form: (residual_spec(form),),
+        lambda tensor_parallel: (residual_spec(tensor_parallel),),
         residual_spec,
         moves(nothing, RMS_NORM),
     ),
     Case(
         "mlp, gated",
-        lambda form, rngs: MLP(
-            D, F, options=QWEN.block, form=form, rngs=rngs, init_out=normal(0.02)
+        lambda tensor_parallel, rngs: MLP(
+            D,
+            F,
+            options=QWEN.block,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            init_out=normal(0.02),
         ),
         (array(B, T, D),),
-        lambda form: (residual_spec(form),),
+        lambda tensor_parallel: (residual_spec(tensor_parallel),),
         residual_spec,
         moves(ends(2, rounds=5), *GATED_MOVES),
     ),
     Case(
         "mlp",
-        lambda form, rngs: MLP(D, F, options=GPT, form=form, rngs=rngs, init_out=normal(0.02)),
+        lambda tensor_parallel, rngs: MLP(
+            D, F, options=GPT, tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
+        ),
         (array(B, T, D),),
-        lambda form: (residual_spec(form),),
+        lambda tensor_parallel: (residual_spec(tensor_parallel),),
         residual_spec,
         moves(ends(2, rounds=5), *MLP_MOVES),
     ),
@@ -146,7 +176,9 @@ CASES = [
     *(
         Case(
             f"block, dropout {rate}",
-            lambda form, rngs, rate=rate: Block(dropping(rate), form=form, rngs=rngs),
+            lambda tensor_parallel, rngs, rate=rate: Block(
+                dropping(rate), tensor_parallel=tensor_parallel, rngs=rngs
+            ),
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,
@@ -157,7 +189,7 @@ CASES = [
     ),
     Case(
         "block, norms of sums",
-        lambda form, rngs: Block(POST, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: Block(POST, tensor_parallel=tensor_parallel, rngs=rngs),
         (array(B, T, D), SAMPLES, POSITIONS, SEED),
         place_specs,
         residual_spec,
@@ -166,9 +198,11 @@ CASES = [
     ),
     Case(
         "embedding",
-        lambda form, rngs: VocabParallelEmbedding(V, D, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: VocabParallelEmbedding(
+            V, D, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (TOKENS,),
-        lambda form: (PLACE_SPEC,),
+        lambda tensor_parallel: (PLACE_SPEC,),
         residual_spec,
         moves(
             ends(1),
@@ -180,18 +214,22 @@ CASES = [
     ),
     Case(
         "positions",
-        lambda form, rngs: PositionEmbedding(T, D, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: PositionEmbedding(
+            T, D, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, D), POSITIONS),
-        lambda form: (residual_spec(form), P(Axis.CP)),
+        lambda tensor_parallel: (residual_spec(tensor_parallel), P(Axis.CP)),
         residual_spec,
         moves(nothing, position_rows),
         lambda layer, x, positions: x * layer(positions, x.dtype),
     ),
     Case(
         "output layer and loss",
-        lambda form, rngs: VocabParallelEmbedding(V, D, form=form, rngs=rngs),
+        lambda tensor_parallel, rngs: VocabParallelEmbedding(
+            V, D, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, D), TOKENS),
-        lambda form: (residual_spec(form), PLACE_SPEC),
+        lambda tensor_parallel: (residual_spec(tensor_parallel), PLACE_SPEC),
         token_spec,
         moves(
             ends(1, message(ALL_REDUCE, Axis.TP, "1", times=3, messages=2)),
@@ -199,7 +237,10 @@ CASES = [
             message(ALL_REDUCE, Axis.COL, "1", times=3, messages=2),
         ),
         lambda layer, x, targets: vocab_parallel_cross_entropy(
-            layer.logits(x), layer.form.axes.local_logit_tokens(targets), layer.form.axes, V
+            layer.logits(x),
+            layer.tensor_parallel.axes.local_logit_tokens(targets),
+            layer.tensor_parallel.axes,
+            V,
         )[0],
     ),
 ]

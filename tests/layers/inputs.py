@@ -37,8 +37,8 @@ POSITIONS = np.arange(T, dtype=np.int32)
 SEED = np.array([5, 6], np.uint32)
 
 
-def place_specs(form):
-    return residual_spec(form), P(Axis.DP), P(Axis.CP), P()
+def place_specs(tensor_parallel):
+    return residual_spec(tensor_parallel), P(Axis.DP), P(Axis.CP), P()
 
 
 def dropping(rate: float) -> ModelConfig:

@@ -11,7 +11,7 @@ from flax import nnx
 from moves import SCALE, WINDOW
 from turns import slow
 
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.mesh import Layout
 from tests.layers.cases import CASES
 
@@ -206,7 +206,7 @@ def test_every_case_has_a_formula_or_a_test_of_its_own() -> None:
 def test_norm_in_bfloat16_computes_in_float32() -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)) + 100, jnp.bfloat16)
     (case,) = (case for case in CASES if case.name == "norm")
-    found = jax.jit(case.make(make_form(Layout()), nnx.Rngs(0)))(x)
+    found = jax.jit(case.make(make_tensor_parallel(Layout()), nnx.Rngs(0)))(x)
     assert found.dtype == jnp.bfloat16
     want = norm(np.asarray(x, np.float64), {"w": 1.0, "b": 0.0})
     np.testing.assert_allclose(np.asarray(found, np.float64), want, atol=2**-7)

@@ -16,8 +16,8 @@ from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.errors import UserError
-from jaxptd.layers.form import NATIVE, product
 from jaxptd.layers.fp8 import BACKWARD, FORWARD, FP8, choose_product, fp8_product, quantised
+from jaxptd.layers.tensor_parallel import NATIVE, product
 from jaxptd.mesh import Layout
 from jaxptd.step import Program
 

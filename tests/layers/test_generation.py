@@ -13,7 +13,7 @@ from turns import slow
 
 from jaxptd.layers.attention import Cache, SelfAttention, Source
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.forms import for_decoding, make_form
+from jaxptd.layers.for_layout import for_decoding, make_tensor_parallel
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, normal
 from tests.layers.cases import CASES
@@ -29,8 +29,8 @@ LAYOUTS = [
 
 def token_by_token(case: Case, layout: Layout) -> np.ndarray:
     """The layer's output where its source was encoded before the first token."""
-    form = for_decoding(layout)
-    blueprint = Blueprint(lambda key: case.make(form, nnx.Rngs(key)))
+    tensor_parallel = for_decoding(layout)
+    blueprint = Blueprint(lambda key: case.make(tensor_parallel, nnx.Rngs(key)))
     x, samples, positions, _, source, segments = case.inputs
 
     def body(params: dict, x: Array, source: Array) -> Array:
@@ -42,7 +42,7 @@ def token_by_token(case: Case, layout: Layout) -> np.ndarray:
         ]
         return jnp.concatenate(each, 1)
 
-    spec = P(None, None, *form.axes.hidden_spec())
+    spec = P(None, None, *tensor_parallel.axes.hidden_spec())
     ins = (blueprint.specs, spec, spec)
     mapped = jax.shard_map(body, mesh=make_mesh(layout), in_specs=ins, out_specs=spec)
     params = starting_params(case, layout, "float64")
@@ -57,13 +57,15 @@ def test_a_source_is_encoded_once(layout: Layout) -> None:
 
 
 def test_a_bias_is_of_the_distance_to_cached_keys() -> None:
-    form = make_form(Layout())
+    tensor_parallel = make_tensor_parallel(Layout())
     x, bias = array(B, T, D), array(N, 2 * T - 1)
     samples, positions = np.arange(B), np.arange(T, dtype=np.int32)
     empty = jnp.zeros((B, T, N, H))
 
     def both(x: Array) -> tuple[Array, Array]:
-        layer = SelfAttention(MODEL, form=form, rngs=nnx.Rngs(0), init_out=normal(0.02))
+        layer = SelfAttention(
+            MODEL, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(0), init_out=normal(0.02)
+        )
         whole, _ = layer(x, TokenInfo(samples, positions, None), None, bias_NR=bias)
         cache, each = Cache(empty, empty, jnp.int32(0)), []
         for first, end in ((0, 3), (3, 4), (4, T)):

@@ -1,4 +1,4 @@
-"""The form for generation on a grid against dense products, tables and heads."""
+"""Generation on a grid against dense products, tables and heads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.layers.form import Matrices
-from jaxptd.layers.forms import for_decoding
+from jaxptd.layers.for_layout import for_decoding
 from jaxptd.layers.grid import DecodeGrid2D
-from jaxptd.layers.megatron import Megatron1D
+from jaxptd.layers.megatron import TensorParallel1D
+from jaxptd.layers.tensor_parallel import Matrices
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all sharded dims split; tokens do not
@@ -26,9 +26,9 @@ LAYOUTS = [
 
 
 def form_of(layout: Layout) -> DecodeGrid2D:
-    form = for_decoding(layout)
-    assert isinstance(form, DecodeGrid2D)
-    return form
+    tensor_parallel = for_decoding(layout)
+    assert isinstance(tensor_parallel, DecodeGrid2D)
+    return tensor_parallel
 
 
 def on_mesh(layout: Layout, body: Callable, ins: Any, outs: Any) -> Callable:
@@ -44,20 +44,23 @@ def array(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layout) -> None:
-    form = form_of(layout)
+    tensor_parallel = form_of(layout)
     x_BTD, w_DcN, h_BTNF, w_NFD = array(B, T, D), array(D, 3, N), array(B, T, N, F), array(N, F, D)
     shard_dims = [0, 1]  # dim of `in` that is sharded
 
     def body(x, w, *hw):
-        return *form.column_parallel(x, [Matrices(w)]), *(
-            form.row_parallel(h, w, dim)
+        return *tensor_parallel.column_parallel(x, [Matrices(w)]), *(
+            tensor_parallel.row_parallel(h, w, dim)
             for dim, h, w in zip(shard_dims, hw[::2], hw[1::2], strict=True)
         )
 
-    ins = [X, P(*form.axes.column_spec(2, 1))]
+    ins = [X, P(*tensor_parallel.axes.column_spec(2, 1))]
     for dim in shard_dims:
-        ins += [P(None, None, *form.axes.inner_spec(2, dim)), P(*form.axes.row_spec(2, dim))]
-    outs = (P(None, None, *form.axes.inner_spec(2, 1)), X, X)
+        ins += [
+            P(None, None, *tensor_parallel.axes.inner_spec(2, dim)),
+            P(*tensor_parallel.axes.row_spec(2, dim)),
+        ]
+    outs = (P(None, None, *tensor_parallel.axes.inner_spec(2, 1)), X, X)
     with jax.enable_x64(True):
         found = on_mesh(layout, body, tuple(ins), outs)(x_BTD, w_DcN, *(h_BTNF, w_NFD) * 2)
     want = np.einsum("BTNF,NFD->BTD", h_BTNF, w_NFD)
@@ -68,18 +71,23 @@ def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layo
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_rows_of_both_tables(layout: Layout) -> None:
-    form = form_of(layout)
+    tensor_parallel = form_of(layout)
     tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
     positions = np.array([5, 0, 7], np.int32)
     table, token_info = array(V, D).astype(np.float32), array(8, D).astype(np.float32)
 
     def body(tokens, table, positions, token_info):
         return (
-            form.lookup(tokens, table, np.float32),
-            form.positions(positions, token_info, np.float32),
+            tensor_parallel.lookup(tokens, table, np.float32),
+            tensor_parallel.positions(positions, token_info, np.float32),
         )
 
-    ins = (P(), P(*form.axes.table_spec()), P(), P(*form.axes.position_spec()))
+    ins = (
+        P(),
+        P(*tensor_parallel.axes.table_spec()),
+        P(),
+        P(*tensor_parallel.axes.position_spec()),
+    )
     found = on_mesh(layout, body, ins, (X, P(None, Axis.COL)))(tokens, table, positions, token_info)
     np.testing.assert_array_equal(found[0], table[tokens])
     np.testing.assert_array_equal(found[1], token_info[positions])
@@ -88,27 +96,33 @@ def test_rows_of_both_tables(layout: Layout) -> None:
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]], ids=str)
 def test_heads_are_whole_for_attention_and_cut_again_after_it(layout: Layout) -> None:
     """With slices of every head, H is joined without padding; else heads stay sharded."""
-    form = form_of(layout)
+    tensor_parallel = form_of(layout)
     blocks = layout.attention2d == "blocks"
-    padded = form.padded(H) if blocks else H
+    padded = tensor_parallel.padded(H) if blocks else H
     h_BTNH = np.zeros((B, T, N, padded), np.float32)
     h_BTNH[..., :H] = array(B, T, N, H)
-    spec = P(None, None, *form.axes.inner_spec(2, form.axes.head_dim))
+    spec = P(None, None, *tensor_parallel.axes.inner_spec(2, tensor_parallel.axes.head_dim))
 
     def body(h):
-        whole = form.join_heads(h, H)
+        whole = tensor_parallel.join_heads(h, H)
         assert whole.shape == (B, T, N if blocks else N // layout.col, H)
-        return form.split_heads(whole)
+        return tensor_parallel.split_heads(whole)
 
     np.testing.assert_array_equal(on_mesh(layout, body, spec, spec)(h_BTNH), h_BTNH)
 
 
 def test_tokens_are_cut_nowhere() -> None:
-    form = form_of(LAYOUTS[0])
+    tensor_parallel = form_of(LAYOUTS[0])
     positions = np.arange(3)
-    assert form.axes.tokens == form.axes.logit_tokens == ()
-    assert form.axes.local_tokens(positions) is form.axes.local_logit_tokens(positions) is positions
+    assert tensor_parallel.axes.tokens == tensor_parallel.axes.logit_tokens == ()
+    assert (
+        tensor_parallel.axes.local_tokens(positions)
+        is tensor_parallel.axes.local_logit_tokens(positions)
+        is positions
+    )
     for steps in (False, True):
-        form = for_decoding(Layout(tp=4, sequence_parallel=True, collective_matmul=steps))
-        assert type(form) is Megatron1D
-        assert form.axes.tokens == ()
+        tensor_parallel = for_decoding(
+            Layout(tp=4, sequence_parallel=True, collective_matmul=steps)
+        )
+        assert type(tensor_parallel) is TensorParallel1D
+        assert tensor_parallel.axes.tokens == ()

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from turns import slow
 
 from jaxptd.analysis.jaxprs import equations
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.mesh import Axis, Layout, make_mesh
 
@@ -49,11 +49,13 @@ def run(
 
     traced: only the jaxpr.
     """
-    form, (spec, token_spec) = make_form(layout), specs(layout)
+    tensor_parallel, (spec, token_spec) = make_tensor_parallel(layout), specs(layout)
 
     def body(logits, targets, weights):
         def total(x):
-            loss, logsumexp = vocab_parallel_cross_entropy(x, targets, form.axes, vocab_size)
+            loss, logsumexp = vocab_parallel_cross_entropy(
+                x, targets, tensor_parallel.axes, vocab_size
+            )
             terms = loss + squares * logsumexp**2 if squares else loss
             return jnp.sum(terms * weights), loss
 
@@ -149,9 +151,9 @@ def test_an_ignored_target_leaves_the_gradient_to_the_weights() -> None:
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=8), Layout(row=3, col=2)], ids=str)
 def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: Layout) -> None:
     vocab, shards = 64, layout.tp * layout.col
-    form, (spec, token_spec) = make_form(layout), specs(layout)
+    tensor_parallel, (spec, token_spec) = make_tensor_parallel(layout), specs(layout)
     back = jax.grad(
-        lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form.axes, vocab)[0]),
+        lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, tensor_parallel.axes, vocab)[0]),
     )
     mapped = jax.shard_map(
         back,

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layers.norm import Norm
 from jaxptd.mesh import Layout
 
@@ -20,8 +20,8 @@ def unit(number: int) -> np.ndarray:
 
 def moments(x_BTD: np.ndarray) -> list[np.ndarray]:
     """Mean and variance in float32, as a norm on one device has them."""
-    options, form = ModelConfig().block, make_form(Layout())
-    norm = Norm(SIZE, options=options, form=form, rngs=nnx.Rngs(0))
+    options, tensor_parallel = ModelConfig().block, make_tensor_parallel(Layout())
+    norm = Norm(SIZE, options=options, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(0))
     return [np.asarray(m) for m in norm.over.mean_and_variance(jnp.asarray(x_BTD, jnp.float32))]
 
 

@@ -21,7 +21,7 @@ from jaxptd.config import Config, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.kernels import activation, loss, norm
 from jaxptd.kernels.tile import Instructions
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layers.norm import Norm
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import resolved
@@ -207,4 +207,9 @@ def test_it_is_refused_where_it_cannot_run() -> None:
 @pytest.mark.parametrize(("size", "fused"), [(8192, True), (8193, False)])
 def test_long_norms_stay_xlas(size: int, fused: bool) -> None:
     block = ModelConfig(kernels="triton").block
-    assert Norm(size, options=block, form=make_form(Layout()), rngs=nnx.Rngs(0)).fused == fused
+    assert (
+        Norm(
+            size, options=block, tensor_parallel=make_tensor_parallel(Layout()), rngs=nnx.Rngs(0)
+        ).fused
+        == fused
+    )

@@ -4,7 +4,7 @@ import dataclasses
 
 import tiny
 
-from jaxptd.layers.forms import for_decoding
+from jaxptd.layers.for_layout import for_decoding
 from jaxptd.mesh import Layout
 
 
@@ -46,7 +46,7 @@ def test_the_form_for_decoding_keeps_the_parameters_shardings() -> None:
         Layout(cp=2, zero=3),
     ):
         resolved = tiny.program(layout).resolved
-        decoding = dataclasses.replace(resolved, form=for_decoding(layout))
+        decoding = dataclasses.replace(resolved, tensor_parallel=for_decoding(layout))
         found, want = (
             [(info.spec, info.stored_shape) for info in each.stored.values()]
             for each in (decoding, resolved)

@@ -16,8 +16,8 @@ from jaxptd.attention.ring import AttentionInputs
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import multiply
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
 
 
@@ -54,9 +54,16 @@ class CrossAttention(Heads):
     """
 
     def __init__(
-        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser
+        self,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        init_out: Initialiser,
     ) -> None:
-        super().__init__(config, form=form, rngs=rngs, init_out=init_out, joined=False)
+        super().__init__(
+            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=init_out, joined=False
+        )
 
     @jax.named_scope("cross_attention")
     def __call__(self, x_BTD: Array, token_info: TokenInfo, source: Source | Encoded) -> Array:
@@ -77,7 +84,9 @@ class CrossAttention(Heads):
         seed = self.seed(token_info, q_BTNH.shape[2])
         inputs = AttentionInputs(key_segment_BCS=source.segment_BCS, seed_BN2=seed)
         kernel = make_kernel(self.config)
-        o_BTNH = self.form.attend(q_BTNH, k_BSKH, v_BSKH, inputs, kernel=kernel, scores=scores)
+        o_BTNH = self.tensor_parallel.attend(
+            q_BTNH, k_BSKH, v_BSKH, inputs, kernel=kernel, scores=scores
+        )
         return self.out(o_BTNH)
 
     def encode(self, source: Source) -> Encoded:

@@ -20,9 +20,9 @@ from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import TokenInfo, fold, keep_mask
-from jaxptd.layers.form import TensorParallel, separated
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.norm import HeadNorm
+from jaxptd.layers.tensor_parallel import TensorParallel, separated
 from jaxptd.matmul.padding import HeadCounts, padded_heads
 from jaxptd.params import Initialiser, normal, param
 
@@ -75,13 +75,15 @@ def choose_kernel(
 # ---- heads of queries, keys and values -----------------------------------------------------------
 
 
-def counts_of(config: ModelConfig, form: TensorParallel) -> HeadCounts:
+def counts_of(config: ModelConfig, tensor_parallel: TensorParallel) -> HeadCounts:
     """Numbers of heads, padded where each device has whole ones."""
     heads, options = config.num_heads, config.block
-    if form.axes.head_dim:
+    if tensor_parallel.axes.head_dim:
         return HeadCounts(heads, options.num_kv_heads)
-    padded = partial(form.padded, each=options.head_size)
-    return padded_heads(heads, options.num_kv_heads, devices=form.inner_devices, padded=padded)
+    padded = partial(tensor_parallel.padded, each=options.head_size)
+    return padded_heads(
+        heads, options.num_kv_heads, devices=tensor_parallel.inner_devices, padded=padded
+    )
 
 
 class Heads(nnx.Module):
@@ -94,21 +96,21 @@ class Heads(nnx.Module):
         self,
         config: ModelConfig,
         *,
-        form: TensorParallel,
+        tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         init_out: Initialiser,
         joined: bool,
     ) -> None:
-        options, dim = config.block, form.axes.head_dim
+        options, dim = config.block, tensor_parallel.axes.head_dim
         kv_heads, size = options.num_kv_heads, options.head_size
         self.unit = options.head_unit if dim else 1
-        queries, keys, self.gathers_kv = counts_of(config, form)
+        queries, keys, self.gathers_kv = counts_of(config, tensor_parallel)
         if dim:
-            queries = keys = form.padded_head(size, self.unit)
+            queries = keys = tensor_parallel.padded_head(size, self.unit)
         linear = partial(
             ColumnParallelLinear,
             config.hidden_size,
-            form=form,
+            tensor_parallel=tensor_parallel,
             rngs=rngs,
             bias=options.linear_bias != "none",
         )
@@ -119,7 +121,14 @@ class Heads(nnx.Module):
         self.qkv = makes_keys((3, *shape)) if joined else None
         self.q = None if joined else linear(shape, shard_dim=dim, padded=queries)
         self.kv = None if joined else makes_keys((2, kv_heads, size))
-        norm = partial(HeadNorm, size, options=options, form=form, rngs=rngs, unit=self.unit)
+        norm = partial(
+            HeadNorm,
+            size,
+            options=options,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            unit=self.unit,
+        )
         self.q_norm = norm() if options.qk_norm else None
         self.k_norm = norm() if options.qk_norm else None
         self.out = RowParallelLinear(
@@ -127,18 +136,18 @@ class Heads(nnx.Module):
             config.hidden_size,
             shard_dim=dim,
             padded=queries,
-            form=form,
+            tensor_parallel=tensor_parallel,
             rngs=rngs,
             bias=options.linear_bias == "all",
             init=init_out,
         )
-        self.form, self.config = form, config
+        self.tensor_parallel, self.config = tensor_parallel, config
 
     @property
     def local_kv_heads(self) -> int:
         """Heads of keys and values that a device has in its cache."""
         if self.gathers_kv:
-            return max(1, self.config.block.num_kv_heads // self.form.inner_devices)
+            return max(1, self.config.block.num_kv_heads // self.tensor_parallel.inner_devices)
         linear = self.qkv or self.kv
         assert linear is not None
         return linear.w.shape[-2]
@@ -146,27 +155,31 @@ class Heads(nnx.Module):
     def local_keys_values(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Keys and values of this device's heads, from those that it makes."""
         if self.gathers_kv:
-            kv = self.form.axes.own_kv_heads(jnp.stack([k, v], 2), self.config.block.head_size)
+            kv = self.tensor_parallel.axes.own_kv_heads(
+                jnp.stack([k, v], 2), self.config.block.head_size
+            )
             k, v = separated(checkpoint_name(kv, TAKEN), 2)
         return k, v
 
     def whole(self, x_BTNH: Array) -> Array:
         """Whole heads, for attention with a cache."""
-        return self.form.join_heads(x_BTNH, self.config.block.head_size)
+        return self.tensor_parallel.join_heads(x_BTNH, self.config.block.head_size)
 
     def attend_whole(
         self, q_BTNH: Array, k: Array, v: Array, *, coordinates: ScoreCoordinates, scores: Scores
     ) -> Array:
         """Attends with whole heads to all keys, without dropout."""
         o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, coordinates, scores=scores)
-        return self.form.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
+        return self.tensor_parallel.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
 
     def seed(self, token_info: TokenInfo, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]`, one per sequence and head."""
         if token_info.seed is None:
             return None
         return fold(
-            token_info.seed, token_info.sample_B[:, None], self.form.axes.local_heads(heads)
+            token_info.seed,
+            token_info.sample_B[:, None],
+            self.tensor_parallel.axes.local_heads(heads),
         )
 
 
@@ -184,14 +197,16 @@ class RelativeBias(nnx.Module):
 
     Args:
         config: of the stack: its heads, its buckets, and whether it is causal.
-        form: how heads are sharded.
+        tensor_parallel: how heads are sharded.
         rngs: random key of the initial table.
     """
 
-    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        options, axes, heads = config.block, form.axes, config.num_heads
+    def __init__(
+        self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        options, axes, heads = config.block, tensor_parallel.axes, config.num_heads
         assert options.relative is not None
-        padded = counts_of(config, form).queries
+        padded = counts_of(config, tensor_parallel).queries
         self.table = param(
             rngs(),
             (options.relative.buckets, heads),

@@ -19,9 +19,9 @@ from jaxptd.config import ModelConfig
 from jaxptd.config.block import frequencies
 from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import multiply
 from jaxptd.layers.norm import HeadNorm
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
 
 
@@ -45,19 +45,26 @@ class SelfAttention(Heads):
 
     Their weight is `[D, 3, N, H]`, or, where groups of heads share keys and values, `[D, N, H]` and
     `[D, 2, K, H]`. It is sharded over N and K: each device holds whole heads, so scores, softmax,
-    dropout and context need no collective over tp or col; where the sequence is sharded,
-    over cp or row, keys and values travel around a ring. Or it is sharded over H
-    (`form.axes.head_dim`): see `grid_attention.py`. Where K does not split, keys and values are
-    sharded over H, and gathered.
+    dropout and context need no collective over tp or col; where the sequence is sharded, over cp or
+    row, keys and values travel around a ring. Or it is sharded over H
+    (`tensor_parallel.axes.head_dim`): see `grid_attention.py`. Where K does not split, keys and
+    values are sharded over H, and gathered.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3; Ainslie et al., arXiv 2305.13245 (groups).
     """
 
     def __init__(
-        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser
+        self,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        init_out: Initialiser,
     ) -> None:
         joined = config.block.num_kv_heads == config.num_heads
-        super().__init__(config, form=form, rngs=rngs, init_out=init_out, joined=joined)
+        super().__init__(
+            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=init_out, joined=joined
+        )
 
     @jax.named_scope("attention")
     def __call__(
@@ -92,7 +99,7 @@ class SelfAttention(Heads):
 
     def _placed(self, x_BTNH: Array, norm: HeadNorm | None, token_info: TokenInfo) -> Array:
         """Queries or keys, normalised and turned by their positions, if the model does so."""
-        options, axes = self.config.block, self.form.axes
+        options, axes = self.config.block, self.tensor_parallel.axes
         x_BTNH = x_BTNH if norm is None else norm(x_BTNH)
         if options.rope is None:
             return x_BTNH
@@ -107,7 +114,7 @@ class SelfAttention(Heads):
         segment, seed = token_info.segment_BCT, self.seed(token_info, q_BTNH.shape[2])
         inputs = AttentionInputs(segment, segment, seed, bias_NR)
         kernel, scores = make_kernel(self.config), make_scores(self.config)
-        return self.form.attend(q_BTNH, k, v, inputs, kernel=kernel, scores=scores)
+        return self.tensor_parallel.attend(q_BTNH, k, v, inputs, kernel=kernel, scores=scores)
 
     def _attend_cache(
         self, q_BTNH: Array, cache: Cache, token_info: TokenInfo, bias_NR: Array | None

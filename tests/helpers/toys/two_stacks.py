@@ -13,8 +13,8 @@ from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.decoder import DECODER, inventory
 from jaxptd.models.gpt import GPT
 from jaxptd.models.inventory import Inventory
@@ -26,8 +26,12 @@ X = tuple[Array, Array]  # source and target, both of the batch's tokens
 class Common(nnx.Module):
     """The parameters that all layers read."""
 
-    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        self.norm = Norm(config.hidden_size, options=config.block, form=form, rngs=rngs)
+    def __init__(
+        self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        self.norm = Norm(
+            config.hidden_size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs
+        )
 
 
 class Encoder(Block):
@@ -57,18 +61,25 @@ class TwoStacks(GPT):
     """GPT between its tables, but with L encoders and L - 1 decoders."""
 
     def __init__(
-        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        offload: bool = False,
     ) -> None:
-        super().__init__(config, form=form, rngs=rngs, offload=offload)
+        super().__init__(config, tensor_parallel=tensor_parallel, rngs=rngs, offload=offload)
         del self.blocks
 
         def make(kind: type[Block], count: int) -> Any:
             keys = jax.random.split(rngs(), count)
-            return stacked(lambda key: kind(config, form=form, rngs=nnx.Rngs(key)), keys)
+            return stacked(
+                lambda key: kind(config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
+            )
 
         self.encoder = make(Encoder, config.num_layers)
         self.decoder = make(Decoder, config.num_layers - 1)
-        self.common = Common(config, form=form, rngs=rngs)
+        self.common = Common(config, tensor_parallel=tensor_parallel, rngs=rngs)
 
     @property
     def stacks(self) -> Mapping[str, Any]:

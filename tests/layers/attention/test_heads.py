@@ -10,8 +10,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.jaxprs import equations
-from jaxptd.layers.form import Matrices, separated
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.for_layout import make_tensor_parallel
+from jaxptd.layers.tensor_parallel import Matrices, separated
 from jaxptd.mesh import Layout, make_mesh
 
 D, N, H = 8, 4, 6
@@ -40,17 +40,17 @@ AGAIN = Layout(tp=2, sequence_parallel=True)
 )
 def test_products_of_one_x_are_one_where_blocks_travel(layout: Layout, separate: bool) -> None:
     """Elsewhere they are apart: results of one product are split, gradients joined, by copies."""
-    form = make_form(layout)
+    tensor_parallel = make_tensor_parallel(layout)
     random = np.random.default_rng(0)
     x_BTD = random.normal(size=(2, 4, D))
     weights = [random.normal(size=(D, N, H)), random.normal(size=(D, 2 * N, H))]
-    specs = [form.axes.column_spec(2, 0)] * 2
+    specs = [tensor_parallel.axes.column_spec(2, 0)] * 2
 
     def products(x: Array, weights: Sequence[Array]) -> Sequence[Array]:
-        return form.column_parallel(x, [Matrices(w) for w in weights])
+        return tensor_parallel.column_parallel(x, [Matrices(w) for w in weights])
 
-    x_spec = P(None, form.axes.tokens, *form.axes.hidden_spec())
-    h_spec = P(None, form.axes.logit_tokens, *form.axes.inner_spec(2, 0))
+    x_spec = P(None, tensor_parallel.axes.tokens, *tensor_parallel.axes.hidden_spec())
+    h_spec = P(None, tensor_parallel.axes.logit_tokens, *tensor_parallel.axes.inner_spec(2, 0))
     on_mesh = jax.shard_map(
         products,
         mesh=make_mesh(layout),

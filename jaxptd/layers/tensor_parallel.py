@@ -1,8 +1,9 @@
-"""The interface through which layers see tensor parallelism: `TensorParallel`, a layer's `form`.
+"""`TensorParallel`, the interface through which layers see tensor parallelism.
 
-A layer never names a mesh axis. It asks `form.axes` for specs and for the numbers of its tokens,
-hidden units, heads and token ids, and the form itself for products, look-ups and attention. The
-implementations: `megatron.py` (1D) and `grid.py` (2D); `forms.py` chooses one for a layout.
+A layer never names a mesh axis. It asks `tensor_parallel.axes` for specs and for the numbers of its
+tokens, hidden units, heads and token ids, and itself for products, look-ups and attention.
+The implementations: `megatron.py` (1D) and `grid.py` (2D); `for_layout.py` chooses one for a
+layout.
 
 `x` is an activation as the residual stream has it; `h` one between the two products of a pair,
 where heads, or the MLP's hidden units, are sharded; `w` and `table` are this device's blocks.

@@ -1,0 +1,68 @@
+"""Chooses the tensor parallelism of a layout: 1D over tp, or 2D on a row x col grid."""
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxptd import collectives
+from jaxptd.attention.ring import Ring
+from jaxptd.layers.axes import ShardingAxes
+from jaxptd.layers.grid import DecodeGrid2D, Grid2D
+from jaxptd.layers.megatron import CollectiveMatmul1D, TensorParallel1D
+from jaxptd.layers.tensor_parallel import NATIVE, Arithmetic, TensorParallel
+from jaxptd.matmul.grid import Grid
+from jaxptd.mesh import Axis, Layout
+
+
+def make_tensor_parallel(
+    layout: Layout,
+    *,
+    arithmetic: Arithmetic = NATIVE,
+    whole: Callable[..., TensorParallel1D] = TensorParallel1D,
+) -> TensorParallel:
+    """The tensor parallelism of a layout in training.
+
+    Args:
+        layout: of the run.
+        arithmetic: of the products of a layer's matrices.
+        whole: makes the one in which whole products follow a collective.
+    """
+    if layout.has_grid:
+        return _on_grid(layout, arithmetic)
+    return _on_tp(layout, arithmetic, whole)
+
+
+def _on_grid(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
+    heads = layout.attention2d == "heads"
+    axes = ShardingAxes.of(layout)
+    # With a slice of every head over col, attention is products on the grid and no ring over row.
+    ring = Ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,), layout.ring)
+    grid = Grid(layout.matmul2d, layout.matmul2d_slices)
+    return Grid2D(axes, ring, layout.row, layout.col, grid, arithmetic.dot)
+
+
+def _on_tp(
+    layout: Layout, arithmetic: Arithmetic, whole: Callable[..., TensorParallel1D]
+) -> TensorParallel:
+    ring = Ring((Axis.CP,), layout.ring)
+    gather_input, reduce_output = collectives.copy_to, collectives.reduce_from
+    if layout.sequence_parallel:
+        gather_input, reduce_output = collectives.all_gather, collectives.reduce_scatter
+    axes = ShardingAxes.of(layout)
+    if layout.collective_matmul:
+        return CollectiveMatmul1D(
+            axes, ring, layout.tp, gather_input, reduce_output, arithmetic.dot
+        )
+    return whole(axes, ring, layout.tp, gather_input, reduce_output, arithmetic)
+
+
+def for_decoding(layout: Layout) -> TensorParallel:
+    """The one for generation: parameters sharded as in training, tokens not sharded."""
+    tensor_parallel = make_tensor_parallel(
+        dataclasses.replace(layout, sequence_parallel=False, collective_matmul=False)
+    )
+    if not isinstance(tensor_parallel, Grid2D):
+        return tensor_parallel
+    axes = dataclasses.replace(tensor_parallel.axes, tokens=(), logit_tokens=())
+    return DecodeGrid2D(
+        axes, tensor_parallel.ring, tensor_parallel.rows, tensor_parallel.cols, tensor_parallel.grid
+    )
