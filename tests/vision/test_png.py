@@ -123,9 +123,9 @@ def test_large_images_are_read_without_a_warning(monkeypatch: pytest.MonkeyPatch
 DATA = encoded(SMOOTH, 8)
 
 
-def changed(tensor_parallel: str, *numbers: int) -> bytes:
+def changed(form: str, *numbers: int) -> bytes:
     """DATA with other numbers at the beginning of its header."""
-    new = struct.pack(tensor_parallel, *numbers)
+    new = struct.pack(form, *numbers)
     return DATA[:8] + chunk(b"IHDR", new + DATA[16 + len(new) : 29]) + DATA[33:]
 
 
