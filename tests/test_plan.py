@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from command_lines import refused
+from published import ROWS
 
-from benchmarks.published.fit import ROWS
 from jaxptd import plan as command
 
 ROW = ROWS / "h100_calibration.csv"

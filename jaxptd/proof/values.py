@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from jaxptd.config import Config, FamilyName, Images, OptimizerName, Remat
+from jaxptd.config import Activation, Config, FamilyName, Images, OptimizerName, Remat
 from jaxptd.config.images import IMAGES, PREFIX
 from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D, RingKind
 
@@ -58,7 +58,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.norm": (None, "layernorm", "rmsnorm"),
     "model.norm_eps": (None, 1e-3),
     "model.norm_order": (None, "pre", "post"),
-    "model.activation": (None, "gelu", "gelu-tanh", "relu", "silu"),
+    "model.activation": (None, *get_args(Activation)),
     "model.gated": (None, True, False),
     "model.linear_bias": (None, "all", "qkv", "none"),
     "model.positions": (None, "learned", "rope", "relative", "none"),

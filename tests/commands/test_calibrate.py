@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 from command_lines import refused
+from published import ROWS
 
-from benchmarks.published.fit import ROWS
 from jaxptd import plan as command
 from jaxptd.calibration.report import SHARES, Timed
 from jaxptd.calibration.suite import (

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 
 import pytest
+from published import table_1
 
 import jaxptd
-from benchmarks.published.fit import table_1
 from jaxptd import Layout, Program, make_mesh
 from jaxptd.commands.command_line import load_config, make_parser, parse
 from jaxptd.config import files as packaged

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from published import h100_row, table_1
 
-from benchmarks.published.fit import h100_row, table_1
 from jaxptd.errors import UserError
 from jaxptd.planner.rows import COLUMNS, paper_flops, read_rows
 

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
+from published import h100_row, table_1
 
-from benchmarks.published.fit import h100_row, table_1
 from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.cost import Parallelism, Placed, StepDescription, step_time
