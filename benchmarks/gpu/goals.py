@@ -12,44 +12,34 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import jax
-
-from benchmarks.context.ring import Size, start
-from benchmarks.context.ring_programs import ours
+from benchmarks.context.ring import Size, ours, start
 from benchmarks.gpu import compiled, estimate
-from benchmarks.lib.measure import append
+from benchmarks.gpu.waits import waits
+from benchmarks.lib.compiler import PACKAGES, compile_only, on_h200s
+from benchmarks.lib.pages import RESULTS, append, head, joined, parser, printed
 from benchmarks.one_device import cases as one_device
 from benchmarks.one_device.cases import mfu
 from benchmarks.peers import step as peers
-from benchmarks.pipeline.waits import waits
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import OTHER, kernels
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
 from jaxptd.analysis.sizes import elements_on_device
-from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import EQUAL, expected_bubble, makespan
 from jaxptd.run.devices import prepare
-from jaxptd.step import Program
 
 OURS = "jaxptd-triton"
-TIMED = Path(__file__).parents[1] / "results" / "gpu.json"
+TIMED = RESULTS / "gpu.json"
 LARGE = 1_000_000  # elements of a matrix, rather than of a bias or a norm
 HEAD = ("what", "goal", "reached", "")
-INTRODUCTION = """# Goals of speed at scale
-
-Made by `python -m benchmarks.gpu.goals`, whose head says how. Nothing was run but what is "timed".
-
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +85,7 @@ def seconds_of_weights(config: Config) -> float:
     Of other kernels than products, those in loops whose result has as many elements as a matrix of
     a layer, or as all of a stage's.
     """
-    layout = config.layout
-    program: Any = Program(config, make_mesh(layout, gpus(layout.num_devices)))
+    program, layout = on_h200s(config), config.layout
     sizes = {
         elements
         for info in program.infos.values()
@@ -224,20 +213,15 @@ def row(name: str, found: Figure) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the goals of speed at scale beside what is reached."""
-    parser = Parser(prog="python -m benchmarks.gpu.goals", description=main.__doc__)
-    parser.add_argument("--only", nargs="+", default=[""], help="goals whose name contains this")
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    options = parser.parse_args(argv)
-    jax.config.update("jax_platforms", "cpu")
+    made = parser("gpu.goals", main)
+    made.add_argument("--only", nargs="+", default=[""], help="goals whose name contains this")
+    options = made.parse_args(argv)
+    compile_only()
     prepare(Config(model=peers.MODEL, layout=peers.LAYOUTS["dp"], train=peers.TRAIN))
     chosen = [name for name in GOALS if any(word in name for word in options.only)]
-    rows = []
-    for name in chosen:
-        rows.append(row(name, GOALS[name]()))
-        print("  ".join(rows[-1]), flush=True)
-    if options.out:
-        section = f"{versions('flax', 'optax', *PLUGINS.split())}\n\n{table([HEAD, *rows])}\n"
-        append(Path(options.out), INTRODUCTION, section)
+    rows = printed(row(name, GOALS[name]()) for name in chosen)
+    title = head("Goals of speed at scale", "gpu.goals")
+    append(options.out, title, joined(versions(*PACKAGES), table([HEAD, *rows])))
     return 0
 
 

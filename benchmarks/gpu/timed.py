@@ -23,9 +23,8 @@ import jax
 
 from benchmarks.gpu.compiled import CASES, Case, Packaged
 from benchmarks.gpu.estimate import rates
-from benchmarks.lib.child import answer, first_gpu
-from benchmarks.lib.measure import last_section
-from benchmarks.lib.steps import Step, queued
+from benchmarks.lib.pages import head, last_section, parser
+from benchmarks.lib.timing import Step, answer, first_gpu, queued
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
@@ -34,7 +33,7 @@ from jaxptd.analysis.profiling import NAMED, SCOPES, events, of_events
 from jaxptd.analysis.report import table, versions
 from jaxptd.calibration.timer import table_name
 from jaxptd.config import Config
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import UserError, run_command
 from jaxptd.hardware import Cluster, accelerators
 from jaxptd.mesh import make_mesh
 from jaxptd.planner.own.step import predict
@@ -47,11 +46,6 @@ HEAD = ("case", "B", "remat, layers", "step ms, median", "10 % to 90 %", "estima
 HEAD += ("products ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "idle ms")
 HEAD += ("kernels", "peak GiB", "compiled")
 PARTS_HEAD = ("other kernels, ms", *SCOPES)
-INTRODUCTION = """# Training steps on one GPU, timed
-
-Made by `python -m benchmarks.gpu.timed`, whose head explains the figures.
-
-"""
 Found = dict[str, Any]
 # What a case's kernels of a kind have to do, by the name that `measure` gives it.
 WORK = {PRODUCT: "product_flop", ATTENTION: "attention_flop", OTHER: "other_bytes"}
@@ -189,13 +183,12 @@ def ask(name: str, steps: int, keep: str) -> Found:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Times training steps on this machine's first GPU."""
-    parser = Parser(prog="python -m benchmarks.gpu.timed", description=main.__doc__)
-    parser.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
-    parser.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    parser.add_argument("--keep", default="", help="new directory for programs and traces")
-    parser.add_argument("--one", action="store_true", help="the first case, here, as JSON")
-    options = parser.parse_args(argv)
+    made = parser("gpu.timed", main)
+    made.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
+    made.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
+    made.add_argument("--keep", default="", help="new directory for programs and traces")
+    made.add_argument("--one", action="store_true", help="the first case, here, as JSON")
+    options = made.parse_args(argv)
     if options.steps < 2:
         raise UserError(f"--steps={options.steps} must be at least 2")
     if options.keep and Path(options.keep).exists() and not options.one:
@@ -204,7 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep = Path(options.keep) if options.keep else None
         print(json.dumps(measure(ONE[options.cases[0]], options.steps, keep)))
         return 0
-    report = last_section(Path(options.out), INTRODUCTION) if options.out else None
+    title = head("Training steps on one GPU, timed", "gpu.timed")
+    report = last_section(Path(options.out), title) if options.out else None
     found: dict[str, Found] = {}
     for name in options.cases:
         found[name] = ask(name, options.steps, options.keep)

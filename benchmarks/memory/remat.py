@@ -11,15 +11,15 @@ are divided by those of `none` in the same run.
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.lib.measure import Run, append, mib
+from benchmarks.lib.pages import append, head, joined, mib, parser
+from benchmarks.lib.timing import Run
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import executed, flops
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
@@ -46,12 +46,6 @@ POLICIES: tuple[tuple[Remat, float], ...] = (
 ROUNDS = 5
 HEAD = ("remat", "kept MiB", "less than none", "temporary MiB", "less than none")
 HEAD += ("products, of none", "time, of none")
-INTRODUCTION = """# Remat policies
-
-The first section is made by `python -m benchmarks.memory.remat`, whose head says what is measured;
-the second by `python -m benchmarks.gpu.compile_gpu`, as its text says.
-
-"""
 
 
 def config_of(layout: Layout, remat: Remat, share: float) -> Config:
@@ -59,11 +53,8 @@ def config_of(layout: Layout, remat: Remat, share: float) -> Config:
     layers = MODEL.num_layers // layout.pp  # of a part of the model
     first = None if share == 1 else round(share * layers)
     model = dataclasses.replace(MODEL, remat=remat, remat_layers=first)
-    train = TrainConfig(
-        global_batch_size=SEQUENCES * layout.dp,
-        micro_batches=SEQUENCES if layout.pp > 1 else 1,
-        platform="cpu",
-    )
+    batch, micro_batches = SEQUENCES * layout.dp, SEQUENCES if layout.pp > 1 else 1
+    train = TrainConfig(global_batch_size=batch, micro_batches=micro_batches, platform="cpu")
     return Config(model=model, layout=layout, train=train)
 
 
@@ -113,34 +104,20 @@ def rows(layout: Layout, rounds: int) -> list[list[str]]:
     ]
 
 
-def report(names: Sequence[str], rounds: int = ROUNDS) -> str:
-    """Makes a table for each layout."""
-    words = (
-        f"{MODEL.num_layers} layers, D={MODEL.hidden_size}, N={MODEL.num_heads}, "
-        f"T={MODEL.seq_length}, V={MODEL.vocab_size}, float32, {SEQUENCES} sequences on each "
-        "device along dp, in the pipeline (1f1b) one a micro-batch."
-    )
-    sections = [f"### {LAYOUTS[n]}\n\n{table([HEAD, *rows(LAYOUTS[n], rounds)])}\n" for n in names]
-    return "\n".join([f"{versions()}\n\n{words}\n", *sections])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures the remat policies on simulated devices."""
-    parser = Parser(prog="python -m benchmarks.memory.remat", description=main.__doc__)
-    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps that are timed")
-    parser.add_argument("--out", default="", help="Markdown file to append the tables to")
-    args = parser.parse_args(argv)
-    prepare(config_of(max((LAYOUTS[n] for n in args.layouts), key=_devices), "none", 1))
-    body = report(args.layouts, args.rounds)
+    made = parser("memory.remat", main)
+    made.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
+    made.add_argument("--rounds", type=int, default=ROUNDS, help="steps that are timed")
+    args = made.parse_args(argv)
+    chosen = [LAYOUTS[name] for name in args.layouts]
+    prepare(config_of(max(chosen, key=lambda layout: layout.num_devices), "none", 1))
+    tables = (f"### {each}\n\n{table([HEAD, *rows(each, args.rounds)])}" for each in chosen)
+    body = joined(versions(), *tables)
     print(body)
-    if args.out:
-        append(Path(args.out), INTRODUCTION, f"## On simulated devices\n\n{body}")
+    section = f"## On simulated devices\n\n{body}"
+    append(args.out, head("Remat policies", "memory.remat"), section)
     return 0
-
-
-def _devices(layout: Layout) -> int:
-    return layout.num_devices
 
 
 if __name__ == "__main__":

@@ -19,21 +19,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child import answer
-from benchmarks.lib.measure import last_section, write
+from benchmarks.lib.pages import head, last_section, parser, write
+from benchmarks.lib.timing import answer
 from benchmarks.one_device.cases import CASES, mfu
 from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
 from jaxptd.analysis import hardware
 from jaxptd.analysis.report import table
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import UserError, run_command
 
 HEAD = ("model", "B, T", "trainer", "tokens/s", "MFU", "causal MFU", "step ms, median")
 HEAD += ("10 % to 90 %", "peak GiB", "attention", "against torch")
-INTRODUCTION = """# One GPU, beside PyTorch
-
-Made by `python -m benchmarks.one_device`, whose head says what is measured.
-
-"""
 Result = Mapping[str, Any]  # what a trainer prints
 
 
@@ -106,7 +101,8 @@ def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], No
     Raises:
         UserError: the file of times is none.
     """
-    section, times = last_section(out, INTRODUCTION), out.with_suffix(".json")
+    title = head("One GPU, beside PyTorch", "one_device")
+    section, times = last_section(out, title), out.with_suffix(".json")
     try:
         every = dict(json.loads(times.read_text(encoding="utf-8"))) if times.exists() else {}
     except (ValueError, TypeError) as error:
@@ -121,11 +117,10 @@ def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], No
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains models on this machine's first GPU, with jaxptd and with PyTorch."""
-    parser = Parser(prog="python -m benchmarks.one_device", description=main.__doc__)
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
-    add_steps(parser)
-    parser.add_argument("--out", default="", help="Markdown file to append to; JSON beside it")
-    options = parser.parse_args(argv)
+    made = parser("one_device", main)
+    made.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    add_steps(made)
+    options = made.parse_args(argv)
     check_steps(options.steps)
     report = reporter(Path(options.out)) if options.out else None
     lines, found = [], {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.child import first_gpu
+from benchmarks.lib.timing import first_gpu
 from benchmarks.one_device.cases import Case
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.config import Kernels

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.lib.steps import queued
+from benchmarks.lib.timing import queued
 from benchmarks.one_device.cases import CASES, Case
 from jaxptd.errors import Parser, UserError, run_command
 

@@ -11,20 +11,24 @@ nothing: `--steps 0` leaves them out.
 """
 
 import dataclasses
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from benchmarks.lib.measure import TOLERANCE, DifferentError, Run, compared, mib, ring_bytes, write
+from benchmarks.lib.compiler import axis_sizes
+from benchmarks.lib.pages import compared, head, joined, mib, parser, printed, renew
+from benchmarks.lib.timing import TOLERANCE, DifferentError, Run, collectives
 from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, OptimizerConfig, TrainConfig
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
@@ -40,7 +44,6 @@ LAYOUTS = {
 MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=8, seq_length=256, vocab_size=1024)
 TRAIN = TrainConfig(global_batch_size=8, platform="cpu")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)  # at its full rate from step 0
-GOALS = {"time": 1.0, "temp": 0.8, "bytes": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +116,11 @@ def measure(config: Config, steps: int) -> list[Numbers]:
     ]
 
 
+def ring_bytes(compiled: Any, mesh: Mesh) -> int:
+    """Bytes that each device sends in a step if every collective runs as a ring."""
+    return sum(each.wire_bytes(axis_sizes(mesh)) for each in collectives(compiled, mesh))
+
+
 def _numbers(run: Run, program: Any, deeper: Any) -> Numbers:
     ring = ring_bytes(run.compiled, program.mesh)
     more = ring_bytes(compile_step(deeper), deeper.mesh) if program.mesh.size > 1 else 0
@@ -122,14 +130,7 @@ def _numbers(run: Run, program: Any, deeper: Any) -> Numbers:
     return Numbers(median, fastest, temp, ring, more - ring)
 
 
-HEAD: tuple[str, ...] = (
-    "layout",
-    "layers",
-    "remat",
-    "step, s: median",
-    "fastest",
-    "temporary, MiB",
-)
+HEAD = ("layout", "layers", "remat", "step, s: median", "fastest", "temporary, MiB")
 HEAD += ("ring bytes a step, MiB", "ring bytes a layer, MiB")
 
 
@@ -156,62 +157,28 @@ def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
     ]
 
 
-def report(rows: Sequence[Sequence[str]], steps: int) -> str:
-    """Makes the Markdown page."""
-    model = (
-        f"L={MODEL.num_layers}, D={MODEL.hidden_size}, {MODEL.num_heads} heads, "
-        f"T={MODEL.seq_length}, B={TRAIN.global_batch_size}, V={MODEL.vocab_size}, float32"
-    )
-    return "\n".join(
-        [
-            "# A training step beside plain `jax.jit` with sharding rules",
-            "",
-            f"{versions('flax', 'optax')} 8 simulated CPU devices.",
-            "",
-            f"Model: {model}; AdamW, clipping. Each cell: jaxptd / peer = ratio. "
-            f"Goals: time at most {GOALS['time']}x, temporary memory at most {GOALS['temp']}x, "
-            f"bytes at most {GOALS['bytes']}x the peer's.",
-            f"Times: {f'{steps} steps each, in turns' if steps else 'none, the machine was busy'}. "
-            "Temporary memory: of one device's program. "
-            "Ring bytes: those that each device sends. "
-            "Both had the same loss and gradient norm to 1e-5 before they were measured.",
-            "",
-            table([HEAD, *rows]),
-            "",
-            "XLA on GPU and TPU replaces an all-reduce by a reduce-scatter if each device uses "
-            "only one slice; XLA on CPU does not. The peer's are counted as reduce-scatters. Both "
-            "are compiled without `cse_barrier_expander`, which on CPU would undo "
-            "`jax.checkpoint`.",
-            "",
-        ]
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures a training step of jaxptd and of plain jit with sharding rules, side by side."""
-    parser = Parser(prog="python -m benchmarks.peers.step", description=main.__doc__)
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    remats = ("none", "dots", "attention", "full")
-    parser.add_argument("--remat", nargs="+", choices=remats, default=["none"])
-    ways = ("scan", "unrolled")
-    parser.add_argument("--layers", nargs="+", choices=ways, default=["scan"], help="default: scan")
-    parser.add_argument(
-        "--steps", type=int, default=11, help="timed steps of each (default: 11); 0: no times"
-    )
-    parser.add_argument("--out", type=Path, help="Markdown file to write")
-    args = parser.parse_args(argv)
+    made = parser("peers.step", main)
+    made.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    remats, ways = ("none", "dots", "attention", "full"), ("scan", "unrolled")
+    made.add_argument("--remat", nargs="+", choices=remats, default=["none"])
+    made.add_argument("--layers", nargs="+", choices=ways, default=["scan"], help="default: scan")
+    words = "timed steps of each (default: 11); 0: no times"
+    made.add_argument("--steps", type=int, default=11, help=words)
+    args = made.parse_args(argv)
     prepare(Config(model=MODEL, layout=LAYOUTS["dp"], train=TRAIN))
-    rows = []
-    for layers in args.layers:
-        for remat in args.remat:
+
+    def rows() -> Iterator[list[str]]:
+        for layers, remat, name in itertools.product(args.layers, args.remat, args.layouts):
             model = dataclasses.replace(MODEL, remat=remat, scan_layers=layers == "scan")
-            for name in args.layouts:
-                config = Config(model, LAYOUTS[name], optimizer=OPTIMIZER, train=TRAIN)
-                rows.append(row(config, *measure(config, args.steps)))
-                print("  ".join(rows[-1]), flush=True)
-    text = report(rows, args.steps)
+            config = Config(model, LAYOUTS[name], optimizer=OPTIMIZER, train=TRAIN)
+            yield row(config, *measure(config, args.steps))
+
+    found = table([HEAD, *printed(rows())])
     if args.out:
-        write(args.out, text)
+        title = head("A training step beside plain `jax.jit` with sharding rules", "peers.step")
+        renew(Path(args.out), title + joined(versions("flax", "optax"), found))
     return 0
 
 

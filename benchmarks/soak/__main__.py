@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.lib.measure import write
+from benchmarks.lib.pages import write
 from benchmarks.soak.accidents import (
     Leg,
     damage,
