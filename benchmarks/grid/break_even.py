@@ -1,7 +1,7 @@
 """When a row x col grid is cheaper than 1D tensor with sequence parallelism, by closed forms.
 
 `python -m benchmarks.grid.break_even [--hidden 4096]` prints the tables of docs/grid.md. Nothing is
-run or traced; benchmarks/grid/test_pictures.py holds the bytes against those of a training step.
+run or traced; benchmarks/grid/test_grid.py holds the bytes against those of a training step.
 
 One layer of a GPT, forward and backward, bfloat16, `model.remat: none`, a micro-batch of M tokens;
 on the grid all-gathers in one slice, attention by heads. Collectives run as rings.

@@ -48,7 +48,9 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
     head = [f"{name}, {found['parameters'] / 1e6:,.0f} M", f"{batch}, {length}", trainer]
     seconds = statistics.median(found["seconds"])
     low, *_, high = statistics.quantiles(found["seconds"], n=10)
-    shares = [mfu(case, seconds, peak_of(found), causal=causal) for causal in (False, True)]
+    peak = hardware.peak_of(found["device"]) or 0.0  # 0 if its data sheet is not known
+    shares = [mfu(case, seconds, peak, causal=causal) for causal in (False, True)]
+    against = peer and "error" not in peer and statistics.median(peer["seconds"]) / seconds
     return [
         *head,
         f"{case.tokens / seconds:,.0f}",
@@ -57,20 +59,8 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
         f"{1e3 * low:.1f} to {1e3 * high:.1f}",
         f"{found['peak_bytes'] / 2**30:.1f}",
         found["attention"],
-        against(seconds, peer),
+        f"**{against:.2f}x**" if against else "",
     ]
-
-
-def peak_of(found: Result) -> float:
-    """Dense bfloat16 FLOPs a second of the GPU; 0 if its data sheet is not known."""
-    return hardware.peak_of(found["device"]) or 0.0
-
-
-def against(seconds: float, peer: Result | None) -> str:
-    """The speed-up over the peer."""
-    if peer is None or "error" in peer:
-        return ""
-    return f"**{statistics.median(peer['seconds']) / seconds:.2f}x**"
 
 
 def rows(name: str, found: Mapping[str, Result]) -> list[list[str]]:

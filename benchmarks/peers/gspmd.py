@@ -31,25 +31,28 @@ Block = dict[str, Array]
 State = dict[str, Any]
 Batch = dict[str, Array]
 
-# The sharding of each parameter: one logical name per dim. A block's have a leading dim L, whole.
-LOGICAL = {
-    "tokens.table": ("vocab", None),
-    "positions.table": (None, None),
-    "norm.w": (None,),
-    "norm.b": (None,),
-    "attention_norm.w": (None,),
-    "attention_norm.b": (None,),
-    "attention.qkv.w": (None, None, "heads", None),
-    "attention.qkv.b": (None, "heads", None),
-    "attention.out.w": ("heads", None, None),
-    "attention.out.b": (None,),
-    "mlp_norm.w": (None,),
-    "mlp_norm.b": (None,),
-    "mlp.up.w": (None, "hidden"),
-    "mlp.up.b": ("hidden",),
-    "mlp.down.w": ("hidden", None),
-    "mlp.down.b": (None,),
+# The dims of each parameter by their letters, those of C = 3 products; a block's have a leading L.
+# Dims of V, N and F are sharded over tp.
+DIMS = {
+    "tokens.table": "VD",
+    "positions.table": "TD",
+    "norm.w": "D",
+    "norm.b": "D",
+    "blocks.attention_norm.w": "D",
+    "blocks.attention_norm.b": "D",
+    "blocks.attention.qkv.w": "DCNH",
+    "blocks.attention.qkv.b": "CNH",
+    "blocks.attention.out.w": "NHD",
+    "blocks.attention.out.b": "D",
+    "blocks.mlp_norm.w": "D",
+    "blocks.mlp_norm.b": "D",
+    "blocks.mlp.up.w": "DF",
+    "blocks.mlp.up.b": "F",
+    "blocks.mlp.down.w": "FD",
+    "blocks.mlp.down.b": "D",
 }
+SHARDED = {"V": "vocab", "N": "heads", "F": "hidden"}
+LOGICAL = {n.removeprefix("blocks."): tuple(map(SHARDED.get, dims)) for n, dims in DIMS.items()}
 BLOCKS = "blocks."
 NO_DECAY = ("norm.w", "norm.b", ".b")
 
@@ -252,29 +255,9 @@ def _decays(path: Any, _: Any) -> bool:
 
 def _zeros(model: ModelConfig) -> dict[str, Array]:
     """Arrays with the canonical parameters' shapes; to be traced, not allocated."""
-    layers, hidden, width = model.num_layers, model.mlp_size, model.hidden_size
-    heads = (model.num_heads, model.block.head_size)
-    block = {
-        "attention_norm.w": (width,),
-        "attention_norm.b": (width,),
-        "attention.qkv.w": (width, 3, *heads),
-        "attention.qkv.b": (3, *heads),
-        "attention.out.w": (*heads, width),
-        "attention.out.b": (width,),
-        "mlp_norm.w": (width,),
-        "mlp_norm.b": (width,),
-        "mlp.up.w": (width, hidden),
-        "mlp.up.b": (hidden,),
-        "mlp.down.w": (hidden, width),
-        "mlp.down.b": (width,),
+    size = {"V": model.vocab_size or 0, "T": model.seq_length, "D": model.hidden_size, "C": 3}
+    size |= {"N": model.num_heads, "H": model.block.head_size, "F": model.mlp_size}
+    return {
+        name: jnp.zeros((model.num_layers,) * name.startswith(BLOCKS) + tuple(map(size.get, dims)))
+        for name, dims in DIMS.items()
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        BLOCKS + name: (layers, *shape) for name, shape in block.items()
-    }
-    shapes |= {
-        "tokens.table": (model.vocab_size or 0, width),
-        "positions.table": (model.seq_length, width),
-        "norm.w": (width,),
-        "norm.b": (width,),
-    }
-    return {name: jnp.zeros(shape) for name, shape in shapes.items()}
