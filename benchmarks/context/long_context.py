@@ -30,6 +30,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, RingKind, make_mesh
+from jaxptd.plot import drawing
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
@@ -53,8 +54,7 @@ def temporary_bytes(length: int, cp: int, ring: RingKind, model: ModelConfig = M
 
 def simulated(layout: Layout, model: ModelConfig = MODEL) -> Config:
     """Makes a config with one sequence a step, on simulated devices."""
-    train = TrainConfig(global_batch_size=1, platform="cpu")
-    return Config(model=model, layout=layout, train=train)
+    return Config(model, layout, train=TrainConfig(global_batch_size=1, platform="cpu"))
 
 
 def measure(lengths: Mapping[RingKind, Sequence[int]], sizes: Sequence[int] = SIZES) -> Points:
@@ -85,20 +85,17 @@ def rows(points: Points) -> list[list[str]]:
 
 def draw(points: Points, path: Path) -> None:
     """Draws memory over T, both in powers of two; the same points give the same bytes."""
-    from jaxptd.plot.style import save_pictures
+    style = drawing("jaxptd.plot.style")
+    style.save_pictures({path.name: lambda: _picture(points, style)}, path.parent)
 
-    save_pictures({path.name: lambda: _picture(points)}, path.parent)
 
-
-def _picture(points: Points) -> Any:
-    from jaxptd.plot.style import COLORS, PAGE, new_picture
-
-    figure = new_picture(PAGE, 4)
+def _picture(points: Points, plot: Any) -> Any:
+    figure = plot.new_picture(plot.PAGE, 4)
     axes = figure.subplots()
     for (ring, cp), found in points.items():
         style = {"zigzag": "o-", "rsa": "s--"}[ring]
         size = [bytes_ / 2**20 for bytes_ in found.values()]
-        color = COLORS[SIZES.index(cp)]
+        color = plot.COLORS[SIZES.index(cp)]
         axes.plot(list(found), size, style, color=color, ms=4, label=f"{ring}, cp={cp}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

@@ -216,7 +216,7 @@ def start(program: Attention, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
     compiled = program.gradients(mesh).lower(*laid).compile(compiler_options=CPU_OPTIONS)
     moved = ", ".join(
         f"{each.kind} {each.count} ({each.wire_bytes(axis_sizes(mesh)) / 2**20:.2f} MiB)"
-        for each in collectives(compiled, mesh)
+        for each in (collectives(compiled, mesh) if program.local else ())
     )
     return Run(program, compiled, laid, order, moved)
 

@@ -1,6 +1,6 @@
 """Compiles a training step for H200s on any machine, and shows what it would need.
 
-`python -m benchmarks.gpu.compile_gpu --config configs/gpt2-124m.yaml [--layout.dp 1 --peer ...]`
+`python -m benchmarks.gpu.compile_gpu --config configs/gpt2-124m.yaml [--layout.dp 1 ...]`
 
 XLA compiles ahead of time for the hardware described in `jaxptd/hardware/h200.txtpb`, down to
 kernels and schedule. This gives the memory of each GPU, kernels, collectives, and the bytes that
@@ -18,35 +18,33 @@ from typing import Any
 from benchmarks.lib.compiler import PACKAGES, axis_sizes, compile_only, on_h200s
 from benchmarks.lib.pages import append, gib, head, joined, parser, printed, rows_by_axes
 from benchmarks.lib.timing import collectives
-from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import parse
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 
-HEAD = ("program", "GPUs", "layout", "B a GPU", "layers", "remat", "attention", "peak GiB")
+HEAD = ("GPUs", "layout", "B a GPU", "layers", "remat", "attention", "peak GiB")
 HEAD += ("temp GiB", "state GiB", "kernels", "GB moved by others than products", "collectives")
 
 
-def line(config: Config, *, peer: bool) -> list[str]:
+def line(config: Config) -> list[str]:
     """Makes the table's row for a config."""
     program = on_h200s(config)
     kernel, mesh = program.resolved.model.attention, program.mesh
-    if peer:
-        program = Peer(with_even_vocabulary(config), mesh, kernel)
     compiled = compile_step(program)
     memory, kernels = compiled.memory_analysis(), summary(compiled.as_text())
     sizes = memory.peak_memory_in_bytes, memory.temp_size_in_bytes, memory.argument_size_in_bytes
+    model, first = config.model, config.model.remat_layers
+    some = "" if first is None else f", first {first} of {model.num_layers}"
     return [
-        "peer" if peer else "jaxptd",
         str(config.layout.num_devices),
         str(config.layout),
         str(config.train.global_batch_size // config.layout.dp),
-        "scan" if config.model.scan_layers else "unrolled",
-        in_words(config.model),
+        "scan" if model.scan_layers else "unrolled",
+        f"{model.remat}{some}",
         kernel,
         *map(gib, sizes),
         f"{kernels.count}",
@@ -55,21 +53,8 @@ def line(config: Config, *, peer: bool) -> list[str]:
     ]
 
 
-def in_words(model: ModelConfig) -> str:
-    """Formats a model's remat policy."""
-    first = model.remat_layers
-    return model.remat if first is None else f"{model.remat}, first {first} of {model.num_layers}"
-
-
-def with_even_vocabulary(config: Config) -> Config:
-    """Copies the config with a vocabulary that splits over tp, which plain jit needs."""
-    model, tp = config.model, config.layout.tp
-    even = -(-(model.vocab_size or 0) // tp) * tp
-    return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=even))
-
-
-def variants(config: Config, options: Mapping[str, Any]) -> Iterator[tuple[Config, bool]]:
-    """The config with each remat policy, with layers scanned and unrolled; and whether a peer's."""
+def variants(config: Config, options: Mapping[str, Any]) -> Iterator[Config]:
+    """The config with each remat policy, with layers scanned and unrolled."""
     for layers in options["layers"] or [None]:
         for remat in options["remats"] or [None]:
             model = dataclasses.replace(
@@ -77,8 +62,7 @@ def variants(config: Config, options: Mapping[str, Any]) -> Iterator[tuple[Confi
                 remat=remat or config.model.remat,
                 scan_layers=layers == "scan" if layers else config.model.scan_layers,
             )
-            for peer in (False, True)[: 1 + options["peer"]]:
-                yield dataclasses.replace(config, model=model), peer
+            yield dataclasses.replace(config, model=model)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,12 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     remats, ways = ("none", "dots", "attention", "full"), ("scan", "unrolled")
     made.add_argument("--remats", nargs="+", choices=remats, help="several, instead of one")
     made.add_argument("--layers", nargs="+", choices=ways, help="several, instead of one")
-    made.add_argument("--peer", action="store_true", help="the plain jit program beside it")
     made.add_argument("--title", default="A training step compiled for H200s")
     config, options = parse(made, argv)
     config = with_vocabulary(config)
     compile_only()
-    rows = printed(line(each, peer=peer) for each, peer in variants(config, options))
+    rows = printed(map(line, variants(config, options)))
     section = joined(f"## {options['title']}", versions(*PACKAGES), table([HEAD, *rows]))
     title = head("Training steps compiled for H200s", "gpu.compile_gpu")
     append(options["out"], title, section)

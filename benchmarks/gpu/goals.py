@@ -8,11 +8,12 @@ bytes and counts are exact. What is "timed" is of one H200, as `benchmarks.one_d
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.context.ring import Size, ours, start
 from benchmarks.gpu import compiled, estimate
@@ -42,16 +43,8 @@ LARGE = 1_000_000  # elements of a matrix, rather than of a bias or a norm
 HEAD = ("what", "goal", "reached", "")
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A figure beside its goal.
-
-    Args:
-        value: that was reached.
-        goal: at most that, or at least.
-        least: whether the goal is at least.
-        form: of both.
-    """
+class Figure(NamedTuple):
+    """A figure beside its goal, which is at most that, or at least; and the form of both."""
 
     value: float
     goal: float
@@ -61,6 +54,11 @@ class Figure:
     @property
     def reached(self) -> bool:
         return self.value >= self.goal if self.least else self.value <= self.goal
+
+
+def share(value: float, goal: float, form: str = "{:.0%}") -> Figure:
+    """A figure that is to be at least as large, in per cent."""
+    return Figure(value, goal, least=True, form=form)
 
 
 def case(name: str) -> Config:
@@ -108,24 +106,18 @@ def seconds_of_weights(config: Config) -> float:
 
 def temporary_memory() -> Iterator[float]:
     """Yields temporary memory of our step over the peer's, of each layout, scanned and unrolled."""
-    for scan in (True, False):
-        for name in ("dp", "tp", "tp-sp", "dp-tp"):
-            model = dataclasses.replace(peers.MODEL, scan_layers=scan)
-            config = Config(
-                model, peers.LAYOUTS[name], optimizer=peers.OPTIMIZER, train=peers.TRAIN
-            )
-            both = [
-                compile_step(each).memory_analysis().temp_size_in_bytes
-                for each in peers.Pair(config).programs
-            ]
-            yield both[0] / both[1]
+    same = {"optimizer": peers.OPTIMIZER, "train": peers.TRAIN}
+    for scan, name in itertools.product((True, False), ("dp", "tp", "tp-sp", "dp-tp")):
+        model = dataclasses.replace(peers.MODEL, scan_layers=scan)
+        both = peers.Pair(Config(model, peers.LAYOUTS[name], **same)).programs
+        sizes = [compile_step(each).memory_analysis().temp_size_in_bytes for each in both]
+        yield sizes[0] / sizes[1]
 
 
 def waiting_of_hops(stages: int = 4, micro_batches: int = 8) -> float:
     """The time of an interleaved step as it runs, over that by formula, which counts no hops."""
-    schedule = make_schedule(
-        "interleaved", stages=stages, micro_batches=micro_batches, virtual_stages=2
-    )
+    sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
+    schedule = make_schedule("interleaved", **sizes)
     bubble = expected_bubble(schedule)
     assert bubble is not None, f"{stages} stages do not divide {micro_batches} micro-batches"
     layers = {"blocks": (1,) * schedule.parts}
@@ -139,12 +131,8 @@ def ring_memory() -> float:
     return max(run.compiled.memory_analysis().temp_size_in_bytes for run in runs) / 2**20
 
 
-def _145b(figure: Callable[[estimate.Estimate], float]) -> float:
-    return figure(_estimated("145b"))
-
-
-def _hidden(name: str) -> float:
-    return _estimated(name).times.hidden
+def _hidden(name: str) -> Figure:
+    return share(_estimated(name).times.hidden, 0.9)
 
 
 def _median(name: str, trainer: str) -> float:
@@ -154,40 +142,29 @@ def _median(name: str, trainer: str) -> float:
 
 def _timed_mfu(name: str, goal: float) -> Figure:
     peak, seconds = PEAK_FLOPS["H200"], _median(name, OURS)
-    share = mfu(one_device.CASES[name], seconds, peak, causal=False)
-    return Figure(share, goal, least=True, form="{:.1%}")
+    return share(mfu(one_device.CASES[name], seconds, peak, causal=False), goal, "{:.1%}")
 
 
+BIG, DOTS = "145b", "1.5b dots triton"
+OF_DOTS = "1.5B, B=16, `dots`, loop, kernels by Triton"
 GOALS: dict[str, Callable[[], Figure]] = {
-    "145B, 1,536 GPUs: step, s": lambda: Figure(_145b(lambda each: each.seconds), 5.9),
-    "145B: MFU": lambda: Figure(
-        _145b(lambda each: each.mfu(case("145b"))), 0.46, least=True, form="{:.1%}"
-    ),
+    "145B, 1,536 GPUs: step, s": lambda: Figure(_estimated(BIG).seconds, 5.9),
+    "145B: MFU": lambda: share(_estimated(BIG).mfu(case(BIG)), 0.46, "{:.1%}"),
     "145B: casts of weights and sums of gradients, s": lambda: Figure(
-        seconds_of_weights(case("145b")), 0.35
+        seconds_of_weights(case(BIG)), 0.35
     ),
-    "145B: peak, GiB": lambda: Figure(_145b(lambda each: each.peak / 2**30), 60, form="{:.1f}"),
-    "145B: collectives hidden, of their time": lambda: Figure(
-        _hidden("145b"), 0.9, least=True, form="{:.0%}"
-    ),
-    "1.5B, dp=8, ZeRO 3, loop: hidden": lambda: Figure(
-        _hidden("1.5b zero3"), 0.9, least=True, form="{:.0%}"
-    ),
-    "350M, dp=8, ZeRO 2, loop: hidden": lambda: Figure(
-        _hidden("350m dp8"), 0.9, least=True, form="{:.0%}"
-    ),
+    "145B: peak, GiB": lambda: Figure(_estimated(BIG).peak / 2**30, 60, form="{:.1f}"),
+    "145B: collectives hidden, of their time": lambda: _hidden(BIG),
+    "1.5B, dp=8, ZeRO 3, loop: hidden": lambda: _hidden("1.5b zero3"),
+    "350M, dp=8, ZeRO 2, loop: hidden": lambda: _hidden("350m dp8"),
     "124M, B=32, kernels by Triton: other kernels, ms": lambda: Figure(
         _compiled("124m triton")["others_ms"], 9
     ),
     "124M, B=32, products by cuBLASLt: peak, GiB": lambda: Figure(
         _compiled("124m cublas")["peak_gib"], 14
     ),
-    "1.5B, B=16, `dots`, loop, kernels by Triton: other kernels, ms": lambda: Figure(
-        _compiled("1.5b dots triton")["others_ms"], 65
-    ),
-    "1.5B, B=16, `dots`, loop, kernels by Triton: peak, GiB": lambda: Figure(
-        _compiled("1.5b dots triton")["peak_gib"], 45
-    ),
+    f"{OF_DOTS}: other kernels, ms": lambda: Figure(_compiled(DOTS)["others_ms"], 65),
+    f"{OF_DOTS}: peak, GiB": lambda: Figure(_compiled(DOTS)["peak_gib"], 45),
     "temporary memory over plain jit, worst of 8 layouts": lambda: Figure(
         max(temporary_memory()), 0.8
     ),
@@ -199,8 +176,8 @@ GOALS: dict[str, Callable[[], Figure]] = {
     "124M, timed, kernels by Triton: MFU": lambda: _timed_mfu("124m", 0.52),
     "1.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("1.5b", 0.58),
     "2.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("2.5b", 0.60),
-    "124M, timed, kernels by Triton: tokens a second over PyTorch's": lambda: Figure(
-        _median("124m", "torch") / _median("124m", OURS), 1.15, least=True, form="{:.4f}"
+    "124M, timed, kernels by Triton: tokens a second over PyTorch's": lambda: share(
+        _median("124m", "torch") / _median("124m", OURS), 1.15, "{:.4f}"
     ),
 }
 

@@ -47,6 +47,7 @@ HEAD += ("products ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "id
 HEAD += ("kernels", "peak GiB", "compiled")
 PARTS_HEAD = ("other kernels, ms", *SCOPES)
 Found = dict[str, Any]
+FLOP = {"product_flop": flops, "attention_flop": attention_flops}
 # What a case's kernels of a kind have to do, by the name that `measure` gives it.
 WORK = {PRODUCT: "product_flop", ATTENTION: "attention_flop", OTHER: "other_bytes"}
 
@@ -81,17 +82,11 @@ def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Foun
     expected = compiled.memory_analysis().peak_memory_in_bytes
     compiled = compile_step(program, compiler | NAMED)
     named = statistics.median(queued(step, WARM_UP + steps)[0][WARM_UP:])
-    return {
-        "device": device.device_kind,
-        "compiling": compiling,
-        "seconds": seconds,
-        "named": named,
-        "peak_bytes": memory,
-        "compiled_bytes": expected,
-        "product_flop": executed(program, flops),
-        "attention_flop": executed(program, attention_flops),
-        **kinds(step, compiled.as_text(), keep),
-    }
+    flop = {name: executed(program, count) for name, count in FLOP.items()}
+    timed = {"compiling": compiling, "seconds": seconds, "named": named}
+    sizes = {"peak_bytes": memory, "compiled_bytes": expected}
+    counted = kinds(step, compiled.as_text(), keep)
+    return {"device": device.device_kind} | timed | sizes | flop | counted
 
 
 def kinds(step: Step, text: str, keep: Path | None) -> Found:
@@ -128,7 +123,7 @@ def row(name: str, found: Found) -> list[str]:
     if "error" in found:
         return [*head, f"not measured: {found['error']}", *[""] * (len(HEAD) - len(head) - 1)]
     spent: Mapping[str, float] = found["kinds"]
-    work = {kind: found[key] for kind, key in WORK.items()}
+    rate = {kind: found[key] / spent[kind] / 1e12 for kind, key in WORK.items()}
     low, *_, high = statistics.quantiles(found["seconds"], n=10)
     return [
         *head,
@@ -136,20 +131,13 @@ def row(name: str, found: Found) -> list[str]:
         f"{1e3 * low:.1f} to {1e3 * high:.1f}",
         f"{1e3 * found['estimated']:.1f}",
         planned(CASES[name].config, found["device"]),
-        f"{1e3 * spent[PRODUCT]:.1f}, {work[PRODUCT] / spent[PRODUCT] / 1e12:.0f}",
-        f"{1e3 * spent[ATTENTION]:.1f}, {work[ATTENTION] / spent[ATTENTION] / 1e12:.0f}",
-        f"{1e3 * spent[OTHER]:.1f}, {work[OTHER] / spent[OTHER] / 1e12:.2f}",
+        *(f"{1e3 * spent[kind]:.1f}, {rate[kind]:.{2 * (kind == OTHER)}f}" for kind in WORK),
         f"{1e3 * (found['named'] - sum(spent.values())):.1f}",
         f"{found['kernels']:,}",
         f"{found['peak_bytes'] / 2**30:.1f}",
         # JAX forgets it of a program that it finds in its cache.
         f"{found['compiled_bytes'] / 2**30:.1f}" if found["compiled_bytes"] else "",
     ]
-
-
-def parts(name: str, found: Found) -> list[str]:
-    """Makes a line of the second table."""
-    return [name, *(f"{1e3 * found['others'][scope]:.1f}" for scope in SCOPES)]
 
 
 def ran(found: Mapping[str, Found]) -> dict[str, Found]:
@@ -160,8 +148,11 @@ def ran(found: Mapping[str, Found]) -> dict[str, Found]:
 def tables(found: Mapping[str, Found]) -> str:
     """Both tables."""
     every = table([HEAD, *(row(name, each) for name, each in found.items())])
-    others = table([PARTS_HEAD, *(parts(name, each) for name, each in ran(found).items())])
-    return f"{every}\n\n{others}"
+    parts = (
+        [name, *(f"{1e3 * each['others'][scope]:.1f}" for scope in SCOPES)]
+        for name, each in ran(found).items()
+    )
+    return f"{every}\n\n{table([PARTS_HEAD, *parts])}"
 
 
 def planned(config: Config, device_kind: str) -> str:

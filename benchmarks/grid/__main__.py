@@ -18,7 +18,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from jax.sharding import Sharding
@@ -32,7 +32,7 @@ from jaxptd.commands.command_line import parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.mesh import Layout, Matmul2D, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
@@ -51,10 +51,7 @@ LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("ZeRO", Layout(dp=4, zero=3)),
     ("TP", Layout(tp=4)),
     ("TP", Layout(tp=4, sequence_parallel=True, keep_gathered=True)),
-    ("TP2D", Layout(row=2, col=2)),
-    ("TP2D", Layout(row=2, col=2, matmul2d="summa")),
-    ("TP2D", Layout(row=2, col=2, matmul2d="fox")),
-    ("TP2D", Layout(row=2, col=2, matmul2d="cannon")),
+    *(("TP2D", Layout(row=2, col=2, matmul2d=each)) for each in get_args(Matmul2D)),
 )
 HEAD = ("N=4", "data", "parameters", "gradients", "optimizer", "activations", "token ids")
 KEPT_HEAD = ("", "B T D", "times the number of shards, over one device", "without statistics")
@@ -107,16 +104,14 @@ def held(layout: Layout, model: ModelConfig = MODEL) -> Held:
     arguments = program.abstract_state, program.abstract_batch
     step = program.step_with_gradients
     compiled = step.lower(*arguments).compile(compiler_options=QUICK)
-    state, batch = compiled.input_shardings[0]
-    params = program.abstract_state["params"]
-    optimizer = program.abstract_state["optimizer"]
+    (state, batch), (whole, tokens) = compiled.input_shardings[0], arguments
     layers = _layers(step.trace(*arguments).jaxpr.jaxpr, model.num_layers)
     return Held(
         4 * math.prod(next(_results(layers, stacked=False))),
-        {name: _on_each(x, state["params"][name]) for name, x in params.items()},
-        _on_each(params, compiled.output_shardings[2]),
-        _on_each(optimizer, state["optimizer"]),
-        _on_each(program.abstract_batch["tokens"], batch["tokens"]),
+        {name: _on_each(x, state["params"][name]) for name, x in whole["params"].items()},
+        _on_each(whole["params"], compiled.output_shardings[2]),
+        _on_each(whole["optimizer"], state["optimizer"]),
+        _on_each(tokens["tokens"], batch["tokens"]),
         tuple(_results(layers, stacked=True)),
     )
 

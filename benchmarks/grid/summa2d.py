@@ -204,7 +204,7 @@ def start(program: Pair, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
     lowered = program.gradients(mesh, apart=True).lower(*laid)
     compiled = lowered.compile(compiler_options=CPU_OPTIONS)
     run = Run(program, compiled, laid, program.kept(mesh, laid[:3]))
-    for each in collectives(compiled, mesh):
+    for each in collectives(compiled, mesh) if program.local else ():
         axes = "x".join(each.axes)
         run.wire[axes] = run.wire.get(axes, 0) + each.wire_bytes(axis_sizes(mesh))
         run.messages += each.count
@@ -241,8 +241,8 @@ def row(run: Run, runs: Sequence[Run]) -> list[str]:
         f"**{ratio}**" if run.program.ours else ratio,
         mib(run.temp),
         mib(run.kept),
-        f"{sent} = {sum(run.wire.values()) / 2**20:.2f}",
-        str(run.messages),
+        f"{sent} = {sum(run.wire.values()) / 2**20:.2f}" if sent else "",
+        str(run.messages or ""),
         f"{run.error:.0e}",
     ]
 

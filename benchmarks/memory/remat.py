@@ -1,21 +1,20 @@
-"""Memory, work and time of each remat policy, in several layouts.
+"""Memory and work of each remat policy, in several layouts.
 
 `python -m benchmarks.memory.remat [--layouts one tp ...] [--out benchmarks/results/remat.md]`
 
 Measures a small GPT, float32, on simulated CPU devices. Kept: by formula
 (`jaxptd/analysis/memory_model.py`), for all layers of one device, in a pipeline with the values
 that wait on a stage. Temporary: of the compiled step. Products: FLOPs of forward and backward,
-counted in the step's jaxpr. Time: the fastest of several steps, taken in turns. Products and times
-are divided by those of `none` in the same run.
+counted in the step's jaxpr, divided by those of `none`.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from benchmarks.lib.pages import append, head, joined, mib, parser
-from benchmarks.lib.timing import Run
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.compiled_step import compile_step, random_batch
+from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.flops import executed, flops
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
@@ -43,9 +42,8 @@ POLICIES: tuple[tuple[Remat, float], ...] = (
     ("full", 0.5),
     ("full", 1),
 )
-ROUNDS = 5
 HEAD = ("remat", "kept MiB", "less than none", "temporary MiB", "less than none")
-HEAD += ("products, of none", "time, of none")
+HEAD += ("products, of none",)
 
 
 def config_of(layout: Layout, remat: Remat, share: float) -> Config:
@@ -58,17 +56,12 @@ def config_of(layout: Layout, remat: Remat, share: float) -> Config:
     return Config(model=model, layout=layout, train=train)
 
 
-# ---- one layout -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Found:
-    """A step and its figures: bytes, FLOPs, and the compiled step, to be timed."""
+class Found(NamedTuple):
+    """Bytes and FLOPs of a step."""
 
     kept: int
     temporary: int
     flops: int
-    run: Run
 
 
 def measure(config: Config) -> Found:
@@ -77,30 +70,21 @@ def measure(config: Config) -> Found:
     plan = program.resolved.plan
     kept = memory_model.activations(config, plan)
     kept += memory_model.mail(config, plan) if plan else 0
-    compiled = compile_step(program)
-    run = Run(compiled, program.init_state(), program.place(random_batch(config)))
-    temporary = compiled.memory_analysis().temp_size_in_bytes
-    return Found(kept, temporary, executed(program, flops), run)
+    temporary = compile_step(program).memory_analysis().temp_size_in_bytes
+    return Found(kept, temporary, executed(program, flops))
 
 
-def rows(layout: Layout, rounds: int) -> list[list[str]]:
-    """Makes the table's rows, with all policies timed in turns."""
-    found = [measure(config_of(layout, *policy)) for policy in POLICIES]
-    for _ in range(rounds + 1):  # one to warm up
-        for each in found:
-            each.run.step()
-    fastest = [min(each.run.seconds[1:]) for each in found]
+def rows(layout: Layout) -> list[list[str]]:
+    """Makes the table's rows, one for each policy."""
+    none, *_ = found = [measure(config_of(layout, *policy)) for policy in POLICIES]
     return [
         [
             remat if share == 1 else f"{remat}, half of the layers",
-            mib(each.kept),
-            mib(found[0].kept - each.kept),
-            mib(each.temporary),
-            mib(found[0].temporary - each.temporary),
-            f"{each.flops / found[0].flops:.3f}",
-            f"{seconds / fastest[0]:.2f}",
+            *(mib(each.kept), mib(none.kept - each.kept)),
+            *(mib(each.temporary), mib(none.temporary - each.temporary)),
+            f"{each.flops / none.flops:.3f}",
         ]
-        for (remat, share), each, seconds in zip(POLICIES, found, fastest, strict=True)
+        for (remat, share), each in zip(POLICIES, found, strict=True)
     ]
 
 
@@ -108,11 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures the remat policies on simulated devices."""
     made = parser("memory.remat", main)
     made.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
-    made.add_argument("--rounds", type=int, default=ROUNDS, help="steps that are timed")
     args = made.parse_args(argv)
     chosen = [LAYOUTS[name] for name in args.layouts]
     prepare(config_of(max(chosen, key=lambda layout: layout.num_devices), "none", 1))
-    tables = (f"### {each}\n\n{table([HEAD, *rows(each, args.rounds)])}" for each in chosen)
+    tables = (f"### {each}\n\n{table([HEAD, *rows(each)])}" for each in chosen)
     body = joined(versions(), *tables)
     print(body)
     section = f"## On simulated devices\n\n{body}"

@@ -24,7 +24,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,19 +41,12 @@ from jaxptd.plot import drawing
 LIST, HEAD = "paper_list.md", ("option", "paper", "what", "how", "page")
 PICTURES = "benchmarks.paper.pictures"  # imported when it is needed, as it needs matplotlib
 STEPS, MOST_STEPS = 300, 100_000
-# What `--all` asks for, where it is not a page's name alone.
-ALL = {
-    "--weak-scaling": "--weak-scaling --compile",
-    "--table 2": "--table 2 --figure 7 11",
-    "--table 5": "--table 5 --quick",
-    "--figure 8": "--figure 8 --steps 100",
-    "--figure 10": "--figure 10 --steps 80",
-    "--figure 13": "--figure 13 --steps 100",
-}
-WITH = {"--figure 7": "--table 2", "--figure 11": "--table 2"}  # they have steps in common
-# Begun first, the longest before the others.
-LONGEST = ("--table 4", "--table 2", "--figure 10", "--table 5", "--memory", "--weak-scaling")
-LONGEST += ("--figure 13", "--weak-scaling --fresh", "--ring", "--table 1")
+# What `--all` runs, each in a process, the longest first; pages that share steps are made by one.
+ALL = (
+    *("--table 4", "--table 2 --figure 7 11", "--figure 10 --steps 80", "--table 5 --quick"),
+    *("--memory", "--weak-scaling --compile", "--figure 13 --steps 100", "--weak-scaling --fresh"),
+    *("--ring", "--table 1", "--figure 8 --steps 100", "--table 3", "--groups"),
+)
 # As for tests: tracing makes millions of objects that live on, and searching them at every 700, as
 # Python does, takes a tenth of the time.
 COLLECT_AFTER = 100_000, 20, 50
@@ -106,14 +99,8 @@ def _table_1(_: argparse.Namespace) -> str:
     return grid.on_cpus()
 
 
-def _memory(_: argparse.Namespace) -> str:
-    rows = printed(activations.rows())
-    return joined(versions("flax", *PACKAGES[2:]), table([activations.HEAD, *rows]))
-
-
-def _ring(_: argparse.Namespace) -> str:
-    rows = printed(activations.ring_rows())
-    return joined(versions("flax"), table([activations.RING_HEAD, *rows]))
+def _growth(rows: Iterable[Sequence[str]], head: Sequence[str], packages: Sequence[str]) -> str:
+    return joined(versions("flax", *packages), table([head, *printed(rows)]))
 
 
 def _weak_scaling(options: argparse.Namespace) -> Any:
@@ -134,8 +121,12 @@ def _figure_10(options: argparse.Namespace) -> list[trained.Curves]:
 
 PAGES = _pages()
 MAKERS = {
-    "paper_memory": Maker(_memory),
-    "paper_ring": Maker(_ring, draws=True),
+    "paper_memory": Maker(
+        lambda _: _growth(activations.rows(), activations.HEAD, PACKAGES[2:]),
+    ),
+    "paper_ring": Maker(
+        lambda _: _growth(activations.ring_rows(), activations.RING_HEAD, ()), draws=True
+    ),
     "paper_groups": Maker(lambda _: megatron.groups()),
     "paper_weak_scaling": Maker(
         _weak_scaling, lambda found: megatron.weak_scaling(*found), ("compile",), draws=True
@@ -217,29 +208,26 @@ def _all(out: Path, jobs: int) -> None:
     Raises:
         UserError: a page was not made; the others are.
     """
-    names = {page.name: name for name, page in reversed(PAGES.items())}
-    asked = [name for name in names.values() if name not in WITH]
-    longest_first = sorted(asked, key=(*LONGEST, *asked).index)
     seconds: dict[str, float] = {}
     failed, start = [], time.perf_counter()
     pool = ThreadPoolExecutor(jobs)
-    made = {pool.submit(_seconds, ALL.get(name, name), out): name for name in longest_first}
+    made = {pool.submit(_seconds, words, out): words for words in ALL}
     try:
         for future in as_completed(made):
-            name = made[future]
+            words = made[future]
             if error := future.exception():
-                failed.append(f"{name}: {error}")
+                failed.append(f"{words}: {error}")
                 continue
-            together = [name, *(each for each, first in WITH.items() if first == name)]
-            seconds |= {PAGES[each].name: future.result() for each in together}
-            print(f"{', '.join(together)}: {future.result():.0f} s", flush=True)
+            names = _names(_parser().parse_args(words.split()))
+            seconds |= {PAGES[name].name: future.result() for name in names}
+            print(f"{words}: {future.result():.0f} s", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
     if failed:
         raise UserError("; ".join(failed))
     minutes = (time.perf_counter() - start) / 60
     total = f"\n\n{minutes:.1f} minutes in all, {jobs} processes at a time. Seconds are those of a "
-    total += f"process; one makes all of `{ALL['--table 2']}`.\n"
+    total += f"process; one makes all of `{ALL[1]}`.\n"
     write(out / LIST, head("Tables and figures of papers", "paper --all") + listed(seconds) + total)
 
 

@@ -69,15 +69,8 @@ def _memory(config: Config, layers: int) -> tuple[int, int, int]:
 # ---- tensor and sequence parallelism ------------------------------------------------------------
 
 SEQUENCES = 8
-MODEL = ModelConfig(
-    num_layers=2,
-    hidden_size=1024,
-    num_heads=16,
-    seq_length=1024,
-    vocab_size=256,
-    dtype="bfloat16",
-    dropout=0.1,
-)
+GPT = {"hidden_size": 1024, "num_heads": 16, "seq_length": 1024, "vocab_size": 256}
+MODEL = ModelConfig(num_layers=2, dtype="bfloat16", dropout=0.1, **GPT)
 REMATS: tuple[Remat, ...] = ("none", "full")
 LAYOUTS = (Layout(), Layout(tp=4), Layout(tp=4, sequence_parallel=True))
 HEAD = ("layout", "`remat`", "published, with scores", "published, without", "formula here")

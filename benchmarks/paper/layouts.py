@@ -26,7 +26,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from benchmarks.context.costs import LINKS
 from benchmarks.grid.gpu import Compiled, compiled, laid_out
@@ -172,9 +172,8 @@ class Found:
 
     @property
     def seconds(self) -> str:
-        return self.shown(lambda step: f"{step.seconds:.2f}") + (
-            f" (`{self.fastest[0]}`)" if self.fastest else ""
-        )
+        kept = f" (`{self.fastest[0]}`)" if self.fastest else ""
+        return self.shown(lambda step: f"{step.seconds:.2f}") + kept
 
     @property
     def peaks(self) -> list[str]:
@@ -262,8 +261,7 @@ GRIDS = {4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8)}
 JOINED_BY = {"NVLink": "nvlink_bandwidth", "PCI Express": "host_bandwidth"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The fastest of some layouts of all devices, with predicted seconds and bytes."""
 
     layout: Layout
@@ -366,14 +364,9 @@ class Step:
         return self.compiled.sent(over="nothing")
 
     @property
-    def multiplying(self) -> float:
-        """Seconds of products and attention."""
-        return self.flop / PEAK_FLOPS["H200"]
-
-    @property
     def computing(self) -> float:
         """Seconds of all kernels."""
-        return self.multiplying + self.compiled.others / BANDWIDTH
+        return self.flop / PEAK_FLOPS["H200"] + self.compiled.others / BANDWIDTH
 
     @property
     def seconds(self) -> float:
@@ -390,7 +383,8 @@ class Step:
         found, config = self.compiled, self.compiled.config
         by_kind = ((x, found.sent(kind=x)) for x in sorted({each.kind for each in found.moves}))
         by = ", ".join(f"{kind} {gib(sent)}" for kind, sent in by_kind if sent >= 2**20)
-        times = (self.multiplying, found.others / BANDWIDTH, self.sent / LINK, self.seconds)
+        multiplying = self.flop / PEAK_FLOPS["H200"]
+        times = (multiplying, found.others / BANDWIDTH, self.sent / LINK, self.seconds)
         return [
             *(str(config.layout), str(config.model.num_heads), gib(found.peak), by),
             *(gib(self.sent), f"{1 - self.alone / self.sent:.0%}"),
@@ -455,17 +449,12 @@ def summary(steps: Sequence[Step]) -> list[str]:
 
 SWIN = "swin-unet-cardiac"
 GB = 1e9  # as published
-SWIN_LAYOUTS = {
-    "TP=2": Layout(tp=2),
-    "TP=4": Layout(tp=4),
-    "TP2D=4": Layout(row=2, col=2),
-    "TP2D=4+CPU-offload": Layout(row=2, col=2, offload=("optimizer", "activations")),
-}
+SWIN_LAYOUTS = {"TP=2": Layout(tp=2), "TP=4": Layout(tp=4), "TP2D=4": Layout(row=2, col=2)}
+OFFLOAD = Layout(row=2, col=2, offload=("optimizer", "activations"))
+SWIN_LAYOUTS["TP2D=4+CPU-offload"] = OFFLOAD
 # Options without which XLA spends minutes on tilings of kernels in Triton.
-QUICK = UNTRIED | {
-    "xla_gpu_enable_triton_gemm": False,
-    "xla_disable_hlo_passes": "triton-softmax-rewriter",
-}
+QUICK = UNTRIED | {"xla_gpu_enable_triton_gemm": False}
+QUICK |= {"xla_disable_hlo_passes": "triton-softmax-rewriter"}
 SWIN_HEAD = ("layout", "here", "GPUs", "published GB", "GB of a GPU, compiled")
 SWIN_HEAD += ("published, % of the host's memory", "host GB of a GPU, compiled", "of all GPUs")
 

@@ -92,7 +92,7 @@ class Model:
     @property
     def teraflops(self) -> float:
         """Predicted TFLOP/s of one GPU."""
-        return self.row.flops / self.seconds / self.gpus / TERA
+        return self.petaflops * PETA / TERA / self.gpus
 
     @property
     def percent(self) -> float:
@@ -133,14 +133,10 @@ def predictions() -> Validation:
 
 def models(found: Validation, *, compile_steps: bool) -> list[Model]:
     """The ten models; compile_steps: with memory, about 15 s each."""
-    made = []
-    for outcome in found.outcomes:
-        model = Model(outcome.row, outcome.seconds)
-        if compile_steps:
-            model = dataclasses.replace(model, memory=compiled_memory(model.config))
-            print(*model.layout_row, flush=True)
-        made.append(model)
-    return made
+    made = [Model(outcome.row, outcome.seconds) for outcome in found.outcomes]
+    if not compile_steps:
+        return made
+    return [dataclasses.replace(each, memory=compiled_memory(each.config)) for each in made]
 
 
 def weak_scaling(rows: Sequence[Model], found: Validation) -> str:

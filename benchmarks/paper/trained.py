@@ -99,11 +99,8 @@ def losses(model: PaperModel, layout: Layout, *, dtype: str, steps: int) -> np.n
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=30)
     with tempfile.TemporaryDirectory() as folder, jax.enable_x64(dtype == "float64"):
         train = _train(steps, Path(folder) / "run", eval_every=0)
-        return np.asarray(
-            _run(Config(small, layout, optimizer=optimizer, train=train, checkpoint=NEVER)).metrics[
-                "loss"
-            ]
-        )
+        run = _run(Config(small, layout, optimizer=optimizer, train=train, checkpoint=NEVER))
+        return np.asarray(run.metrics["loss"])
 
 
 def trained(
@@ -147,22 +144,10 @@ def figure_10(found: Sequence[Curves]) -> str:
 
 # ---- figure 13 ----------------------------------------------------------------------------------
 
-SWIN_LAYOUTS: Mapping[str, Layout] = {
-    "TP=4": Layout(tp=4),
-    "TP2D=4": Layout(row=2, col=2, matmul2d="gather"),
-}
-SWIN = ModelConfig(
-    family="swin-unet",
-    image_size=32,
-    image_channels=1,
-    image_classes=4,
-    image_patch=2,
-    image_window=4,
-    image_depths=(2, 2),
-    hidden_size=16,
-    num_heads=2,
-    dtype="float64",
-)
+SWIN_LAYOUTS = {"TP=4": Layout(tp=4), "TP2D=4": Layout(row=2, col=2, matmul2d="gather")}
+IMAGES = {"image_size": 32, "image_channels": 1, "image_classes": 4, "image_patch": 2}
+IMAGES |= {"image_window": 4, "image_depths": (2, 2)}
+SWIN = ModelConfig(family="swin-unet", hidden_size=16, num_heads=2, dtype="float64", **IMAGES)
 EVALUATIONS, CHECKED, HEARTS = 4, 16, 3  # of a run, batches of each; that are drawn
 # With 4e-3 training is unstable: from step 17 on a rounding grows twofold in each step.
 SWIN_OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=20)

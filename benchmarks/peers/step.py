@@ -1,4 +1,4 @@
-"""One training step of jaxptd beside the peer's: time, temporary memory, bytes between devices.
+"""One training step of jaxptd beside the peer's: time and temporary memory.
 
 `python -m benchmarks.peers.step [--layouts one dp ...] [--remat none dots ...] [--steps N] [--out
 FILE]`
@@ -15,15 +15,13 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from benchmarks.lib.compiler import axis_sizes
 from benchmarks.lib.pages import compared, head, joined, mib, parser, printed, renew
-from benchmarks.lib.timing import TOLERANCE, DifferentError, Run, collectives
+from benchmarks.lib.timing import TOLERANCE, DifferentError, Run
 from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.report import table, versions
@@ -46,15 +44,12 @@ TRAIN = TrainConfig(global_batch_size=8, platform="cpu")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)  # at its full rate from step 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Numbers:
-    """A program's figures: seconds a step, if timed; temporary bytes; ring bytes."""
+class Numbers(NamedTuple):
+    """A program's figures: seconds a step, if timed; temporary bytes."""
 
     median: float | None
     fastest: float | None
     temp: int
-    ring: int
-    ring_per_layer: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +62,6 @@ class Pair:
     def programs(self) -> tuple[Program, Peer]:
         mesh = make_mesh(self.config.layout)
         return Program(self.config, mesh), Peer(self.config, mesh)
-
-    @property
-    def deeper(self) -> "Pair":
-        """The same with one more layer."""
-        model = self.config.model
-        model = dataclasses.replace(model, num_layers=model.num_layers + 1)
-        return Pair(dataclasses.replace(self.config, model=model))
 
     def start(self) -> tuple[Run, Run]:
         """Compiles both, and starts them from the same parameters and batch."""
@@ -102,8 +90,7 @@ def check_same(runs: Sequence[Run], steps: int = 3) -> None:
 
 def measure(config: Config, steps: int) -> list[Numbers]:
     """Measures jaxptd and the peer, `steps` timed steps each, in turns."""
-    pair = Pair(config)
-    runs = pair.start()
+    runs = Pair(config).start()
     check_same(runs)
     for run in runs:
         run.seconds.clear()
@@ -111,27 +98,16 @@ def measure(config: Config, steps: int) -> list[Numbers]:
         for run in runs:
             run.step()
     return [
-        _numbers(run, program, deeper)
-        for run, program, deeper in zip(runs, pair.programs, pair.deeper.programs, strict=True)
+        Numbers(
+            statistics.median(run.seconds) if steps else None,
+            min(run.seconds, default=None),
+            run.compiled.memory_analysis().temp_size_in_bytes,
+        )
+        for run in runs
     ]
 
 
-def ring_bytes(compiled: Any, mesh: Mesh) -> int:
-    """Bytes that each device sends in a step if every collective runs as a ring."""
-    return sum(each.wire_bytes(axis_sizes(mesh)) for each in collectives(compiled, mesh))
-
-
-def _numbers(run: Run, program: Any, deeper: Any) -> Numbers:
-    ring = ring_bytes(run.compiled, program.mesh)
-    more = ring_bytes(compile_step(deeper), deeper.mesh) if program.mesh.size > 1 else 0
-    temp = run.compiled.memory_analysis().temp_size_in_bytes
-    seconds = run.seconds
-    median, fastest = (statistics.median(seconds), min(seconds)) if seconds else (None, None)
-    return Numbers(median, fastest, temp, ring, more - ring)
-
-
 HEAD = ("layout", "layers", "remat", "step, s: median", "fastest", "temporary, MiB")
-HEAD += ("ring bytes a step, MiB", "ring bytes a layer, MiB")
 
 
 def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
@@ -152,8 +128,6 @@ def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
         cell("median", seconds),
         cell("fastest", seconds),
         cell("temp", mib),
-        cell("ring", mib),
-        cell("ring_per_layer", mib),
     ]
 
 

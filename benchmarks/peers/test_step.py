@@ -38,7 +38,7 @@ def test_another_program_is_noticed() -> None:
 
 
 def test_row_sets_both_programs_side_by_side() -> None:
-    ours, peers = step.Numbers(0.2, 0.1, 2**20, 0, 0), step.Numbers(0.4, 0.4, 2**22, 0, 0)
+    ours, peers = step.Numbers(0.2, 0.1, 2**20), step.Numbers(0.4, 0.4, 2**22)
     cells = dict(zip(step.HEAD, step.row(Config(), ours, peers), strict=True))
     assert cells["step, s: median"] == "0.200 / 0.400 = **0.50**"
     assert cells["temporary, MiB"] == "1.0 / 4.0 = **0.25**"
