@@ -61,16 +61,11 @@ INSTALL = "not installed: `pip install --no-deps ringattention==0.1.2 einops`"
 
 @dataclasses.dataclass(frozen=True)
 class Attention(Program):
-    """One way to compute attention over the ring.
-
-    Args:
-        chunk: most queries, and keys, in one product; None: products are whole.
-        kind: the order of tokens.
-    """
+    """One way to compute attention over the ring."""
 
     specs: Sequence[P] = (CUT,) * 3
-    chunk: int | None = None
-    kind: RingKind = "blockwise"
+    chunk: int | None = None  # most queries, and keys, in one product; None: products are whole
+    kind: RingKind = "blockwise"  # the order of tokens
 
 
 def ours(kind: RingKind, chunk: int | None) -> Attention:

@@ -18,7 +18,7 @@ from benchmarks.context import __main__ as context
 from benchmarks.context import costs, long_context, overlap, ring
 from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.pages import RESULTS
-from benchmarks.lib.timing import TOLERANCE, DifferentError
+from benchmarks.lib.timing import TOLERANCE
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.hlo.overlap import Move, Work
 from jaxptd.attention.kernel import Dropout, Scores
@@ -147,13 +147,8 @@ def test_lengths_double_until_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) 
     page = long_context.on_gpus(long)
     assert "Longest that fits: T=131,072. With half the vocabulary the peak there is" in page
     assert "Nothing fits." in long_context.on_gpus(long_context.with_model(long, seq_length=2**20))
-
-
-def test_cudnns_own_memory_counts() -> None:
-    """The workspace is a float32 for each of 16,384 tokens and 2048 hidden units."""
-    long = load_config("gpt-1.3b-131k")
-    found = long_context.Need(long, long_context.H200 - 0.1, 0, 0)
-    assert found.workspace == 16384 * 2048 * 4 / 2**30 and not found.fits
+    tokens = long.model.seq_length // long.layout.cp  # cuDNN has a float32 of each number of dq
+    assert found[0].workspace == 4 * tokens * long.model.hidden_size / 2**30
 
 
 def test_permutes_that_are_alike_are_one_row() -> None:
@@ -188,14 +183,6 @@ def test_every_program_computes_attention(mesh: Mesh) -> None:
     assert (ring.INSTALL in text) is not installed
     zigzag = next(line for line in text.splitlines() if "jaxptd zigzag" in line)
     assert zigzag.count("**") == 4 and "collective-permute" in zigzag
-
-
-@pytest.mark.slow
-def test_another_program_is_noticed(mesh: Mesh) -> None:
-    right, arrays = ring.ours("blockwise", 4), SIZE.random()
-    program = dataclasses.replace(right, function=lambda q, k, v: right.function(q, k, 2 * v))
-    with pytest.raises(DifferentError, match="jaxptd blockwise is .* off one device"):
-        ring.start(program, mesh, arrays).check(ring.plain(*arrays))
 
 
 def fake(name: str, *, ours: bool, temp: int, chunk: int | None = None) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.lib.compiler import PACKAGES, axis_sizes, compile_only, on_h200s
-from benchmarks.lib.pages import append, gib, head, joined, parser, printed, rows_by_axes
+from benchmarks.lib.pages import append, gib, head, joined, parser, printed
 from benchmarks.lib.timing import collectives
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
@@ -35,6 +35,12 @@ def line(config: Config) -> list[str]:
     program = on_h200s(config)
     kernel, mesh = program.resolved.model.attention, program.mesh
     compiled = compile_step(program)
+    axes = axis_sizes(mesh)
+    moved = (
+        f"{each.kind} {'x'.join(each.axes)} {each.count} ({sent / 2**20:,.0f} MiB)"
+        for each in collectives(compiled, mesh)
+        if (sent := each.wire_bytes(axes)) >= 2**20
+    )
     memory, kernels = compiled.memory_analysis(), summary(compiled.as_text())
     sizes = memory.peak_memory_in_bytes, memory.temp_size_in_bytes, memory.argument_size_in_bytes
     model, first = config.model, config.model.remat_layers
@@ -49,7 +55,7 @@ def line(config: Config) -> list[str]:
         *map(gib, sizes),
         f"{kernels.count}",
         f"{kernels.other_bytes / 1e9:.1f}",
-        rows_by_axes(collectives(compiled, mesh), axis_sizes(mesh)) or "none",
+        ", ".join(moved) or "none",
     ]
 
 

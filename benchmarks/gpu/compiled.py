@@ -40,27 +40,17 @@ Figures = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model on H200s.
+    """A model on H200s."""
 
-    Args:
-        sizes: L, D, N.
-        batch: sequences in total.
-        layout: over GPUs.
-        remat: what backward computes again.
-        scan: whether layers are one compiled block.
-        length: T.
-        kernels: that computes the norms.
-        cublas: whether cuBLASLt computes all products. XLA chooses it for most, but only where it
-            can time them; without a GPU it takes kernels of its own.
-    """
-
-    sizes: tuple[int, int, int]
-    batch: int
+    sizes: tuple[int, int, int]  # L, D, N
+    batch: int  # sequences in total
     layout: Layout = dataclasses.field(default_factory=Layout)
     remat: Remat = "none"
-    scan: bool = True
+    scan: bool = True  # layers are one compiled block
     length: int = 1024
-    kernels: Kernels = "xla"
+    kernels: Kernels = "xla"  # that compute the norms
+    # cuBLASLt computes all products. XLA chooses it for most, but only where it can time them;
+    # without a GPU it takes kernels of its own.
     cublas: bool = False
 
     @property
@@ -80,15 +70,10 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:
-    """A config of `configs/` on the H200s that it is for.
-
-    Args:
-        name: of the config.
-        options: of the command line, which override it.
-    """
+    """A config of `configs/` on the H200s that it is for."""
 
     name: str
-    options: str = ""
+    options: str = ""  # of the command line, which override it
     compiler: None = None
 
     @property

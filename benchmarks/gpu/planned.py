@@ -24,14 +24,7 @@ HEAD += ("others, ms, predicted", "compiled", "difference")
 
 
 class Compared(NamedTuple):
-    """A case, predicted and compiled; of one GPU.
-
-    Args:
-        name: of the case.
-        tflop: of products, predicted.
-        milliseconds: of other kernels, predicted: their bytes over what an H200 reaches.
-        compiled_tflop, compiled_milliseconds: the same, of the compiled step.
-    """
+    """A case's products and the milliseconds of its other kernels, predicted and compiled."""
 
     name: str
     tflop: float

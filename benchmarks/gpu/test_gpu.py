@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import compiled, estimate, goals, planned, timed, waits
-from benchmarks.gpu.compiled import CASES, Case, row, worse
+from benchmarks.gpu.compiled import CASES, Case, worse
 from benchmarks.gpu.goals import Figure
 from benchmarks.lib.pages import RESULTS
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
-from jaxptd.analysis.hlo.timeline import Times
 from jaxptd.analysis.hlo.waits import host_waits
 from jaxptd.analysis.profiling import SCOPES
 from jaxptd.errors import UserError
@@ -35,12 +34,6 @@ FIGURES = {
 }
 
 # ---- the budget ---------------------------------------------------------------------------------
-
-
-def test_a_packaged_config_is_compiled_with_its_options():
-    cells = dict(zip(compiled.HEAD, row("llama3-70b dp8", FIGURES), strict=True))
-    assert cells["layout"] == "dp=8 tp=8 sequence_parallel collective_matmul zero=1"
-    assert cells["B"] == "128 in 16"
 
 
 @pytest.mark.parametrize("key", FIGURES)
@@ -116,16 +109,6 @@ def test_a_pipeline_takes_longer_by_what_its_stages_wait(name: str, factor: floa
     resolved = types.SimpleNamespace(plan=make_plan(config))
     program = types.SimpleNamespace(resolved=resolved, config=config)
     assert estimate.waiting(program) == pytest.approx(factor, abs=1e-4)
-
-
-def test_a_row_adds_the_times_up() -> None:
-    kernels = {PRODUCT: 2.0, "attention kernel": 1.0, OTHER: 0.5}
-    times = Times(kernels, {("tp",): 2.0}, {("tp",): 0.5})
-    found = estimate.Estimate(times, 1.25, 10**11, 3 * 2**30)
-    cells = estimate.row("145b", estimate.CASES["145b"].config, found)
-    rate = 6 * 10**11 * 2304 * 2048 / (4 * 1.25) / 1536 / 989.5e12
-    times_of = ["3.000", "0.500", "2.000", "75%", "1.250", "5.000"]
-    assert cells[4:] == [*times_of, f"{rate:.1%}", "3.0"]
 
 
 # ---- goals and predictions ----------------------------------------------------------------------

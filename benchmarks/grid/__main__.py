@@ -62,23 +62,14 @@ KEPT_HEAD += ("shapes kept of a layer",)
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Bytes on each device.
+    """Bytes on each device."""
 
-    Args:
-        data: the residual stream that enters a layer.
-        weights: each parameter, by its name.
-        gradients: all gradients together, after their reduction.
-        optimizer: the optimizer's state.
-        ids: token ids.
-        kept: the shapes of the arrays that one layer keeps for backward; not bytes.
-    """
-
-    data: int
-    weights: dict[str, int]
-    gradients: int
+    data: int  # the residual stream that enters a layer
+    weights: dict[str, int]  # each parameter, by its name
+    gradients: int  # all together, after their reduction
     optimizer: int
-    ids: int
-    kept: tuple[tuple[int, ...], ...]
+    ids: int  # of tokens
+    kept: tuple[tuple[int, ...], ...]  # shapes of the arrays that a layer keeps for backward
 
     @property
     def activations(self) -> int:

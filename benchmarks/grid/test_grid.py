@@ -97,16 +97,6 @@ def test_1d_holds_more_than_an_nth_of_the_activations(one: Held) -> None:
     assert "1/1 of positions.table" in grid.more_than_nth(one, found)
 
 
-def test_the_page_has_a_row_for_each_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = Held(64, {"norm.w": 16, "mlp.up.w": 256}, 272, 544, 16, ((4, 4, 16), (4, 4, 1)))
-    monkeypatch.setattr(grid, "held", lambda layout: some)
-    assert grid.main(["--out", str(tmp_path / "grid.md")]) == 0
-    text = (tmp_path / "grid.md").read_text(encoding="utf-8")
-    assert text.count("| TP2D:") == 4 and text.count("| ZeRO: dp=4 zero=3 |") == 1
-
-
 # ---- compiled for GPUs ------------------------------------------------------------------------
 
 

@@ -59,22 +59,13 @@ def axis_sizes(mesh: Mesh) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Memory of one GPU during a step.
+    """Bytes of one GPU during a step."""
 
-    Args:
-        peak: bytes of all that the program needs, state included.
-        state: bytes of its arguments: parameters, optimizer state and batch.
-        seconds: of CPU time that the compilation took.
-        device: bytes of its arguments and temporaries; unlike the peak without what is in the
-            host's memory.
-        host: bytes of those that `layout.offload` has there.
-    """
-
-    peak: int
-    state: int
-    seconds: float
-    device: int = 0
-    host: int = 0
+    peak: int  # all that the program needs, state included
+    state: int  # its arguments: parameters, optimizer state and batch
+    seconds: float  # of CPU time that the compilation took
+    device: int = 0  # arguments and temporaries; unlike the peak without those of the host's memory
+    host: int = 0  # what `layout.offload` has there
 
     def fits(self, size: float) -> bool:
         """True if a GPU with so many bytes can hold the peak."""

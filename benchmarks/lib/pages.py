@@ -5,11 +5,10 @@ appends a section, or makes every table of a page anew (`renew`).
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxptd.analysis.collective import Collective
 from jaxptd.commands.command_line import make_parser
 from jaxptd.errors import Parser, UserError
 
@@ -96,18 +95,3 @@ def mib(size: float) -> str:
 
 def gib(size: float) -> str:
     return f"{size / 2**30:.2f}"
-
-
-def compared(ours: float, peers: float, form: Any) -> str:
-    """Formats `ours / peer = ratio`; two zeros have no ratio."""
-    ratio = f" = **{ours / peers:.2f}**" if peers else ""
-    return f"{form(ours)} / {form(peers)}{ratio}"
-
-
-def rows_by_axes(found: Sequence[Collective], sizes: Mapping[str, int]) -> str:
-    """Formats `all-gather tp 98 (1,540 MiB), ...`: kind, axes, executions and ring bytes."""
-    return ", ".join(
-        f"{each.kind} {'x'.join(each.axes)} {each.count} ({sent / 2**20:,.0f} MiB)"
-        for each in found
-        if (sent := each.wire_bytes(sizes)) >= 2**20
-    )

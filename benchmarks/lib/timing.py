@@ -88,23 +88,14 @@ def queued(step: Step, steps: int) -> tuple[list[float], list[Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One way to compute a function of arrays, sharded over a mesh.
-
-    Args:
-        name: of it.
-        function: takes a device's blocks, or, if `local` is False, whole sharded arrays.
-        specs: of the arguments; the result has that of the first.
-        ours: not a peer's.
-        local: see `function`.
-        typed: passes `check_vma=True`.
-    """
+    """One way to compute a function of arrays, sharded over a mesh; `ours` or a peer's."""
 
     name: str
-    function: Callable[..., Array]
-    specs: Sequence[PartitionSpec]
+    function: Callable[..., Array]  # of a device's blocks; if not `local`, of whole sharded arrays
+    specs: Sequence[PartitionSpec]  # of the arguments; the result has that of the first
     ours: bool = dataclasses.field(default=False, kw_only=True)
     local: bool = dataclasses.field(default=True, kw_only=True)
-    typed: bool = dataclasses.field(default=True, kw_only=True)
+    typed: bool = dataclasses.field(default=True, kw_only=True)  # passes check_vma=True
 
     def shardings(self, mesh: Mesh) -> list[NamedSharding]:
         """Those of the arguments."""

@@ -185,7 +185,7 @@ def _mutation(
 
 
 def options(case: str) -> str:
-    """The options of a case, beside those of `probe.TINY`; names of `cases.yaml` stand for theirs."""
+    """The options of a case, beside those of `probe.TINY`; names of `cases.yaml` are replaced."""
     return " ".join(options(CASES[word]) if word in CASES else word for word in case.split())
 
 

@@ -56,35 +56,21 @@ COLLECT_AFTER = 100_000, 20, 50
 
 
 class Page(NamedTuple):
-    """A row of `pages.csv`: a page of results.
-
-    Args:
-        source: the paper.
-        title: its first line.
-        how: the figures come about.
-        name: of its file, without a suffix.
-    """
+    """A row of `pages.csv`: a page, its paper, its first line, how its figures come about."""
 
     source: str
     title: str
     how: str
-    name: str
+    name: str  # of its file, without a suffix
 
 
 class Maker(NamedTuple):
-    """What makes a page.
-
-    Args:
-        make: from the options, what its tables are made of.
-        tables: versions and tables, in their order on the page.
-        reads: options that not every page reads, and it does.
-        draws: whether it has a picture.
-    """
+    """What makes a page: from the options what its tables are of, from that the tables."""
 
     make: Callable[[argparse.Namespace], Any]
-    tables: Callable[[Any], str] = str
-    reads: tuple[str, ...] = ()
-    draws: bool = False
+    tables: Callable[[Any], str] = str  # with versions, in their order on the page
+    reads: tuple[str, ...] = ()  # options that not every page reads
+    draws: bool = False  # a picture
 
 
 def _pages() -> dict[str, Page]:

@@ -27,19 +27,12 @@ LAYERS = (2, 4)  # of the two steps that are compared
 
 
 class Growth(NamedTuple):
-    """Bytes of one more layer on one device.
+    """Bytes of one more layer on one device."""
 
-    Args:
-        state: parameters and moments, from the sizes of the compiled step's arguments.
-        temporary: all else: gradients, and what the layer keeps for backward.
-        gradients: by this library's formula.
-        formula: what it keeps, by this library's formula.
-    """
-
-    state: int
-    temporary: int
-    gradients: int
-    formula: int
+    state: int  # parameters and moments: arguments of the compiled step
+    temporary: int  # all else: gradients, and what the layer keeps for backward
+    gradients: int  # by this library's formula
+    formula: int  # what it keeps, by this library's formula
 
     @property
     def kept(self) -> int:
@@ -50,9 +43,10 @@ class Growth(NamedTuple):
 def growth(config: Config) -> Growth:
     """Compiles a config with 2 and with 4 layers; the difference of two layers, halved."""
     small, large = (_memory(config, layers) for layers in LAYERS)
-    halves = ((more - less) // 2 for more, less in zip(large, small, strict=True))
+    state, temporary, gradients = ((b - a) // 2 for a, b in zip(small, large, strict=True))
     (stack,) = inventory_of(config.model).stacks
-    return Growth(*halves, memory_model.layer(config, stack, config.model.remat))
+    kept = memory_model.layer(config, stack, config.model.remat)
+    return Growth(state, temporary, gradients, kept)
 
 
 def _memory(config: Config, layers: int) -> tuple[int, int, int]:

@@ -78,16 +78,10 @@ def gpu() -> Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One layout of a model.
+    """One layout of a model."""
 
-    Args:
-        name: of the layout in the paper.
-        model: its billions of parameters in the paper.
-        layout: over its GPUs.
-    """
-
-    name: str
-    model: str
+    name: str  # of the layout, in the paper
+    model: str  # its billions of parameters in the paper
     layout: Layout
 
     @property
@@ -341,17 +335,11 @@ SUMMARY += ("that, nothing hidden", "with any links")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One layout's step of a model, of one GPU.
-
-    Args:
-        model: its name.
-        compiled: memory, collectives, and bytes of kernels.
-        flop: of products and attention.
-    """
+    """One layout's step of a model, of one GPU."""
 
     model: str
-    compiled: Compiled
-    flop: int
+    compiled: Compiled  # memory, collectives, and bytes of kernels
+    flop: int  # of products and attention
 
     @cached_property
     def sent(self) -> int:

@@ -55,17 +55,11 @@ def published() -> Mapping[str, Mapping[str, float]]:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One row of table 1.
+    """One row of table 1."""
 
-    Args:
-        row: sizes, layout and published seconds.
-        seconds: predicted.
-        memory: compiled; None: not asked.
-    """
-
-    row: Row
-    seconds: float
-    memory: Memory | None = None
+    row: Row  # sizes, layout and published seconds
+    seconds: float  # predicted
+    memory: Memory | None = None  # compiled, if that was asked for
 
     @property
     def published(self) -> Mapping[str, float]:

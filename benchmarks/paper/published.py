@@ -47,18 +47,12 @@ def iteration(model: str, layout: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PaperModel:
-    """A model of the paper's table 4 and figure 10.
-
-    Args:
-        name: in the paper.
-        family: `model.family`.
-        config: the packaged config with 2.5 B parameters.
-        small: fields of `ModelConfig` that its small model of figure 10 has besides.
-    """
+    """A model of the paper's table 4 and figure 10."""
 
     name: str
     family: str
-    config: str
+    config: str  # the packaged one with 2.5 B parameters
+    # Fields of `ModelConfig` that its small model of figure 10 has besides.
     small: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 

@@ -66,14 +66,7 @@ def _run(config: Config) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """The losses of one model, of every step, nats a target: all terms together.
-
-    Args:
-        name: of the model.
-        dtype: of its computation.
-        tp: with TP=4.
-        tp2d: on the grid.
-    """
+    """The losses of one model with TP=4 and on the grid, of every step, nats a target."""
 
     name: str
     dtype: str
@@ -155,13 +148,7 @@ SWIN_OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=20)
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a layout's training gave.
-
-    Args:
-        loss: of each step.
-        dice: mean Dice coefficient of held-out hearts, NaN in steps without evaluation.
-        found: classes of pixels of some of them, `[HEARTS, rows, columns]`.
-    """
+    """Losses; Dice coefficients, NaN without evaluation; classes `[HEARTS, rows, columns]`."""
 
     loss: np.ndarray
     dice: np.ndarray
@@ -170,13 +157,7 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class Hearts:
-    """Held-out hearts, and what both layouts found in them.
-
-    Args:
-        image: `[HEARTS, rows, columns, 1]`.
-        label: `[HEARTS, rows, columns]`.
-        trained: by name of the layout.
-    """
+    """Held-out hearts `[HEARTS, rows, columns(, 1)]`, and what each layout found in them."""
 
     image: np.ndarray
     label: np.ndarray

@@ -62,14 +62,12 @@ class Peer:
     """The training step of `config` on a mesh that has the axes dp and tp.
 
     Args:
-        config: without dropout and micro-batches; the embedding is tied.
+        config: without dropout, remat and micro-batches; the embedding is tied.
         mesh: from `jaxptd.mesh.make_mesh`.
-        kernel: of attention, xla or cudnn.
     """
 
     config: Config
     mesh: Mesh
-    kernel: str = "xla"
 
     @property
     def model(self) -> ModelConfig:
@@ -109,11 +107,7 @@ class Peer:
         qkv = jnp.einsum("BTD,DCNH->CBTNH", x_BTD, p["attention.qkv.w"].astype(dtype))
         qkv = qkv + p["attention.qkv.b"].astype(dtype)[:, None, None]
         q, k, v = (self._lay(x, "batch", None, "heads", None) for x in qkv)
-        attend: Callable[..., Array] = partial(
-            jax.nn.dot_product_attention, is_causal=True, implementation=self.kernel
-        )
-        if self.model.remat == "attention":
-            attend = jax.checkpoint(attend, prevent_cse=not self.model.scan_layers)
+        attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla")
         o_BTNH = self._lay(attend(q, k, v), "batch", None, "heads", None)
         y_BTD = jnp.einsum("BTNH,NHD->BTD", o_BTNH, p["attention.out.w"].astype(dtype))
         return self._residual(y_BTD) + p["attention.out.b"].astype(dtype)
@@ -133,17 +127,11 @@ class Peer:
         return self._residual(x_BTD + self._mlp(p, self._whole(h_BTD)))
 
     def _blocks(self, x_BTD: Array, params: Params) -> Array:
-        run: Callable = self._block
-        again = partial(jax.checkpoint, prevent_cse=not self.model.scan_layers)
-        if self.model.remat == "full":
-            run = again(run)
-        if self.model.remat == "dots":
-            run = again(run, policy=_save_products)
         if self.model.scan_layers:
             stacked = {n.removeprefix(BLOCKS): p for n, p in params.items() if n.startswith(BLOCKS)}
-            return lax.scan(lambda x, p: (run(x, p), None), x_BTD, stacked)[0]
+            return lax.scan(lambda x, p: (self._block(x, p), None), x_BTD, stacked)[0]
         for p in params["blocks"]:
-            x_BTD = run(x_BTD, p)
+            x_BTD = self._block(x_BTD, p)
         return x_BTD
 
     def loss(self, params: Params, batch: Batch) -> Array:
@@ -234,13 +222,6 @@ def _norm(x_BTD: Array, w_D: Array, b_D: Array) -> Array:
     centred = wide - wide.mean(-1, keepdims=True)
     variance = jnp.square(centred).mean(-1, keepdims=True)
     return (centred * lax.rsqrt(variance + 1e-5) * w_D + b_D).astype(x_BTD.dtype)
-
-
-def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
-    """Saves products without a batch dim, and cuDNN's attention, unknown to XLA's policies."""
-    if prim.name.startswith("dot_product_attention"):
-        return True
-    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
 
 
 def _name(path: Any) -> str:

@@ -1,7 +1,7 @@
 """One training step of jaxptd beside the peer's: time and temporary memory.
 
-`python -m benchmarks.peers.step [--layouts one dp ...] [--remat none dots ...] [--steps N] [--out
-FILE]`
+`python -m benchmarks.peers.step [--layouts one dp ...] [--layers scan unrolled] [--steps N]
+[--out FILE]`
 
 Both programs start from the same parameters and batch, and must give the same loss and gradient
 norm for three steps, or nothing is measured. Then they are timed in one run, in turns (A B A B
@@ -13,14 +13,14 @@ nothing: `--steps 0` leaves them out.
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from benchmarks.lib.pages import compared, head, joined, mib, parser, printed, renew
+from benchmarks.lib.pages import head, joined, mib, parser, printed, renew
 from benchmarks.lib.timing import TOLERANCE, DifferentError, Run
 from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step, random_batch
@@ -113,30 +113,21 @@ HEAD = ("layout", "layers", "remat", "step, s: median", "fastest", "temporary, M
 def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
     """Makes one line of the table, with `jaxptd / peer = ratio` in each cell."""
 
-    def cell(name: str, form: Any) -> str:
+    def cell(name: str, form: Callable[[float], str]) -> str:
         mine, theirs = getattr(ours, name), getattr(peers, name)
-        return "not timed" if mine is None else compared(mine, theirs, form)
+        timed = mine is not None
+        return f"{form(mine)} / {form(theirs)} = **{mine / theirs:.2f}**" if timed else "not timed"
 
-    def seconds(value: float) -> str:
-        return f"{value:.3f}"
-
+    cells = cell("median", "{:.3f}".format), cell("fastest", "{:.3f}".format), cell("temp", mib)
     layers = "scan" if config.model.scan_layers else "unrolled"
-    return [
-        str(config.layout),
-        layers,
-        config.model.remat,
-        cell("median", seconds),
-        cell("fastest", seconds),
-        cell("temp", mib),
-    ]
+    return [str(config.layout), layers, config.model.remat, *cells]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures a training step of jaxptd and of plain jit with sharding rules, side by side."""
     made = parser("peers.step", main)
     made.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    remats, ways = ("none", "dots", "attention", "full"), ("scan", "unrolled")
-    made.add_argument("--remat", nargs="+", choices=remats, default=["none"])
+    ways = ("scan", "unrolled")
     made.add_argument("--layers", nargs="+", choices=ways, default=["scan"], help="default: scan")
     words = "timed steps of each (default: 11); 0: no times"
     made.add_argument("--steps", type=int, default=11, help=words)
@@ -144,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare(Config(model=MODEL, layout=LAYOUTS["dp"], train=TRAIN))
 
     def rows() -> Iterator[list[str]]:
-        for layers, remat, name in itertools.product(args.layers, args.remat, args.layouts):
-            model = dataclasses.replace(MODEL, remat=remat, scan_layers=layers == "scan")
+        for layers, name in itertools.product(args.layers, args.layouts):
+            model = dataclasses.replace(MODEL, scan_layers=layers == "scan")
             config = Config(model, LAYOUTS[name], optimizer=OPTIMIZER, train=TRAIN)
             yield row(config, *measure(config, args.steps))
 

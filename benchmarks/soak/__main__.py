@@ -49,23 +49,14 @@ MARGIN = 30.0  # seconds that a run may take to start and compile
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of accident.
-
-    Args:
-        name: in words.
-        weight: of it among all.
-        wait: to the moment.
-        processes: that run; the first or the last of several is killed.
-        full: whether the disk is full instead.
-        damaged: whether the newest checkpoint is damaged afterwards.
-    """
+    """A kind of accident, with its weight among all, and the wait to its moment."""
 
     name: str
     weight: int
     wait: Callable[[Leg, Path, random.Random, float], None] = wait_a_while
-    processes: int = 1
-    full: bool = False
-    damaged: bool = False
+    processes: int = 1  # the first or the last of several is killed
+    full: bool = False  # the disk, instead of a kill
+    damaged: bool = False  # the newest checkpoint, afterwards
 
 
 KINDS = (
