@@ -87,9 +87,9 @@ def _times(axes: Axes, which: Pass) -> None:
     for (name, link), color in zip(LINKS.items(), (COLORS[1], COLORS[3]), strict=True):
         hop = hop_bytes(which) * WIDTH / link * 1e6
         axes.plot(tokens, hop * tokens, color=color, label=f"hop over {name}")
-        for share, side, offset in ((0.5, "right", (-6, 4)), (1.0, "left", (6, -10))):
-            x = tokens_to_hide(which, "zigzag", link=link, efficiency=share)
-            axes.plot(x, hop * x, "o", color=color, markersize=4)
+        edges = [tokens_to_hide(which, "zigzag", link=link, efficiency=x) for x in (0.5, 1.0)]
+        axes.plot(edges, [hop * x for x in edges], "o", color=color, markersize=4)
+        for x, side, offset in zip(edges, ("right", "left"), ((-6, 4), (6, -10)), strict=True):
             style: Any = {"textcoords": "offset points", "ha": side, "fontsize": 8}
             axes.annotate(f"{x:,.0f}", (x, hop * x), offset, **style)
     axes.plot([], [], "o", color=INK, markersize=4, label="hidden from so many tokens on")
