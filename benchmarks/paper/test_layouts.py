@@ -79,7 +79,8 @@ def test_table_3_has_the_published_sizes_and_table_5_its_network() -> None:
 
 
 def test_rows_of_table_2_have_room_or_have_not() -> None:
-    text = layouts.table_2(counted(TABLE_2))
+    text, (data, both, *_) = layouts.table_2(counted(TABLE_2)), counted(TABLE_2)
+    assert (data.fitting, both.fitting) == ([], ["full", "dots"])  # 13.9 GiB, and 4, 8 or 12
     line = "| DP=4 | 4 | 32 | 30 | cannot be trained | cannot be trained | 31.80 | 35.80 | 39.80 |"
     assert f"{line} 27.80 | nothing | no room | no room | cannot be trained |" in text
     assert "(`none`) | 1.00 | 1.00 |" in text  # TP=4 over itself
