@@ -10,7 +10,7 @@ Needs matplotlib (the viz extra). `step` also needs XLA's compiler for GPUs, as 
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.plot import drawing
 
 SUBJECTS = ("grid", "pipeline", "remat", "ring")
@@ -19,10 +19,11 @@ SUBJECTS = ("grid", "pipeline", "remat", "ring")
 def main(argv: Sequence[str] | None = None) -> int:
     """Draws pictures of the documentation."""
     parser = Parser(prog="python -m benchmarks.pictures", description=main.__doc__)
-    every = (*SUBJECTS, "step")
-    parser.add_argument("subjects", nargs="*", choices=[*every, []], default=[], metavar="SUBJECT")
+    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help="default: all but step")
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"), help="where to")
     options = parser.parse_args(argv)
+    if unknown := [each for each in options.subjects if each not in (*SUBJECTS, "step")]:
+        raise UserError(f"no pictures of {unknown[0]}; use {', '.join(SUBJECTS)} or step")
     save = drawing("jaxptd.plot.style").save_pictures
     for subject in options.subjects or SUBJECTS:
         save(drawing(f"benchmarks.pictures.{subject}").PICTURES, options.out)
