@@ -83,7 +83,7 @@ notebooks: $(DEV_STAMP)  ## run the notebooks, and write them with their output 
 	$(BIN)/jupytext --quiet --to ipynb --execute notebooks/*.py
 
 tutorials: $(DEV_STAMP)  ## run the notebooks, and write them as pages of the documentation
-	$(BIN)/python -m benchmarks.tutorials $(ARGS)
+	$(BIN)/python docs/tutorial_pages.py $(ARGS)
 
 lint: $(DEV_STAMP)  ## check style, types and which module imports which
 	$(BIN)/ruff check

@@ -1,19 +1,11 @@
 """The cost of sharding a sequence: rings, gathered keys and values, tensor parallelism.
 
-`python -m benchmarks.context [--devices 8 --lengths 2048 8192 --out FILE --pictures docs/pictures]`
+`python -m benchmarks.context [--devices 8 --lengths 2048 8192 --out FILE]`
 
 Counts the bytes that one layer of a small GPT sends, in the jaxpr of its training step, and stops
-if they differ from the closed forms of `formulas.py`. Temporary memory is that of the same step,
-compiled for simulated CPU devices in float32. Nothing is run or timed. The pictures are drawn from
-the same closed forms.
-
-*all-gather*, the peer, is a causal attention with the same interface as `ring_attention.attend`. It
-gathers k and v, and again in backward, where it sums dk and dv in float32 and scatters them. The
-GPT uses it instead of the ring.
-
-Letters: B batch, T query, S key, D model, N heads, H head size, n devices.
-Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889; Korthikanti et al., arXiv
-2205.05198; Llama Team, arXiv 2407.21783, section 3.3.2 (all-gathered keys and values).
+if they differ from the closed forms of `costs.py`. Temporary memory is that of the same step,
+compiled for simulated CPU devices in float32. Nothing is run or timed. The pictures of
+`python -m benchmarks.pictures ring` are drawn from the same closed forms.
 """
 
 import dataclasses
@@ -21,57 +13,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.context.formulas import LINKS, PEAK, Pass, messages, moves, tokens_to_hide
-from benchmarks.context.plans import Plan, plans
-from benchmarks.lib.measure import mib, write
-from jaxptd.analysis.collective import Collective, subtract
+from benchmarks.context.costs import LINKS, Plan, count, messages, plans, tokens_to_hide
+from benchmarks.lib.pages import head, joined, mib, parser, renew
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.count import collectives_of, per_layer
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
 from jaxptd.run.devices import prepare
 
-# ---- counted ------------------------------------------------------------------------------------
-
-
-def count(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
-    """Counts what one layer's activations move, in the jaxprs of the training and evaluation steps.
-
-    Raises:
-        ValueError: the count differs from `moves`.
-    """
-    with plan.patched():
-        program = plan.program(model, batch=batch)
-        both = [each for each in per_layer(program) if each.count]
-        forward = _forward(plan, model, batch)
-    found: dict[Pass, list[Collective]] = {"forward": forward, "backward": subtract(both, forward)}
-    for which, expected in moves(plan, model, batch).items():
-        if subtract(found[which], expected):
-            raise ValueError(f"{plan.name}, {which}: {found[which]}, by formula {expected}")
-    return found
-
-
-def _forward(plan: Plan, model: ModelConfig, batch: int) -> list[Collective]:
-    deeper = dataclasses.replace(model, num_layers=model.num_layers + 1)
-    found = []
-    for program in (plan.program(deeper, batch=batch), plan.program(model, batch=batch)):
-        step: Any = program.eval_step
-        traced = step.trace(program.abstract_state["params"], program.abstract_batch)
-        found.append(collectives_of(traced.jaxpr, program.mesh))
-    return subtract(*found)
+MODEL = ModelConfig(num_layers=2, hidden_size=256, num_heads=8, vocab_size=256)
 
 
 def memory(plan: Plan, model: ModelConfig) -> Any:
     """XLA's memory analysis of the compiled training step, for one device."""
     with plan.patched():
         return compile_step(plan.program(model)).memory_analysis()
-
-
-# ---- the page -----------------------------------------------------------------------------------
-
-MODEL = ModelConfig(num_layers=2, hidden_size=256, num_heads=8, vocab_size=256)
 
 
 def traffic_table(n: int, model: ModelConfig) -> str:
@@ -114,54 +71,23 @@ def hiding_table() -> str:
 
 
 def page(n: int, lengths: Sequence[int]) -> str:
-    """Makes the page of results."""
+    """Makes the tables: what moves, what is kept, and from how many tokens on hops are hidden."""
     counted = dataclasses.replace(MODEL, seq_length=lengths[0], dtype="bfloat16")
-    sizes = f"D={MODEL.hidden_size}, {MODEL.num_heads} heads, L={MODEL.num_layers}"
-    return f"""# A sequence sharded over {n} devices: what moves and what is kept
-
-{versions()} {n} simulated CPU devices. By `python -m benchmarks.context`.
-
-Model: {sizes}, B=1, AdamW, `model.remat: none`. Nothing here was run or timed.
-
-## Sent, bfloat16
-
-Counted in the jaxpr, equal to the closed form; n = {n}. Messages: consecutive sends of a device, if
-gathers and scatters run as rings.
-
-{traffic_table(n, counted)}
-
-## Memory of one device
-
-Of the whole training step, by XLA's analysis of the program compiled for the CPU.
-
-{memory_table(n, lengths)}
-
-## Tokens of a device from which all hops but one are hidden
-
-T/cp for an H200, {PEAK / 1e12:,.1f} TFLOP/s, bfloat16, links at full speed; k and v travel in
-bfloat16, dk and dv in float32.
-
-{hiding_table()}
-"""
+    return joined(versions(), traffic_table(n, counted), memory_table(n, lengths), hiding_table())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Counts, compiles, writes the table, and draws the pictures."""
-    parser = Parser(prog="python -m benchmarks.context", description=main.__doc__)
-    parser.add_argument("--devices", type=int, default=8, help="n")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192], help="T")
-    parser.add_argument("--out", type=Path, help="Markdown file to write")
-    parser.add_argument("--pictures", type=Path, help="directory to draw into")
-    options = parser.parse_args(argv)
+    """Counts what a sharded sequence moves, and compiles what it keeps."""
+    made = parser("context", main)
+    made.add_argument("--devices", type=int, default=8, help="n")
+    made.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192], help="T")
+    options = made.parse_args(argv)
     prepare(Config(MODEL, Layout(cp=options.devices), train=TrainConfig(platform="cpu")))
     text = page(options.devices, options.lengths)
     print(text)
     if options.out:
-        write(options.out, text)
-    if options.pictures:
-        from benchmarks.context import pictures  # matplotlib is an extra
-
-        pictures.draw(options.pictures)
+        title = f"A sequence sharded over {options.devices} devices: what moves and what is kept"
+        renew(Path(options.out), head(title, "context") + text)
     return 0
 
 

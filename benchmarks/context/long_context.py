@@ -21,18 +21,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from benchmarks.lib.compiler import QUICK
-from benchmarks.lib.measure import append, mib
+from benchmarks.lib.compiler import PACKAGES, QUICK, compile_only, on_h200s
+from benchmarks.lib.pages import append, head, mib, parser
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.report import table, versions
-from jaxptd.commands.command_line import make_parser, parse
-from jaxptd.compiling import PLUGINS, gpus
+from jaxptd.commands.command_line import parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, RingKind, make_mesh
+from jaxptd.plot import drawing
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
@@ -56,8 +54,7 @@ def temporary_bytes(length: int, cp: int, ring: RingKind, model: ModelConfig = M
 
 def simulated(layout: Layout, model: ModelConfig = MODEL) -> Config:
     """Makes a config with one sequence a step, on simulated devices."""
-    train = TrainConfig(global_batch_size=1, platform="cpu")
-    return Config(model=model, layout=layout, train=train)
+    return Config(model, layout, train=TrainConfig(global_batch_size=1, platform="cpu"))
 
 
 def measure(lengths: Mapping[RingKind, Sequence[int]], sizes: Sequence[int] = SIZES) -> Points:
@@ -79,43 +76,32 @@ def exponent(points: Mapping[int, int]) -> float:
 def rows(points: Points) -> list[list[str]]:
     """The table: a row for each ring and size, a column for each length."""
     lengths = sorted({length for found in points.values() for length in found})
-    head = ["ring", "cp", *(f"T={length}" for length in lengths), "grows as"]
-    body = [
-        [
-            ring,
-            str(cp),
-            *(mib(found[length]) if length in found else "" for length in lengths),
-            f"T^{exponent(found):.2f}",
-        ]
-        for (ring, cp), found in points.items()
-    ]
-    return [head, *body]
+    made = [["ring", "cp", *(f"T={length}" for length in lengths), "grows as"]]
+    for (ring, cp), found in points.items():
+        sizes = (mib(found[length]) if length in found else "" for length in lengths)
+        made.append([ring, str(cp), *sizes, f"T^{exponent(found):.2f}"])
+    return made
 
 
 def draw(points: Points, path: Path) -> None:
     """Draws memory over T, both in powers of two; the same points give the same bytes."""
-    from jaxptd.plot.style import save_pictures
+    style = drawing("jaxptd.plot.style")
+    style.save_pictures({path.name: lambda: _picture(points, style)}, path.parent)
 
-    save_pictures({path.name: lambda: _picture(points)}, path.parent)
 
-
-def _picture(points: Points) -> Any:
-    from jaxptd.plot.colors import COLORS
-    from jaxptd.plot.style import PAGE, new_picture
-
-    figure = new_picture(PAGE, 4)
+def _picture(points: Points, plot: Any) -> Any:
+    figure = plot.new_picture(plot.PAGE, 4)
     axes = figure.subplots()
     for (ring, cp), found in points.items():
         style = {"zigzag": "o-", "rsa": "s--"}[ring]
         size = [bytes_ / 2**20 for bytes_ in found.values()]
-        color = COLORS[SIZES.index(cp)]
+        color = plot.COLORS[SIZES.index(cp)]
         axes.plot(list(found), size, style, color=color, ms=4, label=f"{ring}, cp={cp}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("tokens in a sequence, T")
-    axes.set_ylabel("temporary memory of a device, in MiB")
+    for each in (axes.xaxis, axes.yaxis):
+        each.set_major_formatter("{x:,.0f}")
+    axes.set(xlabel="tokens in a sequence, T", ylabel="temporary memory of a device, in MiB")
     axes.grid()
     figure.legend(loc="outside right center")
     return figure
@@ -156,13 +142,8 @@ HEAD = ["T", "layout", "V", "state GiB", "temp GiB", "peak GiB", "cuDNN GiB", f"
 
 def need(config: Config) -> Need:
     """Compiles a config's step for H200s and reads its memory."""
-    program: Any = Program(config, make_mesh(config.layout, gpus(config.layout.num_devices)))
-    memory = compile_step(program).memory_analysis()
-    sizes = (
-        memory.peak_memory_in_bytes,
-        memory.argument_size_in_bytes,
-        memory.temp_size_in_bytes,
-    )
+    found = compile_step(on_h200s(config)).memory_analysis()
+    sizes = found.peak_memory_in_bytes, found.argument_size_in_bytes, found.temp_size_in_bytes
     return Need(config, *(size / 2**30 for size in sizes))
 
 
@@ -191,26 +172,23 @@ def on_gpus(config: Config) -> str:
         return f"{table([HEAD, *lines])}\n\nNothing fits.\n"
     last = held[-1].config
     half = need(with_model(last, vocab_size=(last.model.vocab_size or 0) // 2))
-    words = (
-        f"Longest that fits: T={last.model.seq_length:,}. "
-        f"With half the vocabulary the peak there is {half.peak:.1f} GiB."
-    )
+    words = f"Longest that fits: T={last.model.seq_length:,}. "
+    words += f"With half the vocabulary the peak there is {half.peak:.1f} GiB."
     return f"{table([HEAD, *lines, half.cells])}\n\n{words}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures memory over the length of a sequence, on simulated devices or compiled for H200s."""
-    parser = make_parser("python -m benchmarks.context.long_context", main.__doc__ or "")
-    parser.add_argument("--gpu", action="store_true", help="compile the config for H200s")
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    parser.add_argument("--picture", default="", help="SVG file to draw")
-    config, options = parse(parser, argv)
+    made = parser("context.long_context", main, config=True)
+    made.add_argument("--gpu", action="store_true", help="compile the config for H200s")
+    made.add_argument("--picture", default="", help="SVG file to draw")
+    config, options = parse(made, argv)
     if options["gpu"]:
-        jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
+        compile_only()
         config = with_vocabulary(config)
         positions = config.model.block.positions
         title = f"Compiled for H200s: {config.layout}, positions {positions}"
-        body = f"{versions(*PLUGINS.split())}\n\n{on_gpus(config)}"
+        body = f"{versions(*PACKAGES[2:])}\n\n{on_gpus(config)}"
     else:
         prepare(simulated(Layout(cp=max(SIZES))))
         points = measure(LENGTHS)
@@ -218,17 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options["picture"]:
             draw(points, Path(options["picture"]))
     print(body)
-    if options["out"]:
-        append(Path(options["out"]), INTRODUCTION, f"## {title}\n\n{body}")
+    append(options["out"], head("Long context", "context.long_context"), f"## {title}\n\n{body}")
     return 0
 
-
-INTRODUCTION = """# Long context
-
-Made by `python -m benchmarks.context.long_context`, whose head says what is measured and what is
-not.
-
-"""
 
 if __name__ == "__main__":
     run_command(main)

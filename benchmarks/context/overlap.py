@@ -1,57 +1,31 @@
 """The work that overlaps with each hop of the ring, in a training step compiled for H200s.
 
 `python -m benchmarks.context.overlap --config configs/gpt-1.3b-131k.yaml [--layout.cp 8 --compiler
-a=b]`
+a=b --out FILE]`
 
-Reads the collective-permutes from the schedule; see `jaxptd/analysis/hlo/timeline.py`.
+Reads the collective-permutes from the schedule; `jaxptd/analysis/hlo/timeline.py` says what is
+read.
 """
 
 import collections
 from collections.abc import Sequence
-from typing import Any
 
-import jax
-
-from benchmarks.lib.compiler import compiler_options
+from benchmarks.lib.compiler import compile_only, compiler_options, on_h200s
+from benchmarks.lib.pages import append, head, joined, parser
 from jaxptd.analysis.collective import PERMUTE
-from jaxptd.analysis.hlo.timeline import Move as Permute
-from jaxptd.analysis.hlo.timeline import Work, moves
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.hlo.timeline import Move, moves
 from jaxptd.analysis.report import table
-from jaxptd.commands.command_line import make_parser, parse
-from jaxptd.compiling import gpus
-from jaxptd.config import Config
+from jaxptd.commands.command_line import parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
-from jaxptd.mesh import make_mesh
-from jaxptd.step import Program
 
-__all__ = ["Permute", "Work", "permutes", "rows", "summary"]
-
-HEAD = (
-    "pass",
-    "executions",
-    "MiB each",
-    "overlapping attention kernels",
-    "other products",
-    "overlaps with",
-)
+HEAD = ("pass", "executions", "MiB each", "overlapping attention kernels", "other products")
+HEAD += ("overlaps with",)
 PASSES = ("forward", "forward again", "backward")
 
 
-def permutes(text: str) -> list[Permute]:
-    """Lists the permutes of a scheduled program, in the order in which they run."""
-    return [each for each in moves(text) if each.kind == PERMUTE]
-
-
-def compile_for_h200(config: Config, options: dict[str, Any] | None = None) -> Any:
-    """Compiles the training step of a config for H200s; no GPU is needed."""
-    mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
-    program: Any = Program(config, mesh)
-    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    return lowered.compile(compiler_options=options or None)
-
-
-def rows(found: Sequence[Permute]) -> list[tuple[str, ...]]:
+def rows(found: Sequence[Move]) -> list[tuple[str, ...]]:
     """The table's rows: one for all permutes that are alike."""
     alike: collections.Counter[tuple] = collections.Counter()
     for each in found:
@@ -63,7 +37,7 @@ def rows(found: Sequence[Permute]) -> list[tuple[str, ...]]:
     ]
 
 
-def summary(found: Sequence[Permute]) -> str:
+def summary(found: Sequence[Move]) -> str:
     """Counts the permutes of a step, and their bytes, by the work that overlaps with them."""
     shares = []
     for what in ("attention", "products", "nothing"):
@@ -75,14 +49,17 @@ def summary(found: Sequence[Permute]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Shows the work that overlaps with each permute of a training step compiled for H200s."""
-    parser = make_parser("python -m benchmarks.context.overlap", main.__doc__ or "")
-    parser.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")
-    config, options = parse(parser, argv)
-    jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
+    made = parser("context.overlap", main, config=True)
+    made.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")
+    config, options = parse(made, argv)
+    compile_only()
     chosen = compiler_options(options["compiler"])
-    found = permutes(compile_for_h200(with_vocabulary(config), chosen).as_text())
-    print(table([HEAD, *rows(found)]))
-    print(summary(found))
+    step = compile_step(on_h200s(with_vocabulary(config)), chosen or None)
+    found = [each for each in moves(step.as_text()) if each.kind == PERMUTE]
+    text = joined(table([HEAD, *rows(found)]), summary(found))
+    print(text)
+    title = head("Work that overlaps with the hops of a ring", "context.overlap")
+    append(options["out"], title, f"## {config.layout}\n\n{text}")
     return 0
 
 

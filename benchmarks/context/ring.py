@@ -14,38 +14,147 @@ nothing is measured. Then all are timed in one run, in turns. The devices are si
 so times compare work and do not show how it scales. The last table counts products, device by
 device: on real devices the slowest determines the time of a step.
 
-Letters: B batch, T query, S key, H head size.
+Letters: B batch, T query, S key, N heads, H head size.
 Source: Liu et al., arXiv 2310.01889 (github.com/forhaoliu/ringattention 0.1.2); Li et al.,
 arXiv 2105.13120 (RSA).
 """
 
-import argparse
 import dataclasses
 import importlib.metadata
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from benchmarks.context.ring_programs import CUT, INSTALL, RINGATTENTION, Program, ours, programs
-from benchmarks.lib.measure import TOLERANCE, collectives, mib, write
-from benchmarks.lib.race import Runner, race
+from benchmarks.lib.compiler import axis_sizes
+from benchmarks.lib.pages import joined, mib, parser, renew
+from benchmarks.lib.timing import Program, Runner, collectives, race
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.analysis.report import table, versions
-from jaxptd.attention.ring import Ring
+from jaxptd.attention.kernel import Dropout, Scores
+from jaxptd.attention.ring import AttentionInputs, Ring
+from jaxptd.attention.xla import Xla
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import UserError, run_command
+from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import Layout, RingKind, make_mesh
+from jaxptd.ring_attention import attend
 from jaxptd.run.devices import prepare
 
-GOALS = {"temp": 1.0, "time": 0.9, "work": 1.02}
+CUT = P(None, "cp")  # of every array [B, T, N, H]: tokens are sharded over the ring
+MOST_WORK = 1.02  # goal: of the slowest device with zigzag, over the mean
+RINGATTENTION = "ringattention"
+INSTALL = "not installed: `pip install --no-deps ringattention==0.1.2 einops`"
+
+# ---- the programs ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention(Program):
+    """One way to compute attention over the ring."""
+
+    specs: Sequence[P] = (CUT,) * 3
+    chunk: int | None = None  # most queries, and keys, in one product; None: products are whole
+    kind: RingKind = "blockwise"  # the order of tokens
+
+
+def ours(kind: RingKind, chunk: int | None) -> Attention:
+    """jaxptd's attention, with the kernel of matrix products in chunks."""
+    kernel = Xla(Dropout(0.0, keep_mask), chunk or 1)  # RSA does not use the kernel
+    ring = Ring("cp", kind)
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        scores = Scores(q.shape[-1] ** -0.5)
+        return attend(q, k, v, AttentionInputs(), ring=ring, kernel=kernel, scores=scores)
+
+    return Attention(f"jaxptd {kind}", attention, chunk=chunk, kind=kind, ours=True)
+
+
+def gather() -> Attention:
+    """The peer that gathers all keys and values on every device."""
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        k, v = (lax.all_gather(x, "cp", axis=1, tiled=True) for x in (k, v))
+        query_T = Ring("cp", "blockwise").positions(q.shape[1])
+        seen_TS = query_T[:, None] >= jnp.arange(k.shape[1])
+        return jax.nn.dot_product_attention(q, k, v, mask=seen_TS[None, None], implementation="xla")
+
+    return Attention("gather", attention)
+
+
+def partitioned(mesh: Mesh) -> Attention:
+    """The peer of XLA's partitioner: queries and outputs are sharded, keys and values are not."""
+    keep = partial(lax.with_sharding_constraint, shardings=NamedSharding(mesh, CUT))
+    attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla")
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        k, v = (lax.with_sharding_constraint(x, NamedSharding(mesh, P())) for x in (k, v))
+        return keep(attend(keep(q), k, v))
+
+    return Attention("jit", attention, local=False)
+
+
+def ringattention(chunk: int) -> Attention | None:
+    """The peer of the package ringattention, or None if it is not installed."""
+    module = _module()
+    if module is None:
+        return None
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        size = min(chunk, q.shape[1])
+        options = {
+            "causal_block_size": 1,
+            "deterministic": True,
+            "dropout_rng": None,
+            "attn_pdrop": 0.0,
+            "query_chunk_size": size,
+            "key_chunk_size": size,
+            "dtype": jnp.float32,
+            "policy": jax.checkpoint_policies.nothing_saveable,
+            "precision": None,
+            "prevent_cse": False,  # not needed inside a scan
+        }
+        return module.ring_attention(q, k, v, None, None, None, "cp", True, options)
+
+    return Attention(RINGATTENTION, attention, chunk=chunk, typed=False)
+
+
+def _module() -> ModuleType | None:
+    """Imports only `ringattention.ringattention_jax`: the package needs a JAX older than 0.8."""
+    package = importlib.util.find_spec(RINGATTENTION)
+    if package is None or package.origin is None or not importlib.util.find_spec("einops"):
+        return None
+    path = Path(package.origin).with_name("ringattention_jax.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def programs(mesh: Mesh, chunks: Sequence[int]) -> Iterator[Attention]:
+    """Yields all programs; those with chunks once for each chunk."""
+    for chunk in chunks:
+        yield ours("zigzag", chunk)
+        yield ours("blockwise", chunk)
+    yield ours("rsa", None)
+    yield gather()
+    yield partitioned(mesh)
+    yield from filter(None, map(ringattention, chunks))
+
+
+# ---- measured -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +179,7 @@ class Size:
 class Run(Runner):
     """A program whose results have the tokens in the order of its ring."""
 
+    program: Attention
     order: np.ndarray
     moved: str
 
@@ -94,21 +204,16 @@ def plain(q: Array, k: Array, v: Array, do: Array) -> tuple[Array, ...]:
     return tuple(jnp.moveaxis(x, 0, 2) for x in results)
 
 
-def start(program: Program, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
+def start(program: Attention, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
     """Compiles the program and puts its arguments on the mesh, in the order of its ring."""
     order = Ring("cp", program.kind).order(arrays[0].shape[1], mesh.shape["cp"])
     laid = [jax.device_put(x[:, order], NamedSharding(mesh, CUT)) for x in arrays]
     compiled = program.gradients(mesh).lower(*laid).compile(compiler_options=CPU_OPTIONS)
-    return Run(program, compiled, laid, order, moved(compiled, mesh))
-
-
-def moved(compiled: Any, mesh: Mesh) -> str:
-    """`collective-permute 20 (3.0 MiB), ...`: executions and bytes that each device sends."""
-    sizes = {str(axis): size for axis, size in mesh.shape.items()}
-    return ", ".join(
-        f"{each.kind} {each.count} ({each.wire_bytes(sizes) / 2**20:.2f} MiB)"
-        for each in collectives(compiled, mesh)
+    moved = ", ".join(
+        f"{each.kind} {each.count} ({each.wire_bytes(axis_sizes(mesh)) / 2**20:.2f} MiB)"
+        for each in (collectives(compiled, mesh) if program.local else ())
     )
+    return Run(program, compiled, laid, order, moved)
 
 
 def measure(size: Size, mesh: Mesh, *, chunks: Sequence[int], steps: int) -> list[Run]:
@@ -119,52 +224,7 @@ def measure(size: Size, mesh: Mesh, *, chunks: Sequence[int], steps: int) -> lis
     return runs
 
 
-# ---- reported -------------------------------------------------------------------------------
-
-HEAD = ["program", "chunk", "temporary, MiB a device", "of the best peer's", "median, ms"]
-HEAD += ["of the best peer's", "moved by a device", "largest error"]
-
-
-def rivals(run: Run, runs: Sequence[Run]) -> list[Run]:
-    """The peers to compare with a program: those with the same chunk, and those without chunks."""
-    peers = [each for each in runs if not each.program.ours]
-    return [each for each in peers if each.program.chunk in (run.program.chunk, None)]
-
-
-def share(run: Run, runs: Sequence[Run], name: str) -> float | None:
-    """`temp` or `median` of one of our programs, divided by the least of its rivals'."""
-    others = [getattr(each, name) for each in rivals(run, runs)]
-    return getattr(run, name) / min(others) if run.program.ours and others else None
-
-
-def row(run: Run, runs: Sequence[Run]) -> list[str]:
-    """Makes one line of the table."""
-
-    def ratio(name: str) -> str:
-        found = share(run, runs, name)
-        return "" if found is None else f"**{found:.2f}**"
-
-    return [
-        run.program.name,
-        str(run.program.chunk or ""),
-        mib(run.temp),
-        ratio("temp"),
-        f"{run.median * 1e3:.0f}",
-        ratio("median"),
-        run.moved,
-        f"{run.error:.0e}",
-    ]
-
-
-def section(size: Size, runs: Sequence[Run]) -> str:
-    """Makes the table of one length."""
-    rows = [row(run, runs) for run in runs]
-    if not any(run.program.name == RINGATTENTION for run in runs):
-        rows.append([RINGATTENTION, "", INSTALL, *[""] * (len(HEAD) - 3)])
-    return f"## {size}\n\n{table([HEAD, *rows])}\n"
-
-
-def balance(kind: RingKind, devices: int, length: int) -> float:
+def balance(kind: RingKind, devices: int, length: int = 256) -> float:
     """FLOPs of the products on the slowest device, divided by the mean over devices."""
     mesh = make_mesh(Layout(cp=devices))
     shape = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32, sharding=NamedSharding(mesh, CUT))
@@ -173,71 +233,58 @@ def balance(kind: RingKind, devices: int, length: int) -> float:
     return float(work.max() / work.mean())
 
 
-def balances(devices: int, length: int = 256) -> str:
+# ---- reported -------------------------------------------------------------------------------
+
+HEAD = ["program", "chunk", "temporary, MiB a device", "of the best peer's", "median, ms"]
+HEAD += ["of the best peer's", "moved by a device", "largest error"]
+WORK = ["devices", "zigzag", "blockwise: contiguous"]
+
+
+def share(run: Run, runs: Sequence[Run], name: str) -> float | None:
+    """`temp` or `median` of one of our programs over the best peer's; of any chunk, or the same."""
+    peers = [each for each in runs if not each.program.ours]
+    rivals = [each for each in peers if each.program.chunk in (run.program.chunk, None)]
+    if not run.program.ours or not rivals:
+        return None
+    return getattr(run, name) / min(getattr(each, name) for each in rivals)
+
+
+def row(run: Run, runs: Sequence[Run]) -> list[str]:
+    """Makes one line of the table."""
+    found = [share(run, runs, name) for name in ("temp", "median")]
+    temp, median = ("" if each is None else f"**{each:.2f}**" for each in found)
+    name, chunk, time = run.program.name, str(run.program.chunk or ""), f"{run.median * 1e3:.0f}"
+    return [name, chunk, mib(run.temp), temp, time, median, run.moved, f"{run.error:.0e}"]
+
+
+def section(size: Size, runs: Sequence[Run]) -> str:
+    """Makes the table of one length."""
+    rows = [row(run, runs) for run in runs]
+    if not any(run.program.name == RINGATTENTION for run in runs):
+        rows.append([RINGATTENTION, "", INSTALL, *[""] * (len(HEAD) - 3)])
+    return f"## {size}\n\n{table([HEAD, *rows])}"
+
+
+def work(devices: int) -> str:
     """Makes the table of work, for 2, 4, .. up to `devices` devices."""
-    head = ["devices", "zigzag", "blockwise: contiguous"]
     counts = [n for n in (2, 4, 8, 16, 32, 64) if n <= devices]
     kinds: tuple[RingKind, ...] = ("zigzag", "blockwise")
-    rows = [[n, *(f"{balance(kind, n, length):.3f}" for kind in kinds)] for n in counts]
-    return table([head, *rows])
-
-
-ABOUT = f"""\
-Causal attention with the gradients of q, k and v, float32. Goals: zigzag and blockwise at most
-{GOALS["temp"]}x the temporary memory and {GOALS["time"]}x the time of each peer at the same chunk;
-work of the slowest device with zigzag at most {GOALS["work"]}x the mean.
-
-- jaxptd: `Xla` kernel; RSA computes whole rows of scores.
-- gather: k and v all-gathered, then `jax.nn.dot_product_attention(implementation="xla")`.
-- jit: the same, by XLA's partitioner from sharding constraints.
-- ringattention: 0.1.2 from PyPI, its JAX program, `causal_block_size=1`. Chunks are the same for
-  queries and keys, and at most a device's tokens.
-
-Every program was within {TOLERANCE:.0e} (relative, in norm) of plain softmax attention on one
-device, output and gradients, before it was timed. Temporary memory is that of one device's program
-with the scores of one product. Moved: executions, and bytes that each device sends in a ring.
-"""
-
-
-def report(sections: Sequence[str], work: str, *, devices: int, steps: int) -> str:
-    """Makes the Markdown page."""
-    try:
-        peer = f"{RINGATTENTION} {importlib.metadata.version(RINGATTENTION)}"
-    except importlib.metadata.PackageNotFoundError:
-        peer = f"no {RINGATTENTION}"
-    head = f"{versions()} {peer}; {devices} simulated CPU devices; {steps} runs each, interleaved."
-    title = "# Attention over a ring beside its peers"
-    blocks = [title, head, ABOUT, *sections, "## Work of the slowest device over the mean"]
-    note = "FLOPs of products, counted device by device in the jaxpr, masked scores included."
-    return "\n\n".join(block.strip() for block in [*blocks, note, work]) + "\n"
-
-
-def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line.
-
-    Raises:
-        UserError: a sequence does not split over the devices.
-    """
-    parser = Parser(prog="python -m benchmarks.context.ring", description=main.__doc__)
-    parser.add_argument("--devices", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--head-size", type=int, default=32)
-    parser.add_argument("--length", type=int, nargs="+", default=[2048, 8192])
-    parser.add_argument("--chunk", type=int, nargs="+", default=[512, 128])
-    parser.add_argument("--steps", type=int, default=11, help="timed runs of each (default: 11)")
-    parser.add_argument("--out", type=Path, help="Markdown file to write")
-    args = parser.parse_args(argv)
-    for length in args.length:
-        if length % (2 * args.devices):
-            chunks = 2 * args.devices
-            raise UserError(f"--length {length} does not split into {chunks} chunks of a zigzag")
-    return args
+    rows = [[n, *(f"{balance(kind, n):.3f}" for kind in kinds)] for n in counts]
+    return f"## Work of the slowest device over the mean\n\n{table([WORK, *rows])}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures ring attention beside all-gathered attention and the package ringattention."""
-    args = options(argv)
+    made = parser("context.ring", main)
+    for name, default in (("devices", 8), ("batch", 1), ("heads", 4), ("head-size", 32)):
+        made.add_argument(f"--{name}", type=int, default=default)
+    made.add_argument("--length", type=int, nargs="+", default=[2048, 8192])
+    made.add_argument("--chunk", type=int, nargs="+", default=[512, 128])
+    made.add_argument("--steps", type=int, default=11, help="timed runs of each (default: 11)")
+    args = made.parse_args(argv)
+    chunks = 2 * args.devices
+    if wrong := [length for length in args.length if length % chunks]:
+        raise UserError(f"--length {wrong[0]} does not split into {chunks} chunks of a zigzag")
     model, layout = ModelConfig(seq_length=args.length[0]), Layout(cp=args.devices)
     prepare(Config(model=model, layout=layout, train=TrainConfig(platform="cpu")))
     sections = []
@@ -246,10 +293,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = measure(size, make_mesh(layout), chunks=args.chunk, steps=args.steps)
         sections.append(section(size, runs))
         print(sections[-1], flush=True)
-    work = balances(args.devices)
-    print(work)
+    sections.append(work(args.devices))
+    print(sections[-1])
     if args.out:
-        write(args.out, report(sections, work, devices=args.devices, steps=args.steps))
+        there = importlib.util.find_spec(RINGATTENTION)
+        peer = f"{RINGATTENTION} {importlib.metadata.version(RINGATTENTION)}" if there else ""
+        title = "# Attention over a ring beside its peers"
+        renew(Path(args.out), joined(title, f"{versions()} {peer}".strip(), *sections))
     return 0
 
 

@@ -11,27 +11,17 @@ happens to good draws is one in a million.
 from collections.abc import Sequence
 
 from benchmarks.draws import dropout, initial, masking, order, spans
-from benchmarks.draws.statistics import SIGNIFICANCE, Row, failing
+from benchmarks.draws.statistics import SIGNIFICANCE, failing
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, run_command
-
-
-def all_rows(scale: int = 1) -> list[Row]:
-    """All tests. scale: divides the number of draws, by its square that of masks."""
-    return [
-        *dropout.rows(1024 // scale),
-        *initial.rows(2**23 // scale**2, 64),
-        *order.rows(4096 // scale, 256 // scale),
-        *masking.rows(2**15 // scale),
-        *spans.rows(2**15 // scale),
-    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tests what is drawn, and prints the table."""
     parser = Parser(prog="python -m benchmarks.draws", description=main.__doc__)
     parser.parse_args(argv)
-    rows = all_rows()
+    rows = [*dropout.rows(1024), *initial.rows(2**23, 64), *order.rows(4096, 256)]
+    rows += [*masking.rows(2**15), *spans.rows(2**15)]
     wrong = failing(rows)
     cells = [["draws of", "property", "number", "probability", ""]]
     for row in rows:

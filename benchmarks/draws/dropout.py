@@ -8,7 +8,6 @@ Letters: P first numbers, U second numbers.
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +31,8 @@ ORDERS = 24  # of differences; without its shifts a hash by products is a polyno
 FIRST_BIT, LAST_BIT = 12, 30  # of a word that changes; bit 31 is left by a product as it is
 
 
-@jax.jit
-def _words(seed: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """The two words of `fold`; the second is that of which `keep_mask` decides."""
-    return fold(seed, first, second)
-
-
-@partial(jax.jit, static_argnums=3)
-def _mask(seed: jax.Array, first: jax.Array, second: jax.Array, rate: float) -> jax.Array:
-    return keep_mask(seed, first, second, rate)
+# The two words of `fold`; the second is that of which `keep_mask` decides.
+_words, _mask = jax.jit(fold), jax.jit(keep_mask, static_argnums=3)
 
 
 def _seed(words: tuple[int, int]) -> jax.Array:
@@ -76,15 +68,10 @@ def _rates(side: int) -> Iterator[Row]:
             whole.append(normal_tail((drop.sum() - cells * rate) / (cells * variance) ** 0.5))
             for axis in (0, 1):
                 off = (drop.sum(axis) - side * rate) / np.sqrt(side * variance)
-                lines.append(_spread(off))
+                lines.append(chi_square(off + 1.0, np.ones(1), off.size))  # sum of their squares
     draws = len(RATES) * len(SEEDS) * cells
     yield Row(OF, "rate", draws, worst(whole))
     yield Row(OF, "rate of each position, of each unit", draws, worst(lines))
-
-
-def _spread(z: np.ndarray) -> float:
-    """Probability of the sum of squares of standard normal numbers."""
-    return chi_square(z + 1.0, np.ones(1), z.size)
 
 
 def _differences(blocks: list[np.ndarray]) -> float:

@@ -65,6 +65,6 @@ def _standard(first_EW: np.ndarray) -> np.ndarray:
 
 def _even(x: np.ndarray, size: int) -> float:
     """`chi_square` of numbers from 0 to size - 1, in 4 cells."""
-    share = np.diff(np.floor(np.linspace(0, size, 5))) / size
-    cell = np.digitize(x, np.floor(np.linspace(0, size, 5))[1:-1])
-    return chi_square(np.bincount(cell, minlength=4), share * x.size)
+    edges = np.floor(np.linspace(0, size, 5))
+    counts = np.bincount(np.digitize(x, edges[1:-1]), minlength=4)
+    return chi_square(counts, np.diff(edges) / size * x.size)

@@ -20,19 +20,12 @@ LEAST = 5  # expected in a cell, so that its count is nearly normal
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of the table.
+    """A row of the table."""
 
-    Args:
-        of: kind of draws.
-        what: property that is tested.
-        draws: number of them.
-        p: probability of a result at least as unlikely, of draws that have the property.
-    """
-
-    of: str
-    what: str
-    draws: int
-    p: float
+    of: str  # kind of draws
+    what: str  # property that is tested
+    draws: int  # number of them
+    p: float  # probability of a result at least as unlikely, of draws that have the property
 
 
 def failing(rows: Sequence[Row], significance: float = SIGNIFICANCE) -> list[Row]:

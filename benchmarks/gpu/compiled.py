@@ -14,13 +14,13 @@ is not known. For what compiling needs see `benchmarks/gpu/compile_gpu.py`, or `
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from benchmarks.lib.measure import append, write
+from benchmarks.lib.compiler import PACKAGES, axis_sizes, compile_only, on_h200s
+from benchmarks.lib.pages import RESULTS, append, head, joined, parser, printed, write
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import BANDWIDTH
 from jaxptd.analysis.hlo.kernels import largest, summary
@@ -29,40 +29,28 @@ from jaxptd.analysis.hlo.timeline import moves
 from jaxptd.analysis.jaxprs import attention_flops, executed, flops
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
-from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config, Kernels, ModelConfig, Remat, TrainConfig
-from jaxptd.errors import Parser, UserError, run_command
-from jaxptd.mesh import Layout, make_mesh
-from jaxptd.step import Program
+from jaxptd.errors import UserError, run_command
+from jaxptd.mesh import Layout
 
-BUDGET = Path(__file__).parents[1] / "results" / "budget.json"
+BUDGET = RESULTS / "budget.json"
 SLACK = 1.01  # a figure may be worse by this factor
 Figures = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model on H200s.
+    """A model on H200s."""
 
-    Args:
-        sizes: L, D, N.
-        batch: sequences in total.
-        layout: over GPUs.
-        remat: what backward computes again.
-        scan: whether layers are one compiled block.
-        length: T.
-        kernels: that computes the norms.
-        cublas: whether cuBLASLt computes all products. XLA chooses it for most, but only where it
-            can time them; without a GPU it takes kernels of its own.
-    """
-
-    sizes: tuple[int, int, int]
-    batch: int
+    sizes: tuple[int, int, int]  # L, D, N
+    batch: int  # sequences in total
     layout: Layout = dataclasses.field(default_factory=Layout)
     remat: Remat = "none"
-    scan: bool = True
+    scan: bool = True  # layers are one compiled block
     length: int = 1024
-    kernels: Kernels = "xla"
+    kernels: Kernels = "xla"  # that compute the norms
+    # cuBLASLt computes all products. XLA chooses it for most, but only where it can time them;
+    # without a GPU it takes kernels of its own.
     cublas: bool = False
 
     @property
@@ -73,32 +61,19 @@ class Case:
     @property
     def config(self) -> Config:
         layers, hidden, heads = self.sizes
-        model = ModelConfig(
-            num_layers=layers,
-            hidden_size=hidden,
-            num_heads=heads,
-            seq_length=self.length,
-            vocab_size=50257,
-            vocab_multiple=128,
-            dtype="bfloat16",
-            remat=self.remat,
-            scan_layers=self.scan,
-            kernels=self.kernels,
-        )
+        sizes = {"num_layers": layers, "hidden_size": hidden, "num_heads": heads}
+        sizes |= {"seq_length": self.length, "vocab_size": 50257, "vocab_multiple": 128}
+        ways = {"remat": self.remat, "scan_layers": self.scan, "kernels": self.kernels}
+        model = ModelConfig(dtype="bfloat16", **sizes, **ways)
         return Config(model, self.layout, train=TrainConfig(global_batch_size=self.batch))
 
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:
-    """A config of `configs/` on the H200s that it is for.
-
-    Args:
-        name: of the config.
-        options: of the command line, which override it.
-    """
+    """A config of `configs/` on the H200s that it is for."""
 
     name: str
-    options: str = ""
+    options: str = ""  # of the command line, which override it
     compiler: None = None
 
     @property
@@ -153,25 +128,17 @@ CASES: dict[str, Case | Packaged] = {
 }
 HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others, ms")
 HEAD += ("product TFLOP", "attention TFLOP", "collectives", "over products or attention")
-INTRODUCTION = """# Training steps compiled for H200s
-
-Made by `python -m benchmarks.gpu.compiled`, whose head explains the figures; of one GPU.
-Nothing was run.
-
-"""
 
 
 def measure(case: Case | Packaged, kernels: int = 0) -> Figures:
     """Compiles a case and reads its figures. kernels: print this many, those that move most."""
-    config = case.config
-    stages, mesh = config.layout.pp, make_mesh(config.layout, gpus(config.layout.num_devices))
-    program: Any = Program(config, mesh)
+    program, stages = on_h200s(case.config), case.config.layout.pp
     compiled = compile_step(program, case.compiler)
     text, pipeline = compiled.as_text(), Pipeline(stages, program.resolved.trips)
     every = summary(text, pipeline)
     for size, count, words in largest(text, kernels, pipeline):
         print(f"{size / 1e9:7.2f} GB {count:6,}  {words}")
-    found = moves(text, {str(axis): size for axis, size in mesh.shape.items()}, pipeline)
+    found = moves(text, axis_sizes(program.mesh), pipeline)
     hidden = sum(each.count for each in found if each.hidden_by != "nothing")
     memory = compiled.memory_analysis()
     peak = memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes  # XLA adds up both
@@ -186,6 +153,10 @@ def measure(case: Case | Packaged, kernels: int = 0) -> Figures:
     }
 
 
+KEYS = ("peak_gib", "kernels", "others_ms", "product_tflop", "attention_tflop", "collectives")
+KEYS += ("hidden",)
+
+
 def row(name: str, found: Figures) -> list[str]:
     """Makes a line of the table."""
     config = CASES[name].config
@@ -197,9 +168,7 @@ def row(name: str, found: Figures) -> list[str]:
         f"{train.global_batch_size}{pieces}",
         "scan" if model.scan_layers else "unrolled",
         model.remat,
-        *(f"{found[key]:,}" for key in ("peak_gib", "kernels", "others_ms")),
-        *(f"{found[key]:,}" for key in ("product_tflop", "attention_tflop")),
-        *(f"{found[key]:,}" for key in ("collectives", "hidden")),
+        *(f"{found[key]:,}" for key in KEYS),
     ]
 
 
@@ -230,24 +199,26 @@ def read_budget() -> dict[str, dict[str, Figures]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compiles training steps for H200s and compares them with their budget."""
-    parser = Parser(prog="python -m benchmarks.gpu.compiled", description=main.__doc__)
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    parser.add_argument("--check", action="store_true", help="exit code 1 if over the budget")
-    parser.add_argument("--store", action="store_true", help="write the budget of this JAX")
-    parser.add_argument("--kernels", type=int, default=0, help="print so many that move most")
-    options = parser.parse_args(argv)
+    made = parser("gpu.compiled", main)
+    made.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    made.add_argument("--check", action="store_true", help="exit code 1 if over the budget")
+    made.add_argument("--store", action="store_true", help="write the budget of this JAX")
+    made.add_argument("--kernels", type=int, default=0, help="print so many that move most")
+    options = made.parse_args(argv)
     if options.check and options.store:
         raise UserError("--check and --store: give one of them")
-    jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
+    compile_only()
     found: dict[str, Figures] = {}
-    for name in options.cases:
-        found[name] = measure(CASES[name], options.kernels)
-        print("  ".join(row(name, found[name])), flush=True)
+
+    def rows() -> Iterator[list[str]]:
+        for name in options.cases:
+            found[name] = measure(CASES[name], options.kernels)
+            yield row(name, found[name])
+
+    lines = table([HEAD, *printed(rows())])
     if options.out:
-        lines = table([HEAD, *(row(name, each) for name, each in found.items())])
-        section = f"{versions('flax', 'optax', *PLUGINS.split())}\n\n{lines}\n"
-        append(Path(options.out), INTRODUCTION, section)
+        title = head("Training steps compiled for H200s", "gpu.compiled")
+        append(options.out, title, joined(versions(*PACKAGES), lines))
     budgets = read_budget()
     if options.store:
         budgets[version()] = budgets.get(version(), {}) | found

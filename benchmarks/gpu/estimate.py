@@ -12,25 +12,21 @@ kernels that slow each other down) is not in it.
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import jax
-
 from benchmarks.gpu.compiled import MEDIUM, XL, Case, Packaged
-from benchmarks.lib.measure import append
+from benchmarks.lib.compiler import PACKAGES, axis_sizes, compile_only, on_h200s
+from benchmarks.lib.pages import append, head, joined, parser, printed
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.hlo.timeline import AxisNames, Rates, Times, estimate
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
-from jaxptd.errors import Parser, run_command
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.errors import run_command
+from jaxptd.mesh import Layout
 from jaxptd.pipeline.statistics import Durations, makespan
-from jaxptd.step import Program
 
 PRODUCTS = 710e12  # FLOP/s; these four of steps on one H200, see `benchmarks/results/timed.md`
 PRODUCTS_8_BITS = 1350e12
@@ -63,14 +59,6 @@ CASES: dict[str, Case | Packaged] = {
 }
 HEAD = ("case", "layout", "B", "remat, layers", "products, attention s", "others s", "sent s")
 HEAD += ("hidden", "pipeline", "step s", "MFU", "peak GiB")
-INTRODUCTION = """# Times of training steps, estimated from compiled programs
-
-Made by `python -m benchmarks.gpu.estimate`, whose head has the rates. Of one GPU; nothing was run.
-*Sent* is the time of all collectives, *hidden* the share of it in which kernels run. *Pipeline* is
-what the stages' waiting multiplies the rest with. MFU is 6 FLOPs for each parameter and token, of
-989.5 TFLOP/s.
-
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,15 +95,12 @@ def rates(sizes: dict[str, int]) -> Rates:
 
 def measure(config: Config) -> Estimate:
     """Compiles a config's step and estimates its time."""
-    layout = config.layout
-    mesh = make_mesh(layout, gpus(layout.num_devices))
-    program: Any = Program(config, mesh)
-    compiled = compile_step(program)
-    sizes = {str(axis): size for axis, size in mesh.shape.items()}
-    pipeline = Pipeline(layout.pp, program.resolved.trips)
+    program, stages = on_h200s(config), config.layout.pp
+    compiled, sizes = compile_step(program), axis_sizes(program.mesh)
+    pipeline = Pipeline(stages, program.resolved.trips)
     return Estimate(
         estimate(compiled.as_text(), rates(sizes), sizes, pipeline),
-        waiting(program) if layout.pp > 1 else 1.0,
+        waiting(program) if stages > 1 else 1.0,
         sum(math.prod(info.shape) for info in program.infos.values()),
         compiled.memory_analysis().peak_memory_in_bytes,
     )
@@ -142,27 +127,20 @@ def row(name: str, config: Config, found: Estimate) -> list[str]:
         f"{sum(times.sent.values()):.3f}",
         f"{times.hidden:.0%}",
         f"{found.pipeline:.3f}",
-        f"{found.seconds:.3f}",
-        f"{found.mfu(config):.1%}",
-        f"{found.peak / 2**30:.1f}",
+        *(f"{found.seconds:.3f}", f"{found.mfu(config):.1%}", f"{found.peak / 2**30:.1f}"),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Estimates the time of training steps from programs compiled for H200s."""
-    parser = Parser(prog="python -m benchmarks.gpu.estimate", description=main.__doc__)
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    options = parser.parse_args(argv)
-    jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
-    rows = []
-    for name in options.cases:
-        config = CASES[name].config
-        rows.append(row(name, config, measure(config)))
-        print("  ".join(rows[-1]), flush=True)
-    if options.out:
-        section = f"{versions('flax', 'optax', *PLUGINS.split())}\n\n{table([HEAD, *rows])}\n"
-        append(Path(options.out), INTRODUCTION, section)
+    made = parser("gpu.estimate", main)
+    made.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    options = made.parse_args(argv)
+    compile_only()
+    configs = {name: CASES[name].config for name in options.cases}
+    rows = printed(row(name, config, measure(config)) for name, config in configs.items())
+    title = head("Times of training steps, estimated from compiled programs", "gpu.estimate")
+    append(options.out, title, joined(versions(*PACKAGES), table([HEAD, *rows])))
     return 0
 
 

@@ -8,60 +8,43 @@ bytes and counts are exact. What is "timed" is of one H200, as `benchmarks.one_d
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-
-from benchmarks.context.ring import Size, start
-from benchmarks.context.ring_programs import ours
+from benchmarks.context.ring import Size, ours, start
 from benchmarks.gpu import compiled, estimate
-from benchmarks.lib.measure import append
+from benchmarks.gpu.waits import waits
+from benchmarks.lib.compiler import PACKAGES, compile_only, on_h200s
+from benchmarks.lib.pages import RESULTS, append, head, joined, parser, printed
 from benchmarks.one_device import cases as one_device
 from benchmarks.one_device.cases import mfu
 from benchmarks.peers import step as peers
-from benchmarks.pipeline.waits import waits
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import OTHER, kernels
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
 from jaxptd.analysis.sizes import elements_on_device
-from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import EQUAL, expected_bubble, makespan
 from jaxptd.run.devices import prepare
-from jaxptd.step import Program
 
 OURS = "jaxptd-triton"
-TIMED = Path(__file__).parents[1] / "results" / "gpu.json"
+TIMED = RESULTS / "gpu.json"
 LARGE = 1_000_000  # elements of a matrix, rather than of a bias or a norm
 HEAD = ("what", "goal", "reached", "")
-INTRODUCTION = """# Goals of speed at scale
-
-Made by `python -m benchmarks.gpu.goals`, whose head says how. Nothing was run but what is "timed".
-
-"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A figure beside its goal.
-
-    Args:
-        value: that was reached.
-        goal: at most that, or at least.
-        least: whether the goal is at least.
-        form: of both.
-    """
+class Figure(NamedTuple):
+    """A figure beside its goal, which is at most that, or at least; and the form of both."""
 
     value: float
     goal: float
@@ -71,6 +54,11 @@ class Figure:
     @property
     def reached(self) -> bool:
         return self.value >= self.goal if self.least else self.value <= self.goal
+
+
+def share(value: float, goal: float, form: str = "{:.0%}") -> Figure:
+    """A figure that is to be at least as large, in per cent."""
+    return Figure(value, goal, least=True, form=form)
 
 
 def case(name: str) -> Config:
@@ -95,8 +83,7 @@ def seconds_of_weights(config: Config) -> float:
     Of other kernels than products, those in loops whose result has as many elements as a matrix of
     a layer, or as all of a stage's.
     """
-    layout = config.layout
-    program: Any = Program(config, make_mesh(layout, gpus(layout.num_devices)))
+    program, layout = on_h200s(config), config.layout
     sizes = {
         elements
         for info in program.infos.values()
@@ -119,24 +106,18 @@ def seconds_of_weights(config: Config) -> float:
 
 def temporary_memory() -> Iterator[float]:
     """Yields temporary memory of our step over the peer's, of each layout, scanned and unrolled."""
-    for scan in (True, False):
-        for name in ("dp", "tp", "tp-sp", "dp-tp"):
-            model = dataclasses.replace(peers.MODEL, scan_layers=scan)
-            config = Config(
-                model, peers.LAYOUTS[name], optimizer=peers.OPTIMIZER, train=peers.TRAIN
-            )
-            both = [
-                compile_step(each).memory_analysis().temp_size_in_bytes
-                for each in peers.Pair(config).programs
-            ]
-            yield both[0] / both[1]
+    same = {"optimizer": peers.OPTIMIZER, "train": peers.TRAIN}
+    for scan, name in itertools.product((True, False), ("dp", "tp", "tp-sp", "dp-tp")):
+        model = dataclasses.replace(peers.MODEL, scan_layers=scan)
+        both = peers.Pair(Config(model, peers.LAYOUTS[name], **same)).programs
+        sizes = [compile_step(each).memory_analysis().temp_size_in_bytes for each in both]
+        yield sizes[0] / sizes[1]
 
 
 def waiting_of_hops(stages: int = 4, micro_batches: int = 8) -> float:
     """The time of an interleaved step as it runs, over that by formula, which counts no hops."""
-    schedule = make_schedule(
-        "interleaved", stages=stages, micro_batches=micro_batches, virtual_stages=2
-    )
+    sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
+    schedule = make_schedule("interleaved", **sizes)
     bubble = expected_bubble(schedule)
     assert bubble is not None, f"{stages} stages do not divide {micro_batches} micro-batches"
     layers = {"blocks": (1,) * schedule.parts}
@@ -150,12 +131,8 @@ def ring_memory() -> float:
     return max(run.compiled.memory_analysis().temp_size_in_bytes for run in runs) / 2**20
 
 
-def _145b(figure: Callable[[estimate.Estimate], float]) -> float:
-    return figure(_estimated("145b"))
-
-
-def _hidden(name: str) -> float:
-    return _estimated(name).times.hidden
+def _hidden(name: str) -> Figure:
+    return share(_estimated(name).times.hidden, 0.9)
 
 
 def _median(name: str, trainer: str) -> float:
@@ -165,40 +142,29 @@ def _median(name: str, trainer: str) -> float:
 
 def _timed_mfu(name: str, goal: float) -> Figure:
     peak, seconds = PEAK_FLOPS["H200"], _median(name, OURS)
-    share = mfu(one_device.CASES[name], seconds, peak, causal=False)
-    return Figure(share, goal, least=True, form="{:.1%}")
+    return share(mfu(one_device.CASES[name], seconds, peak, causal=False), goal, "{:.1%}")
 
 
+BIG, DOTS = "145b", "1.5b dots triton"
+OF_DOTS = "1.5B, B=16, `dots`, loop, kernels by Triton"
 GOALS: dict[str, Callable[[], Figure]] = {
-    "145B, 1,536 GPUs: step, s": lambda: Figure(_145b(lambda each: each.seconds), 5.9),
-    "145B: MFU": lambda: Figure(
-        _145b(lambda each: each.mfu(case("145b"))), 0.46, least=True, form="{:.1%}"
-    ),
+    "145B, 1,536 GPUs: step, s": lambda: Figure(_estimated(BIG).seconds, 5.9),
+    "145B: MFU": lambda: share(_estimated(BIG).mfu(case(BIG)), 0.46, "{:.1%}"),
     "145B: casts of weights and sums of gradients, s": lambda: Figure(
-        seconds_of_weights(case("145b")), 0.35
+        seconds_of_weights(case(BIG)), 0.35
     ),
-    "145B: peak, GiB": lambda: Figure(_145b(lambda each: each.peak / 2**30), 60, form="{:.1f}"),
-    "145B: collectives hidden, of their time": lambda: Figure(
-        _hidden("145b"), 0.9, least=True, form="{:.0%}"
-    ),
-    "1.5B, dp=8, ZeRO 3, loop: hidden": lambda: Figure(
-        _hidden("1.5b zero3"), 0.9, least=True, form="{:.0%}"
-    ),
-    "350M, dp=8, ZeRO 2, loop: hidden": lambda: Figure(
-        _hidden("350m dp8"), 0.9, least=True, form="{:.0%}"
-    ),
+    "145B: peak, GiB": lambda: Figure(_estimated(BIG).peak / 2**30, 60, form="{:.1f}"),
+    "145B: collectives hidden, of their time": lambda: _hidden(BIG),
+    "1.5B, dp=8, ZeRO 3, loop: hidden": lambda: _hidden("1.5b zero3"),
+    "350M, dp=8, ZeRO 2, loop: hidden": lambda: _hidden("350m dp8"),
     "124M, B=32, kernels by Triton: other kernels, ms": lambda: Figure(
         _compiled("124m triton")["others_ms"], 9
     ),
     "124M, B=32, products by cuBLASLt: peak, GiB": lambda: Figure(
         _compiled("124m cublas")["peak_gib"], 14
     ),
-    "1.5B, B=16, `dots`, loop, kernels by Triton: other kernels, ms": lambda: Figure(
-        _compiled("1.5b dots triton")["others_ms"], 65
-    ),
-    "1.5B, B=16, `dots`, loop, kernels by Triton: peak, GiB": lambda: Figure(
-        _compiled("1.5b dots triton")["peak_gib"], 45
-    ),
+    f"{OF_DOTS}: other kernels, ms": lambda: Figure(_compiled(DOTS)["others_ms"], 65),
+    f"{OF_DOTS}: peak, GiB": lambda: Figure(_compiled(DOTS)["peak_gib"], 45),
     "temporary memory over plain jit, worst of 8 layouts": lambda: Figure(
         max(temporary_memory()), 0.8
     ),
@@ -210,8 +176,8 @@ GOALS: dict[str, Callable[[], Figure]] = {
     "124M, timed, kernels by Triton: MFU": lambda: _timed_mfu("124m", 0.52),
     "1.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("1.5b", 0.58),
     "2.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("2.5b", 0.60),
-    "124M, timed, kernels by Triton: tokens a second over PyTorch's": lambda: Figure(
-        _median("124m", "torch") / _median("124m", OURS), 1.15, least=True, form="{:.4f}"
+    "124M, timed, kernels by Triton: tokens a second over PyTorch's": lambda: share(
+        _median("124m", "torch") / _median("124m", OURS), 1.15, "{:.4f}"
     ),
 }
 
@@ -224,20 +190,15 @@ def row(name: str, found: Figure) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the goals of speed at scale beside what is reached."""
-    parser = Parser(prog="python -m benchmarks.gpu.goals", description=main.__doc__)
-    parser.add_argument("--only", nargs="+", default=[""], help="goals whose name contains this")
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    options = parser.parse_args(argv)
-    jax.config.update("jax_platforms", "cpu")
+    made = parser("gpu.goals", main)
+    made.add_argument("--only", nargs="+", default=[""], help="goals whose name contains this")
+    options = made.parse_args(argv)
+    compile_only()
     prepare(Config(model=peers.MODEL, layout=peers.LAYOUTS["dp"], train=peers.TRAIN))
     chosen = [name for name in GOALS if any(word in name for word in options.only)]
-    rows = []
-    for name in chosen:
-        rows.append(row(name, GOALS[name]()))
-        print("  ".join(rows[-1]), flush=True)
-    if options.out:
-        section = f"{versions('flax', 'optax', *PLUGINS.split())}\n\n{table([HEAD, *rows])}\n"
-        append(Path(options.out), INTRODUCTION, section)
+    rows = printed(row(name, GOALS[name]()) for name in chosen)
+    title = head("Goals of speed at scale", "gpu.goals")
+    append(options.out, title, joined(versions(*PACKAGES), table([HEAD, *rows])))
     return 0
 
 

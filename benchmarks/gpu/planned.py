@@ -5,15 +5,15 @@ compares it with the budget of the newest JAX: FLOPs of products, and millisecon
 that are neither products nor attention nor collectives, which are bytes over 4.3 TB/s in both.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.gpu.compiled import CASES, read_budget
-from benchmarks.lib.measure import write
+from benchmarks.lib.pages import head, joined, parser, renew
 from jaxptd.analysis.hardware import BANDWIDTH
 from jaxptd.analysis.report import table
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.cost.terms import HBM
 from jaxptd.planner.steps.step import predict
@@ -23,16 +23,8 @@ HEAD = ("case", "product TFLOP, predicted", "compiled", "difference")
 HEAD += ("others, ms, predicted", "compiled", "difference")
 
 
-@dataclasses.dataclass(frozen=True)
-class Compared:
-    """A case, predicted and compiled; of one GPU.
-
-    Args:
-        name: of the case.
-        tflop: of products, predicted.
-        milliseconds: of other kernels, predicted: their bytes over what an H200 reaches.
-        compiled_tflop, compiled_milliseconds: the same, of the compiled step.
-    """
+class Compared(NamedTuple):
+    """A case's products and the milliseconds of its other kernels, predicted and compiled."""
 
     name: str
     tflop: float
@@ -78,19 +70,12 @@ def compared(names: Sequence[str] = ()) -> list[Compared]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compares predicted steps with compiled ones."""
-    parser = Parser(prog="python -m benchmarks.gpu.planned", description=main.__doc__)
-    parser.add_argument("--out", default="", help="Markdown file to write")
-    options = parser.parse_args(argv)
-    text = (
-        "# Training steps predicted, beside compiled ones\n\nMade by "
-        "`python -m benchmarks.gpu.planned`, whose head explains the figures; of one H200.\n"
-        f"Compiled with jax {newest()} (`budget.json`). Nothing was run.\n\n"
-        f"{table([HEAD, *(each.row for each in compared())])}\n"
-    )
+    options = parser("gpu.planned", main).parse_args(argv)
+    title = head("Training steps predicted, beside compiled ones", "gpu.planned")
+    text = joined(table([HEAD, *(each.row for each in compared())]))
+    print(text)
     if options.out:
-        write(Path(options.out), text)
-    else:
-        print(text)
+        renew(Path(options.out), title + text)
     return 0
 
 

@@ -23,9 +23,8 @@ import jax
 
 from benchmarks.gpu.compiled import CASES, Case, Packaged
 from benchmarks.gpu.estimate import rates
-from benchmarks.lib.child import answer, first_gpu
-from benchmarks.lib.measure import last_section
-from benchmarks.lib.steps import Step, queued
+from benchmarks.lib.pages import head, last_section, parser
+from benchmarks.lib.timing import Step, answer, first_gpu, queued
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
 from jaxptd.analysis.hlo.timeline import estimate
@@ -34,7 +33,7 @@ from jaxptd.analysis.profiling import NAMED, SCOPES, events, of_events
 from jaxptd.analysis.report import table, versions
 from jaxptd.calibration.timer import table_name
 from jaxptd.config import Config
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import UserError, run_command
 from jaxptd.hardware import Cluster, accelerators
 from jaxptd.mesh import make_mesh
 from jaxptd.planner.steps.step import predict
@@ -47,12 +46,8 @@ HEAD = ("case", "B", "remat, layers", "step ms, median", "10 % to 90 %", "estima
 HEAD += ("products ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "idle ms")
 HEAD += ("kernels", "peak GiB", "compiled")
 PARTS_HEAD = ("other kernels, ms", *SCOPES)
-INTRODUCTION = """# Training steps on one GPU, timed
-
-Made by `python -m benchmarks.gpu.timed`, whose head explains the figures.
-
-"""
 Found = dict[str, Any]
+FLOP = {"product_flop": flops, "attention_flop": attention_flops}
 # What a case's kernels of a kind have to do, by the name that `measure` gives it.
 WORK = {PRODUCT: "product_flop", ATTENTION: "attention_flop", OTHER: "other_bytes"}
 
@@ -87,17 +82,11 @@ def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Foun
     expected = compiled.memory_analysis().peak_memory_in_bytes
     compiled = compile_step(program, compiler | NAMED)
     named = statistics.median(queued(step, WARM_UP + steps)[0][WARM_UP:])
-    return {
-        "device": device.device_kind,
-        "compiling": compiling,
-        "seconds": seconds,
-        "named": named,
-        "peak_bytes": memory,
-        "compiled_bytes": expected,
-        "product_flop": executed(program, flops),
-        "attention_flop": executed(program, attention_flops),
-        **kinds(step, compiled.as_text(), keep),
-    }
+    flop = {name: executed(program, count) for name, count in FLOP.items()}
+    timed = {"compiling": compiling, "seconds": seconds, "named": named}
+    sizes = {"peak_bytes": memory, "compiled_bytes": expected}
+    counted = kinds(step, compiled.as_text(), keep)
+    return {"device": device.device_kind} | timed | sizes | flop | counted
 
 
 def kinds(step: Step, text: str, keep: Path | None) -> Found:
@@ -134,7 +123,7 @@ def row(name: str, found: Found) -> list[str]:
     if "error" in found:
         return [*head, f"not measured: {found['error']}", *[""] * (len(HEAD) - len(head) - 1)]
     spent: Mapping[str, float] = found["kinds"]
-    work = {kind: found[key] for kind, key in WORK.items()}
+    rate = {kind: found[key] / spent[kind] / 1e12 for kind, key in WORK.items()}
     low, *_, high = statistics.quantiles(found["seconds"], n=10)
     return [
         *head,
@@ -142,20 +131,13 @@ def row(name: str, found: Found) -> list[str]:
         f"{1e3 * low:.1f} to {1e3 * high:.1f}",
         f"{1e3 * found['estimated']:.1f}",
         planned(CASES[name].config, found["device"]),
-        f"{1e3 * spent[PRODUCT]:.1f}, {work[PRODUCT] / spent[PRODUCT] / 1e12:.0f}",
-        f"{1e3 * spent[ATTENTION]:.1f}, {work[ATTENTION] / spent[ATTENTION] / 1e12:.0f}",
-        f"{1e3 * spent[OTHER]:.1f}, {work[OTHER] / spent[OTHER] / 1e12:.2f}",
+        *(f"{1e3 * spent[kind]:.1f}, {rate[kind]:.{2 * (kind == OTHER)}f}" for kind in WORK),
         f"{1e3 * (found['named'] - sum(spent.values())):.1f}",
         f"{found['kernels']:,}",
         f"{found['peak_bytes'] / 2**30:.1f}",
         # JAX forgets it of a program that it finds in its cache.
         f"{found['compiled_bytes'] / 2**30:.1f}" if found["compiled_bytes"] else "",
     ]
-
-
-def parts(name: str, found: Found) -> list[str]:
-    """Makes a line of the second table."""
-    return [name, *(f"{1e3 * found['others'][scope]:.1f}" for scope in SCOPES)]
 
 
 def ran(found: Mapping[str, Found]) -> dict[str, Found]:
@@ -166,8 +148,11 @@ def ran(found: Mapping[str, Found]) -> dict[str, Found]:
 def tables(found: Mapping[str, Found]) -> str:
     """Both tables."""
     every = table([HEAD, *(row(name, each) for name, each in found.items())])
-    others = table([PARTS_HEAD, *(parts(name, each) for name, each in ran(found).items())])
-    return f"{every}\n\n{others}"
+    parts = (
+        [name, *(f"{1e3 * each['others'][scope]:.1f}" for scope in SCOPES)]
+        for name, each in ran(found).items()
+    )
+    return f"{every}\n\n{table([PARTS_HEAD, *parts])}"
 
 
 def planned(config: Config, device_kind: str) -> str:
@@ -189,13 +174,12 @@ def ask(name: str, steps: int, keep: str) -> Found:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Times training steps on this machine's first GPU."""
-    parser = Parser(prog="python -m benchmarks.gpu.timed", description=main.__doc__)
-    parser.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
-    parser.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    parser.add_argument("--keep", default="", help="new directory for programs and traces")
-    parser.add_argument("--one", action="store_true", help="the first case, here, as JSON")
-    options = parser.parse_args(argv)
+    made = parser("gpu.timed", main)
+    made.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
+    made.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
+    made.add_argument("--keep", default="", help="new directory for programs and traces")
+    made.add_argument("--one", action="store_true", help="the first case, here, as JSON")
+    options = made.parse_args(argv)
     if options.steps < 2:
         raise UserError(f"--steps={options.steps} must be at least 2")
     if options.keep and Path(options.keep).exists() and not options.one:
@@ -204,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep = Path(options.keep) if options.keep else None
         print(json.dumps(measure(ONE[options.cases[0]], options.steps, keep)))
         return 0
-    report = last_section(Path(options.out), INTRODUCTION) if options.out else None
+    title = head("Training steps on one GPU, timed", "gpu.timed")
+    report = last_section(Path(options.out), title) if options.out else None
     found: dict[str, Found] = {}
     for name in options.cases:
         found[name] = ask(name, options.steps, options.keep)

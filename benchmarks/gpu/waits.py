@@ -2,33 +2,37 @@
 
 `python -m benchmarks.gpu.waits [--out FILE]`. A pipeline's step has such waits, which
 `jaxptd/analysis/hlo/timeline.py` counts. A chain of small products runs plainly, under a
-conditional each, in a loop whose length is computed, and in loops of one trip, with CUDA graphs
-and without. What a product then takes longer is the wait.
+conditional each, in a loop whose length is computed, and in loops of one trip, with CUDA graphs and
+without. What a product then takes longer is the wait. `python -m benchmarks.gpu.waits --compiled
+[--out FILE]` needs no GPU: it counts the waits of pipelines' steps that are compiled for H200s, in
+the mean over their stages.
 """
 
+import dataclasses
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from benchmarks.lib.child import first_gpu
-from benchmarks.lib.measure import append
+from benchmarks.lib.compiler import PACKAGES, compile_only, on_h200s
+from benchmarks.lib.pages import append, head, joined, parser, printed
+from benchmarks.lib.timing import first_gpu
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.hlo.text import Pipeline
+from jaxptd.analysis.hlo.timeline import host_waits
 from jaxptd.analysis.profiling import NAMED
 from jaxptd.analysis.report import table, versions
-from jaxptd.errors import Parser, run_command
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.errors import run_command
+from jaxptd.mesh import Layout
 
 LENGTH, REPEATS = 64, 30
 HEAD = ("chain", "us a product, with CUDA graphs", "wait", "us a product, without", "wait")
-INTRODUCTION = """# Waits of the host for a GPU
-
-Made by `python -m benchmarks.gpu.waits`, whose head explains the figures.
-
-"""
 
 
 def work(x: Array) -> Array:
@@ -79,24 +83,54 @@ def seconds(way: Callable[[Array, Array], Array], options: dict[str, Any]) -> fl
     return statistics.median(found)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Times conditionals and loops on this machine's first GPU."""
-    parser = Parser(prog="python -m benchmarks.gpu.waits", description=main.__doc__)
-    parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    options = parser.parse_args(argv)
-    device = first_gpu()
-    rows: list[tuple[str, ...]] = [HEAD]
+def rows() -> Iterator[tuple[str, ...]]:
+    """Times each chain, with CUDA graphs and without, beside the plain one."""
     plainly: list[float] = []
     for name, way in WAYS.items():
         times = [1e6 * seconds(way, each) / LENGTH for each in ({}, NAMED)]
         plainly = plainly or times
         pairs = zip(times, plainly, strict=True)
         cells = (f"{each:.1f}" for took, least in pairs for each in (took, took - least))
-        rows.append((name, *cells))
-        print("  ".join(rows[-1]), flush=True)
-    if options.out:
-        section = f"{device.device_kind}; {versions()}\n\n{table(rows)}\n"
-        append(Path(options.out), INTRODUCTION, section)
+        yield (name, *cells)
+
+
+# ---- counted in compiled steps ------------------------------------------------------------------
+
+SCHEDULES, STAGES = ("1f1b", "interleaved", "zb-h1", "zb-v"), (4, 8)
+MODEL = ModelConfig(hidden_size=128, num_heads=4, seq_length=64, vocab_size=640)
+MICRO_BATCHES = 16
+COUNTED = ("schedule", "p", "m", "ticks", "waits of a step", "of a micro-batch", "of a tick")
+
+
+def waits(schedule: str, stages: int) -> tuple[int, float]:
+    """(ticks, the host's waits in them and in the rest of the step), the mean over stages."""
+    train = TrainConfig(global_batch_size=MICRO_BATCHES, micro_batches=MICRO_BATCHES)
+    model = dataclasses.replace(MODEL, num_layers=2 * stages)
+    program = on_h200s(Config(model, Layout(pp=stages, schedule=schedule), train=train))
+    text, plan = compile_step(program).as_text(), program.resolved.plan
+    return plan.schedule.ticks, host_waits(text, Pipeline(stages, plan.trips))
+
+
+def counted() -> Iterator[list[str]]:
+    """Counts the waits of every schedule."""
+    for schedule, stages in itertools.product(SCHEDULES, STAGES):
+        ticks, found = waits(schedule, stages)
+        each = f"{found:.0f}", f"{found / MICRO_BATCHES:.1f}", f"{found / ticks:.1f}"
+        yield [schedule, *map(str, (stages, MICRO_BATCHES, ticks)), *each]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Times waits on this machine's first GPU, or counts those of compiled pipelines."""
+    made = parser("gpu.waits", main)
+    made.add_argument("--compiled", action="store_true", help="count them; no GPU is needed")
+    options = made.parse_args(argv)
+    if options.compiled:
+        compile_only()
+        text = joined(versions(*PACKAGES[2:]), table([COUNTED, *printed(counted())]))
+    else:
+        device = first_gpu().device_kind
+        text = joined(f"{device}; {versions()}", table([HEAD, *printed(rows())]))
+    append(options.out, head("Waits of the host for a GPU", "gpu.waits"), text)
     return 0
 
 

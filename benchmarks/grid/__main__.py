@@ -18,22 +18,21 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from jax.sharding import Sharding
 
 from benchmarks.grid import gpu as grid_gpu
-from benchmarks.lib.compiler import QUICK, compiler_options
-from benchmarks.lib.measure import append
+from benchmarks.lib.compiler import QUICK, compile_only, compiler_options
+from benchmarks.lib.pages import append, head, joined, parser
 from jaxptd.analysis.jaxprs import scans
 from jaxptd.analysis.report import table, versions
-from jaxptd.commands.command_line import make_parser, parse
+from jaxptd.commands.command_line import parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.mesh import Layout, Matmul2D, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
@@ -52,47 +51,25 @@ LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("ZeRO", Layout(dp=4, zero=3)),
     ("TP", Layout(tp=4)),
     ("TP", Layout(tp=4, sequence_parallel=True, keep_gathered=True)),
-    ("TP2D", Layout(row=2, col=2)),
-    ("TP2D", Layout(row=2, col=2, matmul2d="summa")),
-    ("TP2D", Layout(row=2, col=2, matmul2d="fox")),
-    ("TP2D", Layout(row=2, col=2, matmul2d="cannon")),
+    *(("TP2D", Layout(row=2, col=2, matmul2d=each)) for each in get_args(Matmul2D)),
 )
 HEAD = ("N=4", "data", "parameters", "gradients", "optimizer", "activations", "token ids")
-KEPT_HEAD = (
-    "",
-    "B T D",
-    "times the number of shards, over one device",
-    "without statistics",
-    "shapes kept of a layer",
-)
-INTRODUCTION = """# Memory on a grid
-
-Made by `python -m benchmarks.grid`, whose head says what is measured and what is not.
-
-"""
+KEPT_HEAD = ("", "B T D", "times the number of shards, over one device", "without statistics")
+KEPT_HEAD += ("shapes kept of a layer",)
 
 # ---- one program ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Bytes on each device.
+    """Bytes on each device."""
 
-    Args:
-        data: the residual stream that enters a layer.
-        weights: each parameter, by its name.
-        gradients: all gradients together, after their reduction.
-        optimizer: the optimizer's state.
-        ids: token ids.
-        kept: the shapes of the arrays that one layer keeps for backward; not bytes.
-    """
-
-    data: int
-    weights: dict[str, int]
-    gradients: int
+    data: int  # the residual stream that enters a layer
+    weights: dict[str, int]  # each parameter, by its name
+    gradients: int  # all together, after their reduction
     optimizer: int
-    ids: int
-    kept: tuple[tuple[int, ...], ...]
+    ids: int  # of tokens
+    kept: tuple[tuple[int, ...], ...]  # shapes of the arrays that a layer keeps for backward
 
     @property
     def activations(self) -> int:
@@ -118,16 +95,14 @@ def held(layout: Layout, model: ModelConfig = MODEL) -> Held:
     arguments = program.abstract_state, program.abstract_batch
     step = program.step_with_gradients
     compiled = step.lower(*arguments).compile(compiler_options=QUICK)
-    state, batch = compiled.input_shardings[0]
-    params = program.abstract_state["params"]
-    optimizer = program.abstract_state["optimizer"]
+    (state, batch), (whole, tokens) = compiled.input_shardings[0], arguments
     layers = _layers(step.trace(*arguments).jaxpr.jaxpr, model.num_layers)
     return Held(
         4 * math.prod(next(_results(layers, stacked=False))),
-        {name: _on_each(x, state["params"][name]) for name, x in params.items()},
-        _on_each(params, compiled.output_shardings[2]),
-        _on_each(optimizer, state["optimizer"]),
-        _on_each(program.abstract_batch["tokens"], batch["tokens"]),
+        {name: _on_each(x, state["params"][name]) for name, x in whole["params"].items()},
+        _on_each(whole["params"], compiled.output_shardings[2]),
+        _on_each(whole["optimizer"], state["optimizer"]),
+        _on_each(tokens["tokens"], batch["tokens"]),
         tuple(_results(layers, stacked=True)),
     )
 
@@ -172,18 +147,15 @@ def more_than_nth(one: Held, here: Held) -> str:
 
 def activations(layout: Layout, one: Held, here: Held) -> list[str]:
     """A row of the second table: what a layer keeps, with and without LayerNorm's statistics."""
+    shapes = collections.Counter(here.kept)
     rest = (here.activations - here.statistics) / (one.activations - one.statistics)
     return [
         str(layout),
         f"{here.activations / (4 * SEQUENCES * MODEL.seq_length * MODEL.hidden_size):.3f}",
         f"{here.activations / one.activations * layout.num_devices / layout.dp:.4f}",
         f"{rest * layout.num_devices / layout.dp:.4f}",
-        ", ".join(f"{n} {list(shape)}" for shape, n in _counted(here.kept)),
+        ", ".join(f"{n} {list(shape)}" for shape, n in sorted(shapes.items())),
     ]
-
-
-def _counted(shapes: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], int]]:
-    return sorted(collections.Counter(shapes).items())
 
 
 def on_cpus() -> str:
@@ -194,42 +166,36 @@ def on_cpus() -> str:
         for layout in (Layout(tp=4), Layout(row=2, col=2))
     )
     kept = {Layout(): one, **found}
-    model = f"{MODEL.num_layers} layers, T={MODEL.seq_length}, D={MODEL.hidden_size}"
-    return "\n".join(
-        [
-            versions() + "\n",
-            f"Measured, as a fraction of what one device holds (the paper's entry). {model}, "
-            f"N={MODEL.num_heads}, V={MODEL.vocab_size}, B={SEQUENCES} on each device along dp. "
-            "Data: the residual stream that enters a layer.\n",
-            table([HEAD, *(shares(a, one, b) for a, b in found.items())]),
-            f"\nParameters that are not sharded over all N devices:\n\n{more}",
-            "\nActivations that a layer keeps for backward on each device (`remat: none`). The "
-            "statistics of LayerNorm, `[B, T, 1]`, are sharded over row and replicated over col:\n",
-            table([KEPT_HEAD, *(activations(a, one, b) for a, b in kept.items())]),
-            "",
-        ]
+    return joined(
+        versions(),
+        table([HEAD, *(shares(a, one, b) for a, b in found.items())]),
+        f"Parameters that are not sharded over all N devices:\n\n{more}",
+        "Activations that a layer keeps for backward on each device (`remat: none`):",
+        table([KEPT_HEAD, *(activations(a, one, b) for a, b in kept.items())]),
     )
+
+
+def prepare_devices() -> None:
+    """Simulates the devices that the tables need."""
+    train = TrainConfig(global_batch_size=DEVICES, platform="cpu")
+    prepare(Config(layout=Layout(dp=DEVICES), train=train))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Shows what each device of a grid holds, simulated or compiled for H200s."""
-    parser = make_parser("python -m benchmarks.grid", main.__doc__ or "")
-    parser.add_argument("--gpu", action="store_true", help="compile the config for H200s")
-    parser.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")
-    parser.add_argument("--out", default="", help="Markdown file to append the tables to")
-    config, options = parse(parser, argv)
+    made = parser("grid", main, config=True)
+    made.add_argument("--gpu", action="store_true", help="compile the config for H200s")
+    made.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")
+    config, options = parse(made, argv)
     if options["gpu"]:
-        jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
-        chosen = compiler_options(options["compiler"])
+        compile_only()
         title = f"Compiled for H200s, remat {config.model.remat}"
-        body = grid_gpu.report(with_vocabulary(config), chosen)
+        body = grid_gpu.report(with_vocabulary(config), compiler_options(options["compiler"]))
     else:
-        train = TrainConfig(global_batch_size=DEVICES, platform="cpu")
-        prepare(Config(layout=Layout(dp=DEVICES), train=train))
+        prepare_devices()
         title, body = "Simulated devices", on_cpus()
     print(body)
-    if options["out"]:
-        append(Path(options["out"]), INTRODUCTION, f"## {title}\n\n{body}")
+    append(options["out"], head("Memory on a grid", "grid"), f"## {title}\n\n{body}")
     return 0
 
 

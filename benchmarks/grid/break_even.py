@@ -1,7 +1,7 @@
 """When a row x col grid is cheaper than 1D tensor with sequence parallelism, by closed forms.
 
 `python -m benchmarks.grid.break_even [--hidden 4096]` prints the tables of docs/grid.md. Nothing is
-run or traced; benchmarks/grid/test_pictures.py holds the bytes against those of a training step.
+run or traced; benchmarks/grid/test_grid.py holds the bytes against those of a training step.
 
 One layer of a GPT, forward and backward, bfloat16, `model.remat: none`, a micro-batch of M tokens;
 on the grid all-gathers in one slice, attention by heads. Collectives run as rings.
@@ -11,8 +11,9 @@ Source: jaxptd/analysis/traffic/; Korthikanti et al., arXiv 2205.05198.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, run_command
 
 HALF, WIDE = 2, 4  # bytes of an activation, and of a gradient of weights or of k and v
@@ -136,25 +137,18 @@ def over_nodes(cols: int) -> Links:
     return Links(tp=line, row=column, col=NVLINK, latency=LATENCY)
 
 
-def table(hidden: int) -> str:
-    """Makes the table, a line per grid: bytes and messages of 1D and grid, and the break-even."""
+def rows(hidden: int) -> Iterator[Sequence[str]]:
+    """The table, a line per grid: bytes and messages of 1D and grid, and the break-even."""
     sent = ("1D: bytes / (M D)", "grid: bytes / (M D)", "and / D²", "messages: 1D", "grid")
-    evens = ("fewer bytes", "less time, NVLink", "less time, over nodes")
-    lines = [_row("row x col", *sent, *evens), "|---" * 9 + "|"]
+    yield "row x col", *sent, "fewer bytes", "less time, NVLink", "less time, over nodes"
     nvlink = Links(NVLINK, NVLINK, NVLINK, LATENCY)
     for rows, cols in GRIDS:
         devices, grid = rows * cols, on_grid(rows, cols, hidden)
         each = [f"{cost / hidden:.2f}" for cost in (one_way(devices, hidden).each, grid.each)]
-        messages = messages_one_way(devices), messages_on_grid(rows, cols)
+        messages = map(str, (messages_one_way(devices), messages_on_grid(rows, cols)))
         spans = [_span(rows, cols, hidden, links) for links in (BYTES, nvlink)]
         spans += [_span(rows, cols, hidden, over_nodes(cols)) if devices > NODE else "one node"]
-        fixed = f"{grid.fixed / hidden**2:.1f}"
-        lines.append(_row(f"{rows} x {cols}", *each, fixed, *messages, *spans))
-    return "\n".join(lines)
-
-
-def _row(*cells: object) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+        yield f"{rows} x {cols}", *each, f"{grid.fixed / hidden**2:.1f}", *messages, *spans
 
 
 def _span(rows: int, cols: int, hidden: int, links: Links) -> str:
@@ -171,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints when a grid is cheaper than 1D tensor with sequence parallelism."""
     parser = Parser(prog="python -m benchmarks.grid.break_even", description=main.__doc__)
     parser.add_argument("--hidden", type=int, default=4096, help="hidden size D (default: 4096)")
-    print(table(parser.parse_args(argv).hidden))
+    print(table([*rows(parser.parse_args(argv).hidden)]))
     return 0
 
 

@@ -1,57 +1,43 @@
 """Training on a grid, compiled for H200s: memory, bytes, and the work that hides them.
 
 Makes the output of `python -m benchmarks.grid --gpu`: one config in the layouts of table 2 of Zhu
-and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, with every algorithm on the grid.
+and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, with every algorithm on the grid. All figures
+are of one GPU and one step. Sent: if collectives run as rings.
 """
 
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.lib.measure import gib
+from benchmarks.lib.compiler import PACKAGES, axis_sizes, on_h200s
+from benchmarks.lib.pages import gib, joined, printed
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.hlo.timeline import Move, moves
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
-from jaxptd.mesh import Layout, make_mesh
-from jaxptd.step import Program
+from jaxptd.mesh import Layout
 
+SP = {"sequence_parallel": True, "keep_gathered": True}
 # The layouts of table 2 of the paper, 4 and 8 GPUs, and their names there.
 LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("TP=2, DP=2", Layout(dp=2, tp=2)),
     ("TP=4", Layout(tp=4)),
-    ("TP=4", Layout(tp=4, sequence_parallel=True, keep_gathered=True)),
-    ("TP2D=4", Layout(row=2, col=2)),
-    ("TP2D=4", Layout(row=2, col=2, matmul2d_slices=2)),
-    ("TP2D=4", Layout(row=2, col=2, matmul2d_slices=4)),
+    ("TP=4", Layout(tp=4, **SP)),
+    *(("TP2D=4", Layout(row=2, col=2, matmul2d_slices=slices)) for slices in (1, 2, 4)),
     ("TP2D=4", Layout(row=2, col=2, matmul2d="summa")),
     ("TP2D=4", Layout(row=2, col=2, matmul2d="fox")),
     ("TP2D=4", Layout(row=2, col=2, matmul2d="cannon")),
     ("TP=8", Layout(tp=8)),
-    ("TP=8", Layout(tp=8, sequence_parallel=True, keep_gathered=True)),
-    ("TP2D=4, DP=2", Layout(dp=2, row=2, col=2)),
-    ("TP2D=4, DP=2", Layout(dp=2, row=2, col=2, matmul2d_slices=4)),
+    ("TP=8", Layout(tp=8, **SP)),
+    *(("TP2D=4, DP=2", Layout(dp=2, row=2, col=2, matmul2d_slices=slices)) for slices in (1, 4)),
 )
 PUBLISHED = {"TP=2, DP=2": 22.3, "TP=4": 21.5, "TP2D=4": 19.8}  # GB
 PUBLISHED |= {"TP=8": 22.2, "TP2D=4, DP=2": 20.0}
 NEEDS: tuple[str, ...] = ("layout", "peak GiB", "temp GiB", "state GiB", "GiB sent, by axes")
-NEEDS += (
-    "in all",
-    "published GB (RTX 4090, s=512, 8 samples a GPU)",
-)
+NEEDS += ("in all", "published GB (RTX 4090, s=512, 8 samples a GPU)")
 OVER: tuple[str, ...] = ("layout", "collective", "executions", "GiB sent", "over attention")
-OVER += (
-    "over products",
-    "over nothing",
-)
-INTRODUCTION = """All figures are of one GPU and one step; nothing was run or timed. Peak: all that
-the program needs, state included. Sent: if collectives run as rings. Published: table 2 of the
-paper, measured there with other software on other GPUs; it says nothing of remat or precision.
-Where tp does not divide the heads there are fewer and wider ones, of the same width in all.
-"""
+OVER += ("over products", "over nothing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,28 +52,25 @@ class Compiled:
     moves: list[Move]
     others: int = 0  # without those of products and attention
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {str(axis): size for axis, size in self.config.layout.sizes.items()}
-
     def sent(self, *, kind: str = "", axes: str = "", over: str = "") -> int:
         """Bytes sent by all collectives, or by those of a kind, axes or overlap."""
+        sizes = {str(axis): size for axis, size in self.config.layout.sizes.items()}
         return sum(
-            each.sent(self.sizes)
+            each.sent(sizes)
             for each in self.moves
             if kind in ("", each.kind)
-            and axes in ("", _joined(each))
+            and axes in ("", " x ".join(each.axes))
             and over in ("", each.hidden_by)
         )
 
     @property
     def needs(self) -> list[str]:
         """Its row of the first table."""
-        by_axes = {_joined(each): None for each in sorted(self.moves, key=_joined)}
+        by_axes = sorted({" x ".join(each.axes) for each in self.moves})
         sent = ", ".join(f"{axes} {gib(self.sent(axes=axes))}" for axes in by_axes)
-        figures = (self.peak, self.temporary, self.state)
         published = PUBLISHED.get(self.named)
-        cells = [self._words, *map(gib, figures), sent, gib(self.sent())]
+        figures = map(gib, (self.peak, self.temporary, self.state))
+        cells = [self._words, *figures, sent, gib(self.sent())]
         return [*cells, f"{published} ({self.named})" if published else ""]
 
     @property
@@ -97,19 +80,14 @@ class Compiled:
     @property
     def over(self) -> Iterator[list[str]]:
         """Its rows of the second table, all kinds and then each."""
-        kinds = sorted({each.kind for each in self.moves})
-        for kind in ("", *kinds):
+        for kind in ("", *sorted({each.kind for each in self.moves})):
             sent = self.sent(kind=kind)
             count = sum(each.count for each in self.moves if kind in ("", each.kind))
-            shares = [
-                f"{self.sent(kind=kind, over=over) / max(sent, 1):.0%}"
-                for over in ("attention", "products", "nothing")
+            work = [
+                self.sent(kind=kind, over=each) for each in ("attention", "products", "nothing")
             ]
+            shares = [f"{each / max(sent, 1):.0%}" for each in work]
             yield [self._words, kind or "all", str(count), gib(sent), *shares]
-
-
-def _joined(each: Move) -> str:
-    return " x ".join(each.axes)
 
 
 def laid_out(config: Config, layout: Layout) -> Config:
@@ -129,51 +107,37 @@ def laid_out(config: Config, layout: Layout) -> Config:
     return dataclasses.replace(config, model=model, layout=layout, train=train)
 
 
-def on_h200s(config: Config) -> Program:
-    """A config's program on H200s that are not there."""
-    return Program(config, make_mesh(config.layout, gpus(config.layout.num_devices)))
-
-
-def compiled(
-    program: Program, named: str = "", options: Mapping[str, Any] | None = None
-) -> Compiled:
+def compiled(program: Any, named: str = "", options: Mapping[str, Any] | None = None) -> Compiled:
     """Compiles a program's step."""
     step = compile_step(program, options)
-    memory, sizes = step.memory_analysis(), {str(a): n for a, n in program.mesh.shape.items()}
-    text = step.as_text()
+    memory, text = step.memory_analysis(), step.as_text()
     return Compiled(
         program.config,
         named,
         memory.peak_memory_in_bytes,
         memory.temp_size_in_bytes,
         memory.argument_size_in_bytes,
-        moves(text, sizes),
+        moves(text, axis_sizes(program.mesh)),
         summary(text).other_bytes,
     )
 
 
 def report(config: Config, options: Mapping[str, Any] | None = None) -> str:
     """Makes both tables, with every layout."""
-    found = []
-    for named, layout in LAYOUTS:
-        start = time.perf_counter()
-        found.append(compiled(on_h200s(laid_out(config, layout)), named, options))
-        seconds = time.perf_counter() - start
-        print(" ".join(found[-1].needs), f"(compiled in {seconds:.0f} s)", flush=True)
-    model = config.model
+    found: list[Compiled] = []
+
+    def rows() -> Iterator[list[str]]:
+        for named, layout in LAYOUTS:
+            found.append(compiled(on_h200s(laid_out(config, layout)), named, options))
+            yield found[-1].needs
+
+    model, train = config.model, config.train
     title = (
         f"{model.num_layers} layers, hidden {model.hidden_size}, sequence {model.seq_length}, "
-        f"{config.train.global_batch_size // config.layout.num_devices} samples a GPU, "
+        f"{train.global_batch_size // config.layout.num_devices} samples a GPU, "
         f"{model.dtype}, remat {model.remat}"
     )
     chosen = "".join(f", {name}={value}" for name, value in (options or {}).items())
-    return "\n".join(
-        [
-            f"{versions(*PLUGINS.split())}\n\n{INTRODUCTION}\n{title}{chosen}.\n",
-            table([NEEDS, *(each.needs for each in found)]),
-            "\nOf the bytes sent, those that are under way during attention, during other products "
-            "only, and\nduring neither:\n",
-            table([OVER, *(row for each in found for row in each.over)]),
-            "",
-        ]
-    )
+    needs = table([NEEDS, *printed(rows())])
+    over = table([OVER, *(row for each in found for row in each.over)])
+    return joined(versions(*PACKAGES[2:]), f"{title}{chosen}.", needs, over)

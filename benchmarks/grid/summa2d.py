@@ -12,57 +12,201 @@ with every algorithm of a row x col grid beside
 
 Every program must give the result of one device, or nothing is measured. Then all are timed in one
 run, in turns. The devices are simulated on the CPU, so times compare work, copies and waiting, and
-do not show how they scale. `--gpu` adds the time of a pair in bfloat16 on one GPU.
+do not show how they scale.
 
 Letters: M tokens, D model, F hidden.
 """
 
 import argparse
-import concurrent.futures
 import dataclasses
-import multiprocessing
-import statistics
-import time
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from benchmarks.grid.summa2d_programs import SLICES, Program, Size, grids, plain, programs
-from benchmarks.lib.measure import TOLERANCE, collectives, mib, write
-from benchmarks.lib.race import Runner, race
+from benchmarks.lib.compiler import axis_sizes
+from benchmarks.lib.pages import joined, mib, parser, renew
+from benchmarks.lib.timing import Program, Runner, collectives, race
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
-from jaxptd.analysis.hardware import peak_of
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, TrainConfig
-from jaxptd.errors import Parser, UserError, run_command
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.errors import UserError, run_command
+from jaxptd.layers.for_layout import make_tensor_parallel
+from jaxptd.layers.tensor_parallel import PackedWeight
+from jaxptd.mesh import SQUARE, Layout, Matmul2D, make_mesh
 from jaxptd.run.devices import prepare
+
+SLICES = (1, 2, 4)  # of gather
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The size of a pair: tokens, model, hidden."""
+
+    M: int
+    D: int
+    F: int
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of x, w1, w2 and the gradient of y."""
+        return [(1, self.M, self.D), (self.D, self.F), (self.F, self.D), (1, self.M, self.D)]
+
+    def random(self) -> list[np.ndarray]:
+        """Draws standard normal arrays; w1 and w2 are scaled so that h and y are too."""
+        rng, lengths = np.random.default_rng(0), (1, self.D, self.F, 1)
+        return [
+            rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(length))
+            for shape, length in zip(self.shapes, lengths, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return f"M={self.M}, D={self.D}, F={self.F}"
+
+
+@jax.jit
+def plain(x: Array, w1: Array, w2: Array, dy: Array) -> tuple[Array, ...]:
+    """Computes y, dx, dw1, dw2 on one device."""
+    y, backward = jax.vjp(lambda x, w1, w2: (x @ w1) @ w2, x, w1, w2)
+    return y, *backward(dy)
+
+
+# ---- the programs ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(Program):
+    """One way to compute x[1, M, D] w1[D, F] w2[F, D] -> y[1, M, D] in a layout."""
+
+    layout: Layout = dataclasses.field(kw_only=True)
+
+    def kept(self, mesh: Mesh, arrays: Sequence[Any]) -> int:
+        """Bytes of the residuals of `jax.vjp` on a device, between forward and backward."""
+
+        def residuals(*blocks: Array) -> list[Array]:
+            return jax.tree.leaves(jax.vjp(self.function, *blocks)[1])
+
+        if self.local:
+            blocks = jax.shard_map(
+                lambda *x: [leaf.ravel() for leaf in residuals(*x)],
+                mesh=mesh,
+                in_specs=tuple(self.specs),
+                out_specs=P(mesh.axis_names),  # the blocks of all devices, one after the other
+            )
+            found = jax.eval_shape(blocks, *arrays)
+            return sum(x.size * x.dtype.itemsize for x in found) // mesh.size
+        lowered = jax.jit(residuals, in_shardings=tuple(self.shardings(mesh))).lower(*arrays)
+        laid = zip(lowered.out_info, lowered.compile().output_shardings, strict=True)
+        return sum(math.prod(lay.shard_shape(x.shape)) * x.dtype.itemsize for x, lay in laid)
+
+
+def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Pair:
+    """The pair by a form of jaxptd. again: backward gathers the first product's input again."""
+    held = make_tensor_parallel(layout)
+
+    def first(x: Array, w1: Array) -> Array:
+        (h,) = held.column_parallel(x, [PackedWeight(w1)])
+        return h
+
+    column = jax.checkpoint(first) if again else first
+
+    def products(x: Array, w1: Array, w2: Array) -> Array:
+        return held.row_parallel(column(x, w1), w2, 0)
+
+    x = P(None, held.axes.tokens, *held.axes.hidden_spec())
+    specs = x, P(*held.axes.column_spec(1, 0)), P(*held.axes.row_spec(1, 0))
+    return Pair(name, products, specs, layout=layout, ours=ours)
+
+
+def grid(algorithm: Matmul2D, rows: int, cols: int, slices: int = 1) -> Pair:
+    """jaxptd's pair on a grid, everything in blocks."""
+    layout = Layout(row=rows, col=cols, matmul2d=algorithm, matmul2d_slices=slices)
+    cut = f" in {slices} slices" if slices > 1 else ""
+    return form(f"jaxptd {algorithm}{cut}", layout, ours=True)
+
+
+X_CUT, W_CUT = P(None, "row", "col"), P("row", "col")
+
+
+def gathered(rows: int, cols: int) -> Pair:
+    """The peer that gathers all blocks, and leaves backward to autodiff."""
+
+    def product(a: Array, b: Array) -> Array:
+        a = lax.all_gather(a, "col", axis=a.ndim - 1, tiled=True)
+        return a @ lax.all_gather(b, "row", axis=0, tiled=True)
+
+    def products(x: Array, w1: Array, w2: Array) -> Array:
+        return product(product(x, w1), w2)
+
+    layout = Layout(row=rows, col=cols)
+    return Pair("autodiff", products, (X_CUT, W_CUT, W_CUT), layout=layout)
+
+
+def partitioned(mesh: Mesh) -> Pair:
+    """The peer of XLA's partitioner: every operand and result is sharded both ways."""
+    keep = partial(lax.with_sharding_constraint, shardings=NamedSharding(mesh, X_CUT))
+
+    def products(x: Array, w1: Array, w2: Array) -> Array:
+        w1, w2 = (lax.with_sharding_constraint(w, NamedSharding(mesh, W_CUT)) for w in (w1, w2))
+        h = keep(jnp.einsum("BMD,DF->BMF", keep(x), w1))
+        return keep(jnp.einsum("BMF,FD->BMD", h, w2))
+
+    layout = Layout(row=mesh.shape["row"], col=mesh.shape["col"])
+    return Pair("jit", products, (X_CUT, W_CUT, W_CUT), layout=layout, local=False)
+
+
+def grids(devices: int) -> list[tuple[int, int]]:
+    """Rows and columns of the grids that are square, or twice as long as wide."""
+    sides = [(rows, devices // rows) for rows in range(2, devices) if devices % rows == 0]
+    return [(rows, cols) for rows, cols in sides if rows <= 2 * cols and cols <= 2 * rows]
+
+
+def programs(devices: int) -> Iterator[Pair]:
+    """Yields all programs for this number of devices."""
+    for rows, cols in grids(devices):
+        for slices in SLICES:
+            yield grid("gather", rows, cols, slices)
+        yield grid("summa", rows, cols)
+        for algorithm in SQUARE if rows == cols else ():
+            yield grid(algorithm, rows, cols)
+        yield gathered(rows, cols)
+        yield partitioned(make_mesh(Layout(row=rows, col=cols)))
+    line = Layout(tp=devices, sequence_parallel=True)
+    yield form("Megatron", line, ours=False)
+    yield form("Megatron, gathering again", line, ours=False, again=True)
+
+
+# ---- measured -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class Run(Runner):
     """A program; kept: bytes for backward on a device; wire: bytes sent, by axes."""
 
+    program: Pair
     kept: int = 0
     wire: dict[str, int] = dataclasses.field(default_factory=dict)
     messages: int = 0
 
 
-def start(program: Program, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
+def start(program: Pair, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
     """Compiles the program and shards its arguments over the mesh."""
     shardings = program.shardings(mesh)
     laid = [jax.device_put(*each) for each in zip(arrays, (*shardings, shardings[0]), strict=True)]
-    compiled = program.gradients(mesh).lower(*laid).compile(compiler_options=CPU_OPTIONS)
+    lowered = program.gradients(mesh, apart=True).lower(*laid)
+    compiled = lowered.compile(compiler_options=CPU_OPTIONS)
     run = Run(program, compiled, laid, program.kept(mesh, laid[:3]))
-    sizes = {str(axis): size for axis, size in mesh.shape.items()}
-    for each in collectives(compiled, mesh):
+    for each in collectives(compiled, mesh) if program.local else ():
         axes = "x".join(each.axes)
-        run.wire[axes] = run.wire.get(axes, 0) + each.wire_bytes(sizes)
+        run.wire[axes] = run.wire.get(axes, 0) + each.wire_bytes(axis_sizes(mesh))
         run.messages += each.count
     return run
 
@@ -73,48 +217,6 @@ def measure(size: Size, devices: int, *, steps: int) -> list[Run]:
     runs = [start(each, make_mesh(each.layout), arrays) for each in programs(devices)]
     race(runs, plain(*arrays), steps=steps)
     return runs
-
-
-# ---- one GPU --------------------------------------------------------------------------------
-
-GPU_SIZES = (Size(65536, 2048, 8192), Size(8192, 8192, 8192))
-
-
-def floor(sizes: Sequence[Size] = GPU_SIZES, *, steps: int = 11, gpu: bool = True) -> str:
-    """Times a pair in bfloat16 on this process's first device, and reports it as text.
-
-    With `gpu`, only a GPU is measured.
-    """
-    device = jax.devices()[0]
-    if gpu and device.platform != "gpu":
-        return f"No GPU here (JAX finds {device.device_kind}): no floor in bfloat16."
-    peak = peak_of(device.device_kind)
-    rows = [["M", "D", "F", "median, ms", "TFLOP/s", "of the peak"]]
-    for size in sizes:
-        seconds = _alone(size, device, steps)
-        rate = size.flops / seconds
-        share = f"{rate / peak:.2f}" if peak else ""
-        sizes_MDF = map(str, dataclasses.astuple(size))
-        rows.append([*sizes_MDF, f"{seconds * 1e3:.2f}", f"{rate / 1e12:.1f}", share])
-    return f"One {device.device_kind}, forward and backward, nothing moved.\n\n{table(rows)}"
-
-
-def _alone(size: Size, device: Any, steps: int) -> float:
-    """The median seconds of a pair, forward and backward, in bfloat16."""
-    arrays = [jax.device_put(jnp.ones(shape, jnp.bfloat16), device) for shape in size.shapes]
-    seconds = []
-    for _ in range(steps + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(plain(*arrays))
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])  # the first one compiled
-
-
-def floor_apart() -> str:
-    """Runs `floor` in a process of its own, because this process simulates its devices."""
-    apart = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, apart) as process:
-        return process.submit(floor).result()
 
 
 # ---- reported -------------------------------------------------------------------------------
@@ -139,43 +241,10 @@ def row(run: Run, runs: Sequence[Run]) -> list[str]:
         f"**{ratio}**" if run.program.ours else ratio,
         mib(run.temp),
         mib(run.kept),
-        f"{sent} = {sum(run.wire.values()) / 2**20:.2f}",
-        str(run.messages),
+        f"{sent} = {sum(run.wire.values()) / 2**20:.2f}" if sent else "",
+        str(run.messages or ""),
         f"{run.error:.0e}",
     ]
-
-
-def section(size: Size, devices: int, runs: Sequence[Run]) -> str:
-    """Makes the table of one size on so many devices."""
-    title = f"## {devices} devices, {size}"
-    return f"{title}\n\n{table([HEAD, *(row(run, runs) for run in runs)])}"
-
-
-ABOUT = f"""\
-By `python -m benchmarks.grid.summa2d`: y = (x w1) w2 and the gradients of x[M, D], w1[D, F] and
-w2[F, D], float32.
-
-- jaxptd: x, w1, w2, h = x w1 and y in blocks on the grid; backward moves the blocks again.
-- autodiff: the blocks all-gathered, then a local product; backward is JAX's.
-- jit: the same blocks by sharding constraints, with XLA's partitioner.
-- Megatron: w1 sharded by columns, w2 by rows, x and y by tokens (sequence parallelism), by jaxptd;
-  the gathered x is kept, or gathered again in backward.
-
-Every program was within {TOLERANCE:.0e} (relative, in norm) of one device, product and gradients,
-before it was timed. Temporary memory is that of one device's program, with h and the blocks that
-arrive, without operands and results. Kept for backward: the residuals of `jax.vjp`, at least the
-device's blocks of x (D wide), h, w1 and w2. Sent: if every collective runs as a ring. On CPUs a
-broadcast and a sum for one device are all-reduces; on GPUs summa's broadcasts are XLA's, which send
-half as much. Messages: collectives in the jaxpr; XLA merges some.
-"""
-
-
-def report(sections: Sequence[str], *, devices: Sequence[int], steps: int) -> str:
-    """The Markdown page."""
-    simulated = " and ".join(map(str, devices))
-    head = f"{versions()} {simulated} simulated CPU devices; {steps} runs each, interleaved."
-    title = "# A pair of products on a grid beside its peers"
-    return "\n\n".join(block.strip() for block in [title, head, ABOUT, *sections]) + "\n"
 
 
 def parse_size(text: str) -> Size:
@@ -187,49 +256,41 @@ def parse_size(text: str) -> Size:
     return Size(M, D, F)
 
 
-def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line.
-
-    Raises:
-        UserError: the number of devices forms no grid, or a size does not split over them.
-    """
-    parser = Parser(prog="python -m benchmarks.grid.summa2d", description=main.__doc__)
-    parser.add_argument("--devices", type=int, nargs="+", default=[4, 8])
-    sizes = [Size(4096, 256, 1024), Size(1024, 1024, 1024)]
-    parser.add_argument("--size", type=parse_size, nargs="+", default=sizes, help="MxDxF")
-    parser.add_argument("--steps", type=int, default=7, help="timed runs of each (default: 7)")
-    parser.add_argument("--gpu", action="store_true", help="also a pair on one GPU, in bfloat16")
-    parser.add_argument("--out", type=Path, help="Markdown file to write")
-    args = parser.parse_args(argv)
-    for devices in args.devices:
-        if not grids(devices):
-            raise UserError(f"--devices {devices} makes no grid, square or 1:2; use 4, 8 or 16")
-        unit = devices * max(SLICES)
-        for size in args.size:
-            if any(each < 1 or each % unit for each in dataclasses.astuple(size)):
-                raise UserError(
-                    f"--size {size} does not split over {devices} devices in {max(SLICES)} "
-                    f"slices; use multiples of {unit}"
-                )
-    return args
+def check(devices: int, sizes: Sequence[Size]) -> None:
+    """Raises UserError if devices form no grid, or a size does not split over them."""
+    if not grids(devices):
+        raise UserError(f"--devices {devices} makes no grid, square or 1:2; use 4, 8 or 16")
+    unit = devices * max(SLICES)
+    for size in sizes:
+        if any(each < 1 or each % unit for each in dataclasses.astuple(size)):
+            raise UserError(
+                f"--size {size} does not split over {devices} devices in {max(SLICES)} "
+                f"slices; use multiples of {unit}"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures a pair of products on grids of devices beside Megatron's and XLA's."""
-    args = options(argv)
-    sections = [f"## One GPU, bfloat16\n\n{floor_apart()}"] if args.gpu else []
+    made = parser("grid.summa2d", main)
+    made.add_argument("--devices", type=int, nargs="+", default=[4, 8])
+    sizes = [Size(4096, 256, 1024), Size(1024, 1024, 1024)]
+    made.add_argument("--size", type=parse_size, nargs="+", default=sizes, help="MxDxF")
+    made.add_argument("--steps", type=int, default=7, help="timed runs of each (default: 7)")
+    args = made.parse_args(argv)
+    for devices in args.devices:
+        check(devices, args.size)
     rows, cols = grids(max(args.devices))[0]
-    layout = Layout(row=rows, col=cols)
-    prepare(Config(layout=layout, train=TrainConfig(platform="cpu")))
+    prepare(Config(layout=Layout(row=rows, col=cols), train=TrainConfig(platform="cpu")))
+    sections = []
     for size in args.size:
         for devices in args.devices:
             runs = measure(size, devices, steps=args.steps)
-            sections.append(section(size, devices, runs))
+            lines = table([HEAD, *(row(run, runs) for run in runs)])
+            sections.append(f"## {devices} devices, {size}\n\n{lines}")
             print(sections[-1], flush=True)
-    if args.gpu:
-        print(sections[0])
     if args.out:
-        write(args.out, report(sections, devices=args.devices, steps=args.steps))
+        title = "# A pair of products on a grid beside its peers"
+        renew(Path(args.out), joined(title, versions(), *sections))
     return 0
 
 

@@ -2,10 +2,11 @@
 
 `python -m benchmarks.memory.peak [--steps 'plain*' ...] [--out benchmarks/results]`
 
-Compiles each step of `peak_cases.py` that `peak.csv` in the folder does not have yet, and appends
+Compiles each step of `peak_steps.yaml` that `peak.csv` in the folder does not have yet, and appends
 its row as soon as it is compiled: a run that was stopped goes on where it was. `--predict` compiles
 nothing and computes the model's columns again. Then prints the errors, as a Markdown table, and
-with every step in the file also writes them to `peak.md`.
+with every step in the file also writes them to `peak.md`. A step is the text of its settings,
+`SECTION.FIELD=VALUE` each, so that a row of a table has it all.
 
 Columns: name, settings; XLA's bytes of one device: peak, arguments, temporaries, those in host
 memory, and `compiled`, the bytes that the step needs in device memory: arguments and temporaries.
@@ -23,36 +24,54 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
+import yaml
 
-from benchmarks.lib.compiler import UNTRIED
-from benchmarks.lib.measure import gib, write
-from benchmarks.memory.peak_cases import HELD_OUT, STEPS, config_of
+from benchmarks.lib.compiler import PACKAGES, UNTRIED, compile_only, on_h200s
+from benchmarks.lib.pages import RESULTS, gib, head, joined, parser, renew, write
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.peak import Peak, peak
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling import PLUGINS, device_bytes, gpus
-from jaxptd.config import Config
-from jaxptd.errors import Parser, UserError, run_command
-from jaxptd.mesh import make_mesh
-from jaxptd.step import Program
+from jaxptd.compiling import device_bytes
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.errors import UserError, run_command
+from jaxptd.mesh import Layout
 from jaxptd.step.resolved import resolve
 
 FILE, PAGE = "peak.csv", "peak.md"
-RESULTS = Path(__file__).parents[1] / "results"
 COMPILED = ("peak", "arguments", "temporaries", "host_arguments", "host_temporaries", "compiled")
 PARTS = tuple(field.name for field in dataclasses.fields(Peak))
 COLUMNS = ("name", "settings", *COMPILED, *PARTS, "model", "error_percent")
 HEAD = ("step", "layout", "remat", "M", "compiled GiB", "model GiB", "error", "fullest at")
-INTRODUCTION = """# Peak memory: the model against the compiler
-
-Made by `python -m benchmarks.memory.peak`, whose head says what the columns of `peak.csv` are;
-nothing was run. Compiled: arguments and temporaries of one H200 that are in its memory. M:
-micro-batches. Steps whose names begin with "new" were compiled when the model was written.
-
-"""
 Row = dict[str, str]
+
+
+def _steps(name: str) -> dict[str, str]:
+    """The settings of each step of a list in `peak_steps.yaml`, by its name."""
+    file, found = yaml.safe_load(Path(__file__).with_name("peak_steps.yaml").read_text()), {}
+    for line in file[name].splitlines():
+        step, (model, batch, micro_batches, *options) = line[:22].strip(), line[22:].split()
+        cut = options.index(":") if ":" in options else len(options)
+        of_model = [*file["models"][model].split(), "dtype=bfloat16", *options[:cut]]
+        train = [f"global_batch_size={batch}", f"micro_batches={micro_batches}"]
+        sections = {"model": of_model, "layout": options[cut + 1 :], "train": train}
+        found[step] = " ".join(f"{s}.{each}" for s, those in sections.items() for each in those)
+    return found
+
+
+HELD_OUT = _steps("held_out")
+STEPS = _steps("steps") | HELD_OUT
+
+
+def config_of(settings: str) -> Config:
+    """Makes a config from the text of its settings; a later one replaces an earlier one."""
+    sections: dict[str, dict[str, Any]] = {"model": {}, "layout": {}, "train": {}}
+    for setting in settings.split():
+        name, _, value = setting.partition("=")
+        section, _, field = name.partition(".")
+        sections[section][field] = yaml.safe_load(value)
+    train = TrainConfig(**sections["train"])
+    return Config(ModelConfig(**sections["model"]), Layout(**sections["layout"]), train=train)
 
 
 def predict(config: Config) -> Peak:
@@ -65,9 +84,7 @@ def predict(config: Config) -> Peak:
 
 def compile_row(settings: str) -> dict[str, int]:
     """Compiles a step for H200s; the bytes of one device."""
-    config = config_of(settings)
-    mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
-    program = Program(config, mesh)
+    program = on_h200s(config_of(settings))
     memory = compile_step(program, UNTRIED).memory_analysis()
     return {
         "peak": memory.peak_memory_in_bytes,
@@ -111,7 +128,7 @@ def report(rows: Sequence[Row]) -> str:
     """Makes the table of errors, and sentences about them."""
     found = [("", rows), ("held out, ", [row for row in rows if row["name"] in HELD_OUT])]
     sentences = [summary(words, those) for words, those in found if those]
-    return "\n\n".join([table([HEAD, *map(_cells, rows)]), *sentences])
+    return joined(table([HEAD, *map(_cells, rows)]), *sentences)
 
 
 def summary(words: str, rows: Sequence[Row]) -> str:
@@ -142,11 +159,11 @@ def _cells(row: Row) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compares the peak memory model with training steps compiled for H200s."""
-    parser = Parser(prog="python -m benchmarks.memory.peak", description=main.__doc__)
-    parser.add_argument("--steps", nargs="+", default=["*"], help="names, or patterns of them")
-    parser.add_argument("--out", default=str(RESULTS), help="folder of peak.csv")
-    parser.add_argument("--predict", action="store_true", help="compile nothing")
-    options = parser.parse_args(argv)
+    made = parser("memory.peak", main, out="folder of peak.csv")
+    made.set_defaults(out=str(RESULTS))
+    made.add_argument("--steps", nargs="+", default=["*"], help="names, or patterns of them")
+    made.add_argument("--predict", action="store_true", help="compile nothing")
+    options = made.parse_args(argv)
     wanted = [n for n in STEPS if any(fnmatch.fnmatch(n, each) for each in options.steps)]
     if not wanted:
         raise UserError(f"--steps {' '.join(options.steps)}: no step has this name; see STEPS")
@@ -156,15 +173,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = {name: row_of(name, row["settings"], row) for name, row in rows.items()}
         save(path, list(rows.values()))
     else:
-        jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
+        compile_only()
         for name in wanted:
             if name not in rows:
                 rows[name] = row_of(name, STEPS[name], compile_row(STEPS[name]))
                 save(path, list(rows.values()))
                 print("  ".join(_cells(rows[name])), flush=True)
     if set(rows) == set(STEPS):
-        page = f"{INTRODUCTION}{versions(*PLUGINS.split())}\n\n{report([rows[n] for n in STEPS])}\n"
-        write(path.with_name(PAGE), page)
+        text = joined(versions(*PACKAGES[2:]), report([rows[n] for n in STEPS]))
+        title = head("Peak memory: the model against the compiler", "memory.peak")
+        renew(path.with_name(PAGE), title + text)
     chosen = [rows[name] for name in wanted if name in rows]
     print(report(chosen) if chosen else f"{path} has no such step")
     return 0

@@ -1,25 +1,24 @@
-"""Memory, work and time of each remat policy, in several layouts.
+"""Memory and work of each remat policy, in several layouts.
 
 `python -m benchmarks.memory.remat [--layouts one tp ...] [--out benchmarks/results/remat.md]`
 
 Measures a small GPT, float32, on simulated CPU devices. Kept: by formula
 (`jaxptd/analysis/memory_model.py`), for all layers of one device, in a pipeline with the values
 that wait on a stage. Temporary: of the compiled step. Products: FLOPs of forward and backward,
-counted in the step's jaxpr. Time: the fastest of several steps, taken in turns. Products and times
-are divided by those of `none` in the same run.
+counted in the step's jaxpr, divided by those of `none`.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.lib.measure import Run, append, mib
+from benchmarks.lib.pages import append, head, joined, mib, parser
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.compiled_step import compile_step, random_batch
+from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.jaxprs import executed, flops
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
@@ -43,15 +42,8 @@ POLICIES: tuple[tuple[Remat, float], ...] = (
     ("full", 0.5),
     ("full", 1),
 )
-ROUNDS = 5
 HEAD = ("remat", "kept MiB", "less than none", "temporary MiB", "less than none")
-HEAD += ("products, of none", "time, of none")
-INTRODUCTION = """# Remat policies
-
-The first section is made by `python -m benchmarks.memory.remat`, whose head says what is measured;
-the second by `python -m benchmarks.gpu.compile_gpu`, as its text says.
-
-"""
+HEAD += ("products, of none",)
 
 
 def config_of(layout: Layout, remat: Remat, share: float) -> Config:
@@ -59,25 +51,17 @@ def config_of(layout: Layout, remat: Remat, share: float) -> Config:
     layers = MODEL.num_layers // layout.pp  # of a part of the model
     first = None if share == 1 else round(share * layers)
     model = dataclasses.replace(MODEL, remat=remat, remat_layers=first)
-    train = TrainConfig(
-        global_batch_size=SEQUENCES * layout.dp,
-        micro_batches=SEQUENCES if layout.pp > 1 else 1,
-        platform="cpu",
-    )
+    batch, micro_batches = SEQUENCES * layout.dp, SEQUENCES if layout.pp > 1 else 1
+    train = TrainConfig(global_batch_size=batch, micro_batches=micro_batches, platform="cpu")
     return Config(model=model, layout=layout, train=train)
 
 
-# ---- one layout -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Found:
-    """A step and its figures: bytes, FLOPs, and the compiled step, to be timed."""
+class Found(NamedTuple):
+    """Bytes and FLOPs of a step."""
 
     kept: int
     temporary: int
     flops: int
-    run: Run
 
 
 def measure(config: Config) -> Found:
@@ -86,61 +70,37 @@ def measure(config: Config) -> Found:
     plan = program.resolved.plan
     kept = memory_model.activations(config, plan)
     kept += memory_model.mail(config, plan) if plan else 0
-    compiled = compile_step(program)
-    run = Run(compiled, program.init_state(), program.place(random_batch(config)))
-    temporary = compiled.memory_analysis().temp_size_in_bytes
-    return Found(kept, temporary, executed(program, flops), run)
+    temporary = compile_step(program).memory_analysis().temp_size_in_bytes
+    return Found(kept, temporary, executed(program, flops))
 
 
-def rows(layout: Layout, rounds: int) -> list[list[str]]:
-    """Makes the table's rows, with all policies timed in turns."""
-    found = [measure(config_of(layout, *policy)) for policy in POLICIES]
-    for _ in range(rounds + 1):  # one to warm up
-        for each in found:
-            each.run.step()
-    fastest = [min(each.run.seconds[1:]) for each in found]
+def rows(layout: Layout) -> list[list[str]]:
+    """Makes the table's rows, one for each policy."""
+    none, *_ = found = [measure(config_of(layout, *policy)) for policy in POLICIES]
     return [
         [
             remat if share == 1 else f"{remat}, half of the layers",
-            mib(each.kept),
-            mib(found[0].kept - each.kept),
-            mib(each.temporary),
-            mib(found[0].temporary - each.temporary),
-            f"{each.flops / found[0].flops:.3f}",
-            f"{seconds / fastest[0]:.2f}",
+            *(mib(each.kept), mib(none.kept - each.kept)),
+            *(mib(each.temporary), mib(none.temporary - each.temporary)),
+            f"{each.flops / none.flops:.3f}",
         ]
-        for (remat, share), each, seconds in zip(POLICIES, found, fastest, strict=True)
+        for (remat, share), each in zip(POLICIES, found, strict=True)
     ]
-
-
-def report(names: Sequence[str], rounds: int = ROUNDS) -> str:
-    """Makes a table for each layout."""
-    words = (
-        f"{MODEL.num_layers} layers, D={MODEL.hidden_size}, N={MODEL.num_heads}, "
-        f"T={MODEL.seq_length}, V={MODEL.vocab_size}, float32, {SEQUENCES} sequences on each "
-        "device along dp, in the pipeline (1f1b) one a micro-batch."
-    )
-    sections = [f"### {LAYOUTS[n]}\n\n{table([HEAD, *rows(LAYOUTS[n], rounds)])}\n" for n in names]
-    return "\n".join([f"{versions()}\n\n{words}\n", *sections])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures the remat policies on simulated devices."""
-    parser = Parser(prog="python -m benchmarks.memory.remat", description=main.__doc__)
-    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps that are timed")
-    parser.add_argument("--out", default="", help="Markdown file to append the tables to")
-    args = parser.parse_args(argv)
-    prepare(config_of(max((LAYOUTS[n] for n in args.layouts), key=_devices), "none", 1))
-    body = report(args.layouts, args.rounds)
+    made = parser("memory.remat", main)
+    made.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
+    args = made.parse_args(argv)
+    chosen = [LAYOUTS[name] for name in args.layouts]
+    prepare(config_of(max(chosen, key=lambda layout: layout.num_devices), "none", 1))
+    tables = (f"### {each}\n\n{table([HEAD, *rows(each)])}" for each in chosen)
+    body = joined(versions(), *tables)
     print(body)
-    if args.out:
-        append(Path(args.out), INTRODUCTION, f"## On simulated devices\n\n{body}")
+    section = f"## On simulated devices\n\n{body}"
+    append(args.out, head("Remat policies", "memory.remat"), section)
     return 0
-
-
-def _devices(layout: Layout) -> int:
-    return layout.num_devices
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.memory import peak
-from benchmarks.memory.peak_cases import HELD_OUT, STEPS
+from benchmarks.memory.peak import HELD_OUT, STEPS
 from jaxptd.errors import UserError
 
 ROWS = peak.read(peak.RESULTS / peak.FILE)
@@ -25,10 +25,12 @@ def test_the_model_is_within_its_bars() -> None:
     assert sum(held_out) / len(held_out) < MEAN
 
 
-def test_the_documentation_has_the_errors() -> None:
-    page = (peak.RESULTS.parents[1] / "docs" / "memory.md").read_text(encoding="utf-8")
+def test_the_pages_have_the_rows_and_the_errors() -> None:
+    page = (peak.RESULTS / peak.PAGE).read_text(encoding="utf-8")
+    assert peak.report(ROWS) in page
+    docs = (peak.RESULTS.parents[1] / "docs" / "memory.md").read_text(encoding="utf-8")
     for words, rows in (("", ROWS), ("held out, ", [r for r in ROWS if r["name"] in HELD_OUT])):
-        assert peak.summary(words, rows) in page
+        assert peak.summary(words, rows) in docs
 
 
 def test_the_file_has_every_step() -> None:

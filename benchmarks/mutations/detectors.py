@@ -23,13 +23,8 @@ DETECTORS = (*PROBED, "reference", *TESTED)
 REFERENCE, ON_ONE_DEVICE = "tests/reference", "one_device_steps"
 TIMEOUT = 1800  # seconds; a step that does not end, even on shared cores, is a finding
 
-CAUGHT, MISSED, NOT_THERE, NOT_RUN, NO_RESULT = (
-    "caught",
-    "not caught",
-    "not there",
-    "-",
-    "no result",
-)
+CAUGHT, MISSED, NO_RESULT = "caught", "not caught", "no result"
+NOT_THERE, NOT_RUN = "not there", "-"
 NOTHING: Finding = {"word": NOT_RUN, "seconds": 0.0, "found": ""}
 FAILED, NO_TEST = 1, 5  # pytest's exit codes if tests failed, and if none has the marks
 

@@ -90,12 +90,18 @@ def _survivors(rows: Collection[Mutation], results: Results) -> str:
 
 def _every(rows: Collection[Mutation], results: Results) -> str:
     cells = [["mutation", "kind", "file", *DETECTORS]]
-    for each in rows:
-        found = results.of(each)
-        words = [_cell(found.get(name, {"word": NOT_RUN})) for name in DETECTORS]
-        kind = each.kind.value if each.kind else ""
-        cells.append([each.name, kind, each.file.removeprefix("jaxptd/"), *words])
+    cells += [
+        [each.name, each.kind.value if each.kind else "", *_looked(each, results, DETECTORS)]
+        for each in rows
+    ]
     return table(cells)
+
+
+def _looked(row: Mutation, results: Results, detectors: Collection[str]) -> list[str]:
+    """A row's file, and the cell of each detector: seconds in which it was caught, or a word."""
+    found = [results.of(row).get(name, {"word": NOT_RUN}) for name in detectors]
+    words = (f"{x['seconds']:.0f} s" if x["word"] == CAUGHT else x["word"] for x in found)
+    return [row.file.removeprefix("jaxptd/"), *words]
 
 
 def _tested(rows: Collection[Mutation], results: Results) -> str:
@@ -110,14 +116,5 @@ def _tested(rows: Collection[Mutation], results: Results) -> str:
         f"the slow tests have been run for {seen['slow']}, and catch {caught['slow']}."
     )
     cells = [["mutation", "file", *TESTED]]
-    for each in have:
-        found = results.of(each)
-        words = [_cell(found.get(name, {"word": NOT_RUN})) for name in TESTED]
-        cells.append([each.name, each.file.removeprefix("jaxptd/"), *words])
+    cells += [[each.name, *_looked(each, results, TESTED)] for each in have]
     return "\n\n".join([said, *([table(cells)] if have else [])])
-
-
-def _cell(finding: dict) -> str:
-    if finding["word"] != CAUGHT:
-        return finding["word"]
-    return f"{finding['seconds']:.0f} s"

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from benchmarks.mutations.cases import options
 from benchmarks.mutations.matching import Change, changed, code_of
 from jaxptd.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 ROWS = Path(__file__).parent / "rows"
+CASES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
 
 
 class Reach(StrEnum):
@@ -182,6 +182,11 @@ def _mutation(
         reach=Reach[more.get("reach", "LAYOUT")],
         explained=more.get("explained", ""),
     )
+
+
+def options(case: str) -> str:
+    """The options of a case, beside those of `probe.TINY`; names of `cases.yaml` are replaced."""
+    return " ".join(options(CASES[word]) if word in CASES else word for word in case.split())
 
 
 def _changes(name: str, places: dict[str, str | list[str]], given: str) -> Iterator[Change]:

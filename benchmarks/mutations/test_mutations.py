@@ -190,14 +190,7 @@ def test_what_gave_no_result_is_looked_for_again(folder) -> None:
     results = Results(folder / "mutations.json")
     results.add(row, {"default": {**FOUND, "word": NO_RESULT}})
     assert missing(folder) == ["default"]
-    assert results.missing(row, ["verify"]) == []
     assert caught_by(results.of(row), ("verify", "default")) == ["verify"]
-
-
-def test_only_its_tests_look_for_a_row_without_a_kind(tmp_path) -> None:
-    (row, *_) = (each for each in ALL if not each.kind)
-    assert Results(tmp_path / "none.json").missing(row, DETECTORS) == [*TESTED]
-    assert Results(tmp_path / "none.json").missing(FIRST, DETECTORS) == [*DETECTORS]
 
 
 # --- The page
@@ -241,15 +234,9 @@ def test_a_page_counts_what_each_detector_caught(tmp_path) -> None:
 # --- The detectors
 
 
-def test_a_mutation_that_changes_no_step_is_not_looked_for_in_one() -> None:
-    found = detectors.probe((), ROOT)
-    assert {each["word"] for each in found.values()} == {NOT_RUN}
-
-
 @pytest.mark.parametrize(
     ("default", "slow", "words"),
     [
-        ("True", "False", [MISSED, CAUGHT]),
         ("True", "True", [MISSED, MISSED]),
         ("False", "False", [CAUGHT, NOT_RUN]),
         (None, "False", [MISSED, CAUGHT]),
@@ -266,17 +253,12 @@ def test_slow_tests_look_for_what_the_default_ones_do_not_find(
     assert [found[name]["word"] for name in TESTED] == words
 
 
-def test_default_tests_are_run_alone(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(detectors, "_tests", lambda *_: {**FOUND, "word": MISSED})
-    assert [*detectors.look(row_of(), ["default"], tmp_path)] == ["default"]
-    assert [*detectors.look(row_of(), ["slow"], tmp_path)] == [*TESTED]
-
-
 @pytest.mark.slow
 def test_tests_that_do_not_run_are_no_finding() -> None:
-    found = detectors.suite(row_of()._replace(tests="tests/no/such/file.py"), ROOT)
+    found = detectors.look(row_of()._replace(tests="tests/no/such/file.py"), TESTED, ROOT)
     words = {name: each["word"] for name, each in found.items()}
     assert words == {"default": NO_RESULT, "slow": NOT_RUN}
+    assert {each["word"] for each in detectors.probe((), ROOT).values()} == {NOT_RUN}
 
 
 # --- The command

@@ -19,21 +19,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child import answer
-from benchmarks.lib.measure import last_section, write
+from benchmarks.lib.pages import head, last_section, parser, write
+from benchmarks.lib.timing import answer
 from benchmarks.one_device.cases import CASES, mfu
 from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
 from jaxptd.analysis import hardware
 from jaxptd.analysis.report import table
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import UserError, run_command
 
 HEAD = ("model", "B, T", "trainer", "tokens/s", "MFU", "causal MFU", "step ms, median")
 HEAD += ("10 % to 90 %", "peak GiB", "attention", "against torch")
-INTRODUCTION = """# One GPU, beside PyTorch
-
-Made by `python -m benchmarks.one_device`, whose head says what is measured.
-
-"""
 Result = Mapping[str, Any]  # what a trainer prints
 
 
@@ -53,7 +48,9 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
     head = [f"{name}, {found['parameters'] / 1e6:,.0f} M", f"{batch}, {length}", trainer]
     seconds = statistics.median(found["seconds"])
     low, *_, high = statistics.quantiles(found["seconds"], n=10)
-    shares = [mfu(case, seconds, peak_of(found), causal=causal) for causal in (False, True)]
+    peak = hardware.peak_of(found["device"]) or 0.0  # 0 if its data sheet is not known
+    shares = [mfu(case, seconds, peak, causal=causal) for causal in (False, True)]
+    against = peer and "error" not in peer and statistics.median(peer["seconds"]) / seconds
     return [
         *head,
         f"{case.tokens / seconds:,.0f}",
@@ -62,20 +59,8 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
         f"{1e3 * low:.1f} to {1e3 * high:.1f}",
         f"{found['peak_bytes'] / 2**30:.1f}",
         found["attention"],
-        against(seconds, peer),
+        f"**{against:.2f}x**" if against else "",
     ]
-
-
-def peak_of(found: Result) -> float:
-    """Dense bfloat16 FLOPs a second of the GPU; 0 if its data sheet is not known."""
-    return hardware.peak_of(found["device"]) or 0.0
-
-
-def against(seconds: float, peer: Result | None) -> str:
-    """The speed-up over the peer."""
-    if peer is None or "error" in peer:
-        return ""
-    return f"**{statistics.median(peer['seconds']) / seconds:.2f}x**"
 
 
 def rows(name: str, found: Mapping[str, Result]) -> list[list[str]]:
@@ -106,7 +91,8 @@ def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], No
     Raises:
         UserError: the file of times is none.
     """
-    section, times = last_section(out, INTRODUCTION), out.with_suffix(".json")
+    title = head("One GPU, beside PyTorch", "one_device")
+    section, times = last_section(out, title), out.with_suffix(".json")
     try:
         every = dict(json.loads(times.read_text(encoding="utf-8"))) if times.exists() else {}
     except (ValueError, TypeError) as error:
@@ -121,11 +107,10 @@ def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], No
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains models on this machine's first GPU, with jaxptd and with PyTorch."""
-    parser = Parser(prog="python -m benchmarks.one_device", description=main.__doc__)
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
-    add_steps(parser)
-    parser.add_argument("--out", default="", help="Markdown file to append to; JSON beside it")
-    options = parser.parse_args(argv)
+    made = parser("one_device", main)
+    made.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    add_steps(made)
+    options = made.parse_args(argv)
     check_steps(options.steps)
     report = reporter(Path(options.out)) if options.out else None
     lines, found = [], {}

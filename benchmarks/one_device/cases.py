@@ -44,18 +44,10 @@ class Case:
 
 def gpt2(layers: int, hidden: int, heads: int, *, length: int, batch: int) -> Case:
     """GPT-2 with so many sequences of so many tokens, layers unrolled, nothing computed again."""
-    model = ModelConfig(
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        seq_length=length,
-        vocab_size=VOCABULARY,
-        dtype="bfloat16",
-        scan_layers=False,
-    )
-    return Case(
-        Config(model, optimizer=OPTIMIZER, train=TrainConfig(global_batch_size=batch)), "gpt2"
-    )
+    sizes = {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "seq_length": length}
+    model = ModelConfig(vocab_size=VOCABULARY, dtype="bfloat16", scan_layers=False, **sizes)
+    train = TrainConfig(global_batch_size=batch)
+    return Case(Config(model, optimizer=OPTIMIZER, train=train), "gpt2")
 
 
 def published(name: str, options: str) -> Case:

@@ -24,11 +24,10 @@ DECAY, CLIP = 0.1, 1.0  # those of OptimizerConfig
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
     """Groups parameters: matrices and tables decay, vectors do not."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": DECAY},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    split: dict[float, list[nn.Parameter]] = {DECAY: [], 0.0: []}
+    for p in model.parameters():
+        split[DECAY if p.ndim >= 2 else 0.0].append(p)
+    return [{"params": params, "weight_decay": decay} for decay, params in split.items()]
 
 
 def start(case: Case) -> tuple[Any, Callable[[], dict[str, Any]]]:

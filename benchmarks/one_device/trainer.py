@@ -1,18 +1,25 @@
 """Steps of one trainer of `benchmarks.one_device`, in a process of their own.
 
 `python -m benchmarks.one_device.trainer jaxptd --case 124m --steps 20`, or `torch`, prints one JSON
-object: seconds of each step, losses, bytes. The trainers are `jaxptd_trainer.py`, which
-`jaxptd-triton` runs with `model.kernels: triton`, and `torch_trainer.py`.
+object: seconds of each step, losses, bytes. `jaxptd-triton` is jaxptd with `model.kernels: triton`;
+PyTorch's trainer is `torch_trainer.py`.
 """
 
+import dataclasses
 import importlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.lib.steps import queued
+import jax
+
+from benchmarks.lib.timing import first_gpu, queued
 from benchmarks.one_device.cases import CASES, Case
+from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
 
 TRAINERS = ("jaxptd", "jaxptd-triton", "torch")
 WARM_UP = 5  # steps that are not timed; the first compiles
@@ -38,19 +45,48 @@ def start(name: str, case: Case) -> Trainer:
         UserError: it is not installed, or finds no GPU.
     """
     library, *kernels = name.split("-")
+    if library == "jaxptd":
+        return own(case, *kernels)
     try:
-        module = importlib.import_module(f"benchmarks.one_device.{library}_trainer")
-        return Trainer(*module.start(case, *kernels))
+        return Trainer(*importlib.import_module("benchmarks.one_device.torch_trainer").start(case))
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed; pip install {error.name}") from error
+
+
+def own(case: Case, kernels: str = "xla") -> Trainer:
+    """jaxptd's trainer.
+
+    Raises:
+        UserError: JAX finds no GPU.
+    """
+    device = first_gpu()
+    model: Any = dataclasses.replace(case.config.model, kernels=kernels)
+    config = dataclasses.replace(case.config, model=model)
+    program = Program(config, make_mesh(config.layout))
+    state, batch = program.init_state(), program.place(random_batch(config))
+
+    def step() -> Callable[[], float]:
+        nonlocal state
+        state, metrics = program.train_step(state, batch)
+        return lambda: float(metrics["loss"])
+
+    def facts() -> dict[str, Any]:
+        return {
+            "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0),
+            "device": device.device_kind,
+            "versions": {"jax": jax.__version__},
+            "parameters": sum(math.prod(info.shape) for info in program.infos.values()),
+            "attention": program.resolved.model.attention,
+        }
+
+    return Trainer(step, facts)
 
 
 def run(trainer: Trainer, steps: int) -> dict[str, Any]:
     """Runs the trainer: seconds of `steps` steps, all losses, the facts."""
     seconds, losses = queued(trainer.step, WARM_UP + steps)
-    return {"seconds": seconds[WARM_UP:], "compiling": seconds[0], "losses": losses} | (
-        trainer.facts()
-    )
+    timed = {"seconds": seconds[WARM_UP:], "compiling": seconds[0], "losses": losses}
+    return timed | trainer.facts()
 
 
 def add_steps(parser: Parser) -> None:

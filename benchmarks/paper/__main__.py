@@ -4,21 +4,19 @@
 is; `--all` makes every page, as many at a time as there are cores (`--jobs`), and `paper_list.md`
 with the list and the seconds that each took.
 
-Megatron (Narayanan et al., arXiv 2104.04473): `--weak-scaling [--compile]`, table 1: its ten models
-counted, predicted and compiled for 32 to 3,072 GPUs, `weak_scaling.py`; `--weak-scaling --fresh`
-plans them for H100s and H200s. `--groups`: process groups, `formulas/groups.py`.
-Memory: `--memory` of activations (Korthikanti et al., arXiv 2205.05198), `--ring` of ring
-self-attention (Li et al., arXiv 2105.13120), `formulas/`.
-2D tensor parallelism (Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025): `--table` and
-`--figure`, one or several: memory of its layouts, and predicted times, `grid_rows.py`,
-`grid_times.py`; speedup of the 2.5 B models, `table4.py`; small models that are trained, `curves/`,
-with the viz extra; its Swin-UNet, `images/`.
+Megatron (Narayanan et al., arXiv 2104.04473): `--weak-scaling [--compile]`, `--fresh`, `--groups`:
+`megatron.py`. Memory: `--memory` of activations (Korthikanti et al., arXiv 2205.05198), `--ring`
+of ring self-attention (Li et al., arXiv 2105.13120): `activations.py`. 2D tensor parallelism (Zhu
+and Dong, CAAI Trans. Intelligent Systems 20(5), 2025), `--table` and `--figure`, one or several:
+`layouts.py`, and `trained.py` for small models that are trained.
 
-Steps are compiled for H200s, without having any. Pages are printed, or written to DIR. Published
-numbers are in `megatron.csv` and `published.csv`, and pages say so.
+Steps are compiled for H200s, without having any. Tables are printed. With `--out DIR` those of a
+page there are made anew, and its picture (which needs the viz extra); its words are left.
+Published numbers are in `megatron.csv` and `published.csv`, and pages say so.
 """
 
 import argparse
+import csv
 import gc
 import itertools
 import os
@@ -26,37 +24,140 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.lib.measure import write
-from benchmarks.paper.models import MODELS
-from benchmarks.paper.pages import PAGES, STEPS, Page
-from jaxptd.analysis.report import table
+from benchmarks.grid import __main__ as grid
+from benchmarks.lib.compiler import PACKAGES, compile_only
+from benchmarks.lib.pages import RESULTS, head, joined, printed, renew, write
+from benchmarks.paper import activations, layouts, megatron, published, trained
+from benchmarks.published.fit import table_1
+from jaxptd.analysis.report import table, versions
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.plot import drawing
 
-FLAGS = ("memory", "ring", "groups", "weak_scaling")
-RESULTS = Path(__file__).parents[1] / "results"
-LIST = "paper_list.md"
-HEAD = ("option", "paper", "what", "how", "page")
-# What `--all` asks for, where it is not a page's name alone.
-ALL = {
-    "--weak-scaling": "--weak-scaling --compile",
-    "--table 2": "--table 2 --figure 7 11",
-    "--table 5": "--table 5 --quick",
-    "--figure 8": "--figure 8 --steps 100",
-    "--figure 10": "--figure 10 --steps 80",
-    "--figure 13": "--figure 13 --steps 100",
-}
-WITH = {"--figure 7": "--table 2", "--figure 11": "--table 2"}  # they have steps in common
-# Begun first, the longest before the others.
-LONGEST = ("--table 4", "--table 2", "--figure 10", "--table 5", "--memory", "--weak-scaling")
-LONGEST += ("--figure 13", "--weak-scaling --fresh", "--ring", "--table 1")
+LIST, HEAD = "paper_list.md", ("option", "paper", "what", "how", "page")
+PICTURES = "benchmarks.paper.pictures"  # imported when it is needed, as it needs matplotlib
+STEPS, MOST_STEPS = 300, 100_000
+# What `--all` runs, each in a process, the longest first; pages that share steps are made by one.
+ALL = (
+    *("--table 4", "--table 2 --figure 7 11", "--figure 10 --steps 80", "--table 5 --quick"),
+    *("--memory", "--weak-scaling --compile", "--figure 13 --steps 100", "--weak-scaling --fresh"),
+    *("--ring", "--table 1", "--figure 8 --steps 100", "--table 3", "--groups"),
+)
 # As for tests: tracing makes millions of objects that live on, and searching them at every 700, as
 # Python does, takes a tenth of the time.
 COLLECT_AFTER = 100_000, 20, 50
+
+
+# ---- the pages ----------------------------------------------------------------------------------
+
+
+class Page(NamedTuple):
+    """A row of `pages.csv`: a page, its paper, its first line, how its figures come about."""
+
+    source: str
+    title: str
+    how: str
+    name: str  # of its file, without a suffix
+
+
+class Maker(NamedTuple):
+    """What makes a page: from the options what its tables are of, from that the tables."""
+
+    make: Callable[[argparse.Namespace], Any]
+    tables: Callable[[Any], str] = str  # with versions, in their order on the page
+    reads: tuple[str, ...] = ()  # options that not every page reads
+    draws: bool = False  # a picture
+
+
+def _pages() -> dict[str, Page]:
+    """Every page, by the option that asks for it."""
+    with Path(__file__).with_name("pages.csv").open(encoding="utf-8", newline="") as file:
+        _, *rows = csv.reader(file)
+    return {option: Page(*row) for option, *row in rows}
+
+
+def _table_1(_: argparse.Namespace) -> str:
+    grid.prepare_devices()
+    return grid.on_cpus()
+
+
+def _growth(rows: Iterable[Sequence[str]], head: Sequence[str], packages: Sequence[str]) -> str:
+    return joined(versions("flax", *packages), table([head, *printed(rows)]))
+
+
+def _weak_scaling(options: argparse.Namespace) -> Any:
+    found = megatron.predictions()
+    return megatron.models(found, compile_steps=options.compile), found
+
+
+def _steps(options: argparse.Namespace) -> int:
+    steps = STEPS if options.steps is None else options.steps
+    if not 2 <= steps <= MOST_STEPS:
+        raise UserError(f"--steps {steps}: use 2 to {MOST_STEPS}")
+    return steps
+
+
+def _figure_10(options: argparse.Namespace) -> list[trained.Curves]:
+    return trained.trained(published.chosen(options.models), trained.DTYPES, steps=_steps(options))
+
+
+PAGES = _pages()
+MAKERS = {
+    "paper_memory": Maker(
+        lambda _: _growth(activations.rows(), activations.HEAD, PACKAGES[2:]),
+    ),
+    "paper_ring": Maker(
+        lambda _: _growth(activations.ring_rows(), activations.RING_HEAD, ()), draws=True
+    ),
+    "paper_groups": Maker(lambda _: megatron.groups()),
+    "paper_weak_scaling": Maker(
+        _weak_scaling, lambda found: megatron.weak_scaling(*found), ("compile",), draws=True
+    ),
+    "paper_fresh": Maker(lambda _: megatron.fresh(table_1()), reads=("fresh",)),
+    "paper_table1": Maker(_table_1),
+    "paper_table2": Maker(lambda _: layouts.compiled_rows(layouts.TABLE_2), layouts.table_2),
+    "paper_table3": Maker(lambda _: joined(table([published.SIZES, *published.sizes()]))),
+    "paper_table4": Maker(
+        lambda options: layouts.compiled_steps(published.chosen(options.models)),
+        layouts.table_4,
+        ("models",),
+    ),
+    "paper_table5": Maker(lambda options: layouts.table_5(quick=options.quick), reads=("quick",)),
+    "paper_figure7": Maker(lambda _: layouts.compiled_rows(layouts.FIGURE_7), layouts.figure_7),
+    "paper_figure9": Maker(
+        lambda options: trained.trained(steps=_steps(options)),
+        trained.figure_9,
+        ("steps",),
+        draws=True,
+    ),
+    "paper_figure10": Maker(_figure_10, trained.figure_10, ("models", "steps"), draws=True),
+    "paper_figure11": Maker(lambda _: layouts.compiled_rows(layouts.FIGURE_11), layouts.figure_11),
+    "paper_figure13": Maker(
+        lambda options: trained.hearts(_steps(options)), trained.figure_13, ("steps",), draws=True
+    ),
+}
+
+
+def make(page: Page, options: argparse.Namespace, words: str = "") -> None:
+    """Prints the tables of a page, and writes them and its picture if there is a folder."""
+    maker = MAKERS[page.name]
+    drawer = drawing(PICTURES) if options.out and maker.draws else None
+    if "absent" in page.how or options.compile:
+        compile_only()
+    found = maker.make(options)
+    text = maker.tables(found)
+    print(text)
+    if options.out:
+        renew(options.out / f"{page.name}.md", head(page.title, f"paper {words}") + text)
+    if drawer:
+        drawer.save(page.name, found, options.out)
+
+
+# ---- the command --------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,18 +173,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         # Devices are simulated before JAX starts, and compiling for absent ones starts it.
         for name in sorted(names, key=lambda name: "absent" in PAGES[name].how):
-            _make(PAGES[name], options, shlex.join(argv))
+            make(PAGES[name], options, shlex.join(argv))
     return 0
 
 
 def listed(seconds: dict[str, float]) -> str:
-    """The table of all pages, in Markdown; seconds: that each took, by the name of its file."""
-    head = (*HEAD, "s") if seconds else HEAD
-    rows = []
+    """The table of all pages, in Markdown; seconds: that each took, by its name."""
+    rows = [[*HEAD, *["s"] * bool(seconds)]]
     for name, page in PAGES.items():
         took = [f"{seconds[page.name]:.0f}" if page.name in seconds else ""] * bool(seconds)
-        rows.append([f"`{name}`", page.source, page.title, page.how, f"`{page.name}`", *took])
-    return table([head, *rows])
+        rows.append([f"`{name}`", page.source, page.title, page.how, f"`{page.name}.md`", *took])
+    return table(rows)
 
 
 def _all(out: Path, jobs: int) -> None:
@@ -94,31 +194,27 @@ def _all(out: Path, jobs: int) -> None:
     Raises:
         UserError: a page was not made; the others are.
     """
-    names = {page.name: name for name, page in reversed(PAGES.items())}
-    asked = [name for name in names.values() if name not in WITH]
-    longest_first = sorted(asked, key=(*LONGEST, *asked).index)
     seconds: dict[str, float] = {}
     failed, start = [], time.perf_counter()
     pool = ThreadPoolExecutor(jobs)
-    made = {pool.submit(_seconds, ALL.get(name, name), out): name for name in longest_first}
+    made = {pool.submit(_seconds, words, out): words for words in ALL}
     try:
         for future in as_completed(made):
-            name = made[future]
+            words = made[future]
             if error := future.exception():
-                failed.append(f"{name}: {error}")
+                failed.append(f"{words}: {error}")
                 continue
-            together = [name, *(each for each, first in WITH.items() if first == name)]
-            seconds |= {PAGES[each].name: future.result() for each in together}
-            print(f"{', '.join(together)}: {future.result():.0f} s", flush=True)
+            names = _names(_parser().parse_args(words.split()))
+            seconds |= {PAGES[name].name: future.result() for name in names}
+            print(f"{words}: {future.result():.0f} s", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
     if failed:
         raise UserError("; ".join(failed))
     minutes = (time.perf_counter() - start) / 60
-    title = "# Tables and figures of papers\n\nMade by `python -m benchmarks.paper --all`.\n\n"
     total = f"\n\n{minutes:.1f} minutes in all, {jobs} processes at a time. Seconds are those of a "
-    total += f"process; one makes all of `{ALL['--table 2']}`.\n"
-    write(out / LIST, title + listed(seconds) + total)
+    total += f"process; one makes all of `{ALL[1]}`.\n"
+    write(out / LIST, head("Tables and figures of papers", "paper --all") + listed(seconds) + total)
 
 
 def _seconds(words: str, out: Path) -> float:
@@ -136,74 +232,60 @@ def _seconds(words: str, out: Path) -> float:
     return time.perf_counter() - start
 
 
-def _make(page: Page, options: argparse.Namespace, words: str) -> None:
-    """Writes or prints a page."""
-    text = f"# {page.title}\n\nMade by `python -m benchmarks.paper {words}`.\n\n"
-    text += page.make(options)
-    if options.out:
-        write(options.out / page.name, text)
-    else:
-        print(text)
-
-
 def _names(options: argparse.Namespace) -> list[str]:
     """What the options ask for: keys of `PAGES`, each page once; or `--list` or `--all` alone.
 
     Raises:
         UserError: they ask for nothing or for what is made alone, or set what it does not read.
     """
-    alone = [
-        f"--{name.replace('_', '-')}" for name in ("list", "all", *FLAGS) if getattr(options, name)
-    ]
+    flags = ("--list", "--all", "--memory", "--ring", "--groups", "--weak-scaling")
+    alone = [flag for flag in flags if getattr(options, flag[2:].replace("-", "_"))]
     several = [f"--{kind} {n}" for kind in ("table", "figure") for n in getattr(options, kind)]
     if len(alone) + bool(several) != 1:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in FLAGS)
-        raise UserError(f"give one of --list, --all, {flags}, or tables and figures")
+        raise UserError(f"give one of {', '.join(flags)}, or tables and figures")
     names = [name + " --fresh" * (options.fresh and options.weak_scaling) for name in alone]
     names += {PAGES[name].name: name for name in several}.values()
-    given = {
-        "models": bool(options.models),
-        "steps": options.steps is not None,
-        "compile": options.compile,
-        "fresh": options.fresh,
-        "quick": options.quick,
-        "jobs": options.jobs is not None,
-    }
-    for name, option in itertools.product(names, given):
-        reads = PAGES[name].reads if name in PAGES else ("jobs",) * (name == "--all")
-        if given[option] and option not in reads:
+    for name, option in itertools.product(names, ("models", "steps", *OPTIONAL, "jobs")):
+        reads = MAKERS[PAGES[name].name].reads if name in PAGES else ("jobs",) * (name == "--all")
+        value = getattr(options, option)
+        if value is not None and value is not False and option not in reads:
             raise UserError(f"--{option} has no effect with {name}; leave it out")
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: use 1 or more")
     return names
 
 
+FLAGS = {
+    "list": "what there is",
+    "all": "every page",
+    "memory": "of activations, by formula",
+    "ring": "ring self-attention: memory, picture",
+    "groups": "process groups, layers of stages",
+    "weak-scaling": "Megatron's table 1",
+}
+OPTIONAL = {
+    "compile": "with --weak-scaling: memory, compiled",
+    "fresh": "with --weak-scaling: planned for H100s and H200s",
+    "quick": "with --table 5: without kernels that take XLA most of the time",
+}
+
+
 def _parser() -> Parser:
     made = Parser(prog="python -m benchmarks.paper", description=main.__doc__)
-    made.add_argument("--list", action="store_true", help="what there is")
-    made.add_argument("--all", action="store_true", help="every page")
-    made.add_argument("--memory", action="store_true", help="of activations, by formula")
-    made.add_argument("--ring", action="store_true", help="ring self-attention: memory, picture")
-    made.add_argument("--groups", action="store_true", help="process groups, layers of stages")
-    made.add_argument("--weak-scaling", action="store_true", help="Megatron's table 1")
-    help_text = "of the paper of 2D parallelism"
+    for name, words in (FLAGS | OPTIONAL).items():
+        made.add_argument(f"--{name}", action="store_true", help=words)
     several: Any = {"nargs": "+", "type": int, "default": [], "metavar": "N"}
-    made.add_argument("--table", choices=range(1, 6), help=help_text, **several)
-    help_text = "of that paper; 8 is with 9, 11 with 12, 14 and 15 with table 5"
-    made.add_argument("--figure", choices=range(7, 16), help=help_text, **several)
-    help_text = "with --weak-scaling: memory, compiled"
-    made.add_argument("--compile", action="store_true", help=help_text)
-    help_text = "with --weak-scaling: planned for H100s and H200s"
-    made.add_argument("--fresh", action="store_true", help=help_text)
-    names = [model.name for model in MODELS]
-    made.add_argument("--models", nargs="+", choices=names, default=[], help="default: all")
+    words = "of the paper of 2D parallelism"
+    made.add_argument("--table", choices=range(1, 6), help=words, **several)
+    words = "of that paper; 8 is with 9, 11 with 12, 14 and 15 with table 5"
+    made.add_argument("--figure", choices=range(7, 16), help=words, **several)
+    names = [model.name for model in published.MODELS]
+    made.add_argument("--models", nargs="+", choices=names, help="default: all")
     made.add_argument("--steps", type=int, help=f"of each training; default: {STEPS}")
-    help_text = "with --table 5: without kernels that take XLA most of the time"
-    made.add_argument("--quick", action="store_true", help=help_text)
-    help_text = "with --all: processes at a time; default: the number of cores"
-    made.add_argument("--jobs", type=int, help=help_text)
-    help_text = "folder to write into; --all: benchmarks/results if it is not given"
-    made.add_argument("--out", type=Path, help=help_text)
+    words = "with --all: processes at a time; default: the number of cores"
+    made.add_argument("--jobs", type=int, help=words)
+    words = "folder of pages; --all: benchmarks/results if it is not given"
+    made.add_argument("--out", type=Path, help=words)
     return made
 
 

@@ -1,28 +1,25 @@
-"""Numbers that the paper of 2D tensor parallelism publishes, as `published.csv` has them.
+"""Numbers that papers publish, the 2D paper's sizes of models, and parameters counted here.
 
-They were measured by its authors, with other software, on up to eight RTX 4090; nothing here is
-ours. Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.6.
+`published.csv` has those of the paper of 2D tensor parallelism. They were measured by its authors,
+with other software, on up to eight RTX 4090; nothing there is ours. Source: Zhu and Dong, CAAI
+Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.6.
 """
 
 import csv
+import dataclasses
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+
+from jaxptd.commands.command_line import load_config
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
 
 PATH = Path(__file__).parent / "published.csv"
-SECONDS = 3600  # of an hour, the unit of its times
-
 Number = tuple[str, str, str]  # where it is, its row, its column
-
-
-class Sizes(NamedTuple):
-    """A model of table 3, and the GPUs that it was trained on."""
-
-    layers: int
-    hidden: int
-    heads: int
-    gpus: int
+CONFIGS = {"0.54": "gpt2-0.54b", "1.2": "gpt2-1.2b", "2.5": "gpt2-2.5b", "4.2": "gpt2-4.2b"}
 
 
 @functools.cache
@@ -33,55 +30,66 @@ def numbers() -> Mapping[Number, float]:
     return {(row["where"], row["row"], row["column"]): float(row["value"]) for row in rows}
 
 
-def measured(layout: str, column: str) -> float | None:
-    """Figures of table 2: column memory, GB of one GPU, or time, hours; None: it has none."""
-    return numbers().get(("table 2", layout, column))
-
-
-def sizes(billion: float) -> Sizes:
-    """The sizes that table 3 has for a model of so many parameters."""
-    columns = ("layers", "hidden", "heads", "GPUs")
-    return Sizes(*(int(numbers()["table 3", f"{billion:g}", column]) for column in columns))
-
-
-def gain(column: str) -> float:
-    """Change of a figure of table 2 from TP=4 to TP2D=4; -0.1: a tenth less."""
-    tp, grid = (numbers()["table 2", layout, column] for layout in ("TP=4", "TP2D=4"))
-    return grid / tp - 1
-
-
-def weak_scaling(gpus: int, layout: str) -> float | None:
-    """The efficiency that figure 7 has, 0 to 1; None: it has none."""
-    found = numbers().get(("figure 7", f"{gpus} GPUs", layout))
-    return None if found is None else found / 100
-
-
-def speedup(model: str) -> float:
-    """Time of TP over that of TP2D."""
-    return numbers()["table 4", model, "speedup"]
-
-
-def hours(model: str, layout: str) -> float:
-    """Hours of the iterations after the warm-up; layout: TP or TP2D."""
-    return numbers()["table 4", model, f"time {layout}"]
-
-
-def iteration(model: str, layout: str) -> float:
-    """Seconds of an iteration, if its times are those of the iterations that it names."""
-    return SECONDS * hours(model, layout) / numbers()["section 3.4", "all", "iterations"]
-
-
-def perplexity(layout: str) -> float:
-    """Perplexity of GPT after the training."""
-    return numbers()["figure 9", "GPT", f"perplexity {layout}"]
-
-
 def communication(layout: str) -> float:
     """The share of an iteration of GPT; 0 to 1."""
     where = {"TP": "figure 11", "TP2D": "figure 12"}[layout]
     return numbers()[where, "GPT", f"communication {layout}"] / 100
 
 
-def segmentation(layout: str, column: str) -> float:
-    """Figures of table 5: column memory, GB of one GPU, or host memory, per cent of the host's."""
-    return numbers()["table 5", layout, column]
+def iteration(model: str, layout: str) -> float:
+    """Seconds of an iteration, if its hours are those of the iterations that it names."""
+    hours = numbers()["table 4", model, f"time {layout}"]
+    return 3600 * hours / numbers()["section 3.4", "all", "iterations"]
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperModel:
+    """A model of the paper's table 4 and figure 10."""
+
+    name: str
+    family: str
+    config: str  # the packaged one with 2.5 B parameters
+    # Fields of `ModelConfig` that its small model of figure 10 has besides.
+    small: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+
+MODELS = (
+    PaperModel("GPT", "gpt", "gpt2-2.5b"),
+    PaperModel("BERT", "bert", "bert-2.5b"),
+    PaperModel("T5", "t5", "t5-2.5b", {"decoder_seq_length": 32}),
+)
+
+
+def chosen(names: Sequence[str] | None) -> list[PaperModel]:
+    """The models of these names; all if none is named."""
+    return [model for model in MODELS if not names or model.name in names]
+
+
+@functools.cache
+def parameters(config: str) -> int:
+    """Numbers in the parameters of a packaged config's model, on one device."""
+    alone = dataclasses.replace(load_config(config), layout=Layout())
+    infos = Program(alone, make_mesh(Layout())).infos
+    return sum(math.prod(info.shape) for info in infos.values())
+
+
+SIZES = ("published, billion", "layers", "hidden", "heads", "GPUs", "counted here, billion")
+SIZES += ("12 L H^2", "config")
+
+
+def sizes() -> list[list[str]]:
+    """Table 3: a row for each model, with the parameters that it has here."""
+    rows = []
+    for size, config in CONFIGS.items():
+        wanted = [
+            int(numbers()["table 3", size, name]) for name in ("layers", "hidden", "heads", "GPUs")
+        ]
+        model = load_config(config).model
+        ours = [model.num_layers, model.hidden_size, model.num_heads]
+        assert ours == wanted[:3], f"configs/{config}.yaml: {ours}"
+        counted = f"{parameters(config) / 1e9:.2f}", f"{12 * ours[0] * ours[1] ** 2 / 1e9:.2f}"
+        rows.append([f"{float(size):.2f}", *map(str, wanted), *counted, f"`{config}`"])
+    return rows

@@ -1,253 +1,221 @@
-"""The paper's page and picture: published numbers, sentences from counts, and what is refused."""
+"""The command, pages that can be made again here, small models that are trained, and formulas."""
 
-import dataclasses
-import shlex
+import argparse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from benchmarks.grid.gpu import Compiled, laid_out
+from benchmarks.lib.pages import RESULTS, TABLE
 from benchmarks.paper import __main__ as paper
-from benchmarks.paper import models, pages, published, table4
-from benchmarks.paper.curves import figure9
-from benchmarks.paper.curves.figure10 import Curves
-from benchmarks.paper.models import MODELS, chosen
-from benchmarks.paper.table4 import BASE, Step, layouts
-from jaxptd.analysis.collective import ALL_REDUCE
-from jaxptd.analysis.hlo.timeline import Move, Work
-from jaxptd.commands.command_line import load_config
+from benchmarks.paper import activations, pictures, trained
+from benchmarks.paper.published import MODELS, PaperModel
+from benchmarks.paper.trained import Hearts, Trained
+from jaxptd.analysis.memory_report import published_layer
 from jaxptd.errors import UserError
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.ring_attention import Ring, Scores, ring_qk
 
-GPT, BERT, T5 = MODELS
-THERE = [model for model in MODELS if not model.missing]
 ASKED = (
     "give one of --list, --all, --memory, --ring, --groups, --weak-scaling, or tables and figures"
 )
-LATER = dataclasses.replace(T5, family="a family to come", config="t5-2.5b")
-
-
-def test_published_speedups_are_those_of_the_published_hours() -> None:
-    for model in MODELS:
-        ratio = published.hours(model.name, "TP") / published.hours(model.name, "TP2D")
-        assert ratio == pytest.approx(published.speedup(model.name), abs=0.005)
-    assert published.communication("TP") == pytest.approx(0.093)
-    assert published.iteration("GPT", "TP") == 1416
-
-
-# ---- models -----------------------------------------------------------------------------------
-
-
-def test_gpt_and_bert_are_there_and_lay_out_on_four_devices() -> None:
-    assert GPT in THERE and BERT in THERE
-    for model in THERE:
-        found = list(layouts(load_config(model.config)))
-        assert [layout.num_devices for layout in found] == [4] * 6
-        assert found[0] == Layout(tp=4) and BASE == "TP=4"
-        assert {layout.matmul2d for layout in found[2:]} == {"gather", "summa", "fox", "cannon"}
-        assert all(layout.row == layout.col == 2 for layout in found[2:])
-
-
-def test_bert_has_the_layers_of_gpt() -> None:
-    ours, theirs = (load_config(model.config).model for model in (BERT, GPT))
-    for field in ("num_layers", "hidden_size", "num_heads", "seq_length", "dtype", "remat"):
-        assert getattr(ours, field) == getattr(theirs, field)
-
-
-def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "MODELS", (GPT, BERT, LATER))
-    assert chosen([]) == [GPT, BERT]
-    with pytest.raises(UserError, match="--models T5: there is no model.family=a family to come"):
-        chosen(["GPT", "T5"])
-    words = "T5 is left out: there is no model.family=a family to come yet."
-    assert models.omitted([GPT, BERT]) == words
-    assert (
-        models.omitted([GPT])
-        == f"BERT is left out: it was not asked for (`--models BERT`). {words}"
-    )
 
 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (
-            [],
-            ASKED,
-        ),
-        (
-            ["--list", "--ring"],
-            ASKED,
-        ),
-        (
-            ["--weak-scaling", "--figure", "7"],
-            ASKED,
-        ),
-        (["--table", "6"], "argument --table: invalid choice: 6"),
-        (["--table", "5", "--models", "T5"], "--models has no effect with --table 5; leave it out"),
-        (["--figure", "14", "--steps", "9"], "--steps has no effect with --figure 14; leave it"),
-        (["--all", "--figure", "9"], "give one of --list, --all"),
-        (["--table", "3", "5", "--quick"], "--quick has no effect with --table 3; leave it out"),
-        (["--table", "5", "4", "--quick"], "--quick has no effect with --table 4; leave it out"),
-        (["--all", "--jobs", "0"], "--jobs 0: use 1 or more"),
-        (["--table", "3", "--jobs", "2"], "--jobs has no effect with --table 3; leave it out"),
-        (["--all", "--steps", "9"], "--steps has no effect with --all; leave it out"),
-        (["--table", "4", "--steps", "0"], "--steps has no effect with --table 4; leave it out"),
-        (["--table", "2", "--compile"], "--compile has no effect with --table 2; leave it out"),
-        (["--weak-scaling", "--models", "GPT"], "--models has no effect with --weak-scaling"),
-        (["--figure", "10", "--steps", "1"], "--steps 1: use 2 to"),
-        (["--figure", "10", "--steps", "0"], "--steps 0: use 2 to"),
-        (["--figure", "10", "--models", "Swin"], "argument --models: invalid choice"),
+        ("", ASKED),
+        ("--list --ring", ASKED),
+        ("--weak-scaling --figure 7", ASKED),
+        ("--table 6", "argument --table: invalid choice: 6"),
+        ("--table 5 --models T5", "--models has no effect with --table 5; leave it out"),
+        ("--table 5 4 --quick", "--quick has no effect with --table 4; leave it out"),
+        ("--weak-scaling --fresh --compile", "--compile has no effect with --weak-scaling --fr"),
+        ("--table 2 --fresh", "--fresh has no effect with --table 2"),
+        ("--all --jobs 0", "--jobs 0: use 1 or more"),
+        ("--all --steps 9", "--steps has no effect with --all; leave it out"),
+        ("--table 4 --steps 0", "--steps has no effect with --table 4; leave it out"),
+        ("--figure 10 --steps 0", "--steps 0: use 2 to"),
+        ("--figure 10 --models Swin", "argument --models: invalid choice"),
     ],
-    ids=str,
 )
-def test_bad_options_are_refused_in_a_line(argv: list[str], line: str) -> None:
+def test_bad_options_are_refused_in_a_line(argv: str, line: str) -> None:
     with pytest.raises(UserError) as error:
-        paper.main(argv)
+        paper.main(argv.split())
     assert line in str(error.value)
-
-
-# ---- table 4 ----------------------------------------------------------------------------------
-
-GIB = 2**30
-
-
-def compiled_step(layout: Layout, *, size: int, alone: int, others: float) -> Step:
-    """A step that sends `size` bytes in four all-reduces, of which `alone` overlap with nothing."""
-    config = laid_out(load_config(GPT.config), layout)
-    axes = ("tp",) if layout.tp > 1 else ("row", "col")
-    works = [Work()] * alone + [Work(products=1)] * (4 - alone)
-    found = [
-        Move(f"m{i}", "forward", size * 2 // 12, 1, work, ALL_REDUCE, axes)
-        for i, work in enumerate(works)
-    ]
-    return Step(
-        "GPT", Compiled(config, "", 3 * GIB, GIB, GIB, found, int(others)), int(989.5e12 / 10)
-    )
-
-
-def steps() -> list[Step]:
-    tp = compiled_step(Layout(tp=4), size=90 * 10**9, alone=2, others=4.3e11)
-    grid = compiled_step(Layout(row=2, col=2), size=180 * 10**9, alone=1, others=2.15e11)
-    return [tp, tp, grid]
-
-
-def test_a_step_takes_what_its_kernels_and_its_messages_without_work_take() -> None:
-    tp, _, grid = steps()
-    assert tp.computing == pytest.approx(0.2)
-    assert tp.sent == pytest.approx(90e9, rel=1e-6)
-    assert tp.seconds == pytest.approx(0.2 + 45 / 450)
-    assert grid.seconds == pytest.approx(0.15 + 45 / 450)
-    assert grid.unhidden == pytest.approx(0.15 + 0.4)
-    assert grid.any_links(tp) == pytest.approx([0.5, 0.2 / 0.15])
-    cells = dict(zip(table4.HEAD, grid.row(tp), strict=True))
-    assert (cells["beside work"], cells["TP=4 over it"]) == ("75%", "1.20")
-    assert (cells["all sent, ms"], cells["predicted, ms"]) == ("400.0", "250.0")
-
-
-def test_the_page_of_table_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table4, "compiled_steps", lambda _: steps())
-    monkeypatch.setattr(table4, "PLUGINS", "flax")
-    assert paper.main(["--table", "4", "--models", "GPT", "--out", str(tmp_path)]) == 0
-    text = (tmp_path / "paper_table4.md").read_text(encoding="utf-8")
-    assert "Made by `python -m benchmarks.paper --table 4 --models GPT --out" in text
-    assert "| GPT | 118 | 64 | 1.84 | 1.00 | 1.20 (`gather`) | 0.73 | 0.50 to 1.33 |" in text
-    words = " ".join(text.split())
-    assert "9.3% of a step of GPT with TP=4" in words and "would be 1.10 times as fast" in words
-    assert "94% of what was gained is outside communication" in words
-    assert "sends more: at least 2.00 times the bytes" in words
-    assert "GPT over TP=4: 1.00 with sequence parallelism, 1.20 with the fastest grid" in words
-    assert "between 0.50 and 1.33 with links of any speed" in words
-    assert "none of TP=4's, it would have 2.67" in words
-
-
-# ---- all of them ------------------------------------------------------------------------------
-
-
-def test_the_list_has_every_table_and_figure(capsys: pytest.CaptureFixture) -> None:
-    assert paper.main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()[2:]
-    wanted = [f"--table {n}" for n in range(1, 6)] + [f"--figure {n}" for n in range(7, 16)]
-    assert {f"`{name}`" for name in wanted} < {line.split(" | ")[0][2:] for line in lines}
-
-
-def test_all_makes_each_page_once_and_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-
-    def seconds(words: str, out: Path) -> float:
-        made.append((words, out))
-        return 61.0
-
-    monkeypatch.setattr(paper, "_seconds", seconds)
-    monkeypatch.setattr(paper, "ThreadPoolExecutor", lambda jobs: ThreadPoolExecutor(1))  # in order
-    assert paper.main(["--all", "--jobs", "2", "--out", str(tmp_path)]) == 0
-    assert len(made) == len(set(made)) == 13 and {out for _, out in made} == {tmp_path}
-    asked = [paper._names(paper._parser().parse_args(shlex.split(words))) for words, _ in made]
-    every = [pages.PAGES[name].name for names in asked for name in names]
-    assert sorted(every) == sorted({page.name for page in pages.PAGES.values()})
-    words = [words for words, _ in made]
-    assert words[:3] == ["--table 4", "--table 2 --figure 7 11", "--figure 10 --steps 80"]
-    assert {"--weak-scaling --compile", "--weak-scaling --fresh", "--table 5 --quick"} < {*words}
-    listed = (tmp_path / paper.LIST).read_text()
-    assert "| `--table 5` |" in listed and "2 processes at a time" in listed
-    assert all(line.endswith("| 61 |") for line in listed.splitlines() if line.startswith("| `"))
-
-
-def test_a_page_that_fails_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-
-    def seconds(words: str, out: Path) -> float:
-        if words.startswith("--table 2"):
-            raise UserError("no plugin")
-        made.append(words)
-        return 1.0
-
-    monkeypatch.setattr(paper, "_seconds", seconds)
-    with pytest.raises(UserError, match="--table 2: no plugin"):
-        paper.main(["--all", "--jobs", "1", "--out", str(tmp_path)])
-    assert len(made) == 12 and not list(tmp_path.iterdir())
-
-
-def test_several_pages_are_made_together_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = Curves("GPT", "float32", np.linspace(5, 3, 12), np.linspace(5, 3, 12) + 1e-6)
-    trained = []
-    monkeypatch.setattr(figure9, "curves", lambda steps: trained.append(steps) or found)
-    argv = ["--figure", "8", "9", "--steps", "12", "--out", str(tmp_path)]
-    assert paper.main(argv) == 0
-    assert trained == [12] and (tmp_path / "paper_figure9.md").exists()
-
-
-def test_pages_that_simulate_devices_are_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(paper, "_make", lambda page, options, words: made.append(page.name))
-    assert paper.main(["--table", "2", "1", "--figure", "7", "10"]) == 0
-    assert made == [f"paper_{each}.md" for each in ("table1", "figure10", "table2", "figure7")]
-
-
-def test_pages_of_all_name_their_folder_as_seen_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
-    monkeypatch.setattr(paper, "_all", lambda out, jobs: made.append(out))
-    monkeypatch.chdir(Path(__file__).parents[2])
-    assert paper.main(["--all"]) == 0
-    assert made == [Path("benchmarks/results")]
-
-
-@pytest.mark.slow
-def test_a_page_of_all_is_made_in_a_process_of_its_own(tmp_path: Path) -> None:
-    assert paper._seconds("--table 3", tmp_path) > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["paper_table3.md"]
-    with pytest.raises(UserError, match="^--steps 1: use 2 to"):
-        paper._seconds("--figure 9 --steps 1", tmp_path)
 
 
 def test_the_page_of_papers_has_the_list(capsys: pytest.CaptureFixture) -> None:
     assert paper.main(["--list"]) == 0
-    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+    page = (RESULTS.parents[1] / "docs" / "papers.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in page
+    assert {page.name for page in paper.PAGES.values()} == {*paper.MAKERS}
+
+
+@pytest.mark.parametrize("option", ["--groups", "--table 3"])
+def test_what_is_only_counted_is_as_published(option: str, tmp_path: Path) -> None:
+    assert paper.main([*option.split(), "--out", str(tmp_path)]) == 0
+    (made,) = tmp_path.iterdir()
+    tables = [TABLE.findall(each.read_text()) for each in (made, RESULTS / made.name)]
+    assert tables[0] == tables[1] != []
+
+
+def test_all_makes_each_page_once_and_the_list_unless_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, fails = [], ""
+
+    def seconds(words: str, out: Path) -> float:
+        if words == fails:
+            raise UserError("no plugin")
+        made.append(words)
+        return 61.0
+
+    monkeypatch.setattr(paper, "_seconds", seconds)
+    monkeypatch.setattr(paper, "ThreadPoolExecutor", lambda jobs: ThreadPoolExecutor(1))  # in order
+    fails = paper.ALL[1]
+    with pytest.raises(UserError, match="--table 2 --figure 7 11: no plugin"):
+        paper.main(["--all", "--jobs", "1", "--out", str(tmp_path)])
+    assert made == [words for words in paper.ALL if words != fails]
+    assert not list(tmp_path.iterdir())
+    fails = ""
+    assert paper.main(["--all", "--jobs", "2", "--out", str(tmp_path)]) == 0
+    asked = [paper._names(paper._parser().parse_args(words.split())) for words in paper.ALL]
+    every = [paper.PAGES[name].name for names in asked for name in names]
+    assert sorted(every) == sorted(paper.MAKERS)
+    listed = (tmp_path / paper.LIST).read_text()
+    assert all(line.endswith("| 61 |") for line in listed.splitlines() if line.startswith("| `"))
+
+
+def test_pages_that_simulate_devices_are_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(paper, "make", lambda page, *_: made.append(page.name))
+    assert paper.main(["--table", "2", "1", "--figure", "7", "8", "9"]) == 0
+    assert made == [f"paper_{each}" for each in ("table1", "figure9", "table2", "figure7")]
+
+
+# ---- small models that are trained --------------------------------------------------------------
+
+
+def test_figures_8_to_10_follow_from_the_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(model: PaperModel, layout: Layout, *, dtype: str, steps: int) -> np.ndarray:
+        moved = 1e-3 if (layout.row, dtype) == (2, "float32") else 0.0
+        return np.linspace(5, 3, steps) + moved * (np.arange(steps) == 3)
+
+    monkeypatch.setattr(trained, "losses", losses)
+    out = ["--steps", "12", "--out", str(tmp_path)]
+    assert paper.main(["--figure", "10", "--models", "GPT", "BERT", *out]) == 0
+    text = (tmp_path / "paper_figure10.md").read_text(encoding="utf-8")
+    assert "| BERT | float32 | 5.0000 | 3.0000 | 1.0e-03 | 4 |" in text
+    assert "| GPT | float64 | 5.0000 | 3.0000 | 0.0e+00 | 1 |" in text
+    assert ">BERT<" in (tmp_path / "paper_figure10.svg").read_text()
+    assert paper.main(["--figure", "8", *out]) == 0
+    text = (tmp_path / "paper_figure9.md").read_text(encoding="utf-8")
+    assert "| 12 | 3.0000 | 3.0000 | 20.09 | 20.09 |" in text and "1.0e-03" in text
+
+
+def test_figure_13_follows_from_the_trainings(tmp_path: Path) -> None:
+    label = np.arange(3 * 32 * 32).reshape(3, 32, 32) % 4
+    dice = np.where(np.arange(12) % 3 == 2, 0.5, np.nan)
+    image = np.random.default_rng(0).normal(size=(3, 32, 32, 1))
+    both = [Trained(np.linspace(1, 0.5, 12) + x, dice + x, label) for x in (0.0, 1e-3)]
+    found = Hearts(image, label, dict(zip(trained.SWIN_LAYOUTS, both, strict=True)))
+    text = trained.figure_13(found)
+    assert "| 12 | 0.5000 | 0.5010 | 0.5000 | 0.5010 |" in text
+    assert "loss 1.0e-03" in text and "same class in 100.00% of the pixels" in text
+    pictures.save("paper_figure13", found, tmp_path)
+    assert "TP2D=4" in (tmp_path / "paper_figure13.svg").read_text()
+
+
+def test_a_stopped_training_makes_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = argparse.Namespace(stopped=True)
+    monkeypatch.setattr(trained.jaxptd, "train", lambda *_, **__: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        trained.trained(steps=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_both_layouts_train_alike(model: PaperModel) -> None:
+    (found,) = trained.trained([model], ["float64"], steps=4)
+    assert found.differences.max() < 1e-12
+    assert found.tp[-1] < found.tp[0]
+
+
+@pytest.mark.slow
+def test_both_layouts_segment_alike() -> None:
+    found = trained.hearts(4)
+    assert found.difference("loss") < 1e-12 and found.difference("dice") < 1e-12
+    assert found.same_pixels == 1
+
+
+# ---- memory of activations, and the ring --------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", activations.RING_LAYOUTS)
+def test_one_more_layer_costs_what_the_formula_says(name: str) -> None:
+    layout = activations.RING_LAYOUTS[name]
+    found = activations.growth(activations.ring_config(activations.Size(4, 256, 64), layout))
+    assert found.kept == found.formula
+    parameters = 12 * 64**2 / (4 if name != "ring" else 1)
+    assert found.state / 12 == pytest.approx(parameters, rel=0.05)
+
+
+@pytest.mark.parametrize("N", [2, 4, 8])
+def test_both_need_as_much_at_the_break_even(N: int) -> None:
+    size = activations.Size(1, round(activations.break_even(64, N)), 64)
+    assert size.L == 24 * 64
+    one, other = (activations.published(size, N, ring=each) for each in (False, True))
+    assert one == pytest.approx(other)
+    size = activations.Size(B=2, L=16, H=8)  # B L H = 256, B Z L^2 / N = 512
+    sums = [activations.published(size, 4, ring=each) for each in (False, True)]
+    assert sums == [48 * 16 + 8 * 64 + 2 * 256 + 512, 48 * 64 + 10 * 64 + 512]
+
+
+def test_published_activations_are_those_of_the_formulas_in_words() -> None:
+    unit = activations.SEQUENCES * activations.MODEL.seq_length * activations.MODEL.hidden_size
+    scores = 5 * 16 * 1024 / 1024
+    sums = 34 + scores, 10 + (24 + scores) / 4, (34 + scores) / 4
+    wanted = dict(zip(activations.LAYOUTS, sums, strict=True))
+    for config in activations.configs():
+        if config.model.remat == "none":
+            assert published_layer(config, "none") == wanted[config.layout] * unit
+
+
+def test_blocks_of_the_picture_are_those_that_travel() -> None:
+    """Numbers of blocks, sent round a ring of devices, are at each step where they are drawn."""
+    n = pictures.DEVICES
+
+    def visits(keys: jax.Array) -> jax.Array:
+        """keys[1, 1], their block's number -> [1, n]: the block that is here at each step."""
+        held = [keys]
+        for _ in range(n - 1):
+            held.append(jax.lax.ppermute(held[-1], Axis.CP, [(i, (i + 1) % n) for i in range(n)]))
+        return jnp.concatenate(held, axis=1)
+
+    mesh, spec = make_mesh(Layout(cp=n)), P(Axis.CP)
+    run = jax.shard_map(visits, mesh=mesh, in_specs=spec, out_specs=spec)
+    found = np.asarray(jax.jit(run)(jnp.arange(n).reshape(n, 1)))
+    drawn = [[pictures.block(device, step) for step in range(n)] for device in range(n)]
+    assert found.tolist() == drawn
+
+
+def test_after_all_steps_rows_of_scores_are_complete() -> None:
+    n, rng = pictures.DEVICES, np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 1, 8, 1, 4)).astype(np.float32)
+    rows = jax.jit(
+        jax.shard_map(
+            lambda q, k: ring_qk(q, k, Ring(Axis.CP, "rsa"), Scores(scale=1.0, causal=False)),
+            mesh=make_mesh(Layout(cp=n, ring="rsa")),
+            in_specs=P(None, Axis.CP),
+            out_specs=P(None, None, Axis.CP),
+        )
+    )(q, k)
+    np.testing.assert_allclose(rows, np.einsum("BTNH,BSNH->BNTS", q, k), rtol=1e-5, atol=1e-6)

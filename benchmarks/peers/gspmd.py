@@ -31,25 +31,28 @@ Block = dict[str, Array]
 State = dict[str, Any]
 Batch = dict[str, Array]
 
-# The sharding of each parameter: one logical name per dim. A block's have a leading dim L, whole.
-LOGICAL = {
-    "tokens.table": ("vocab", None),
-    "positions.table": (None, None),
-    "norm.w": (None,),
-    "norm.b": (None,),
-    "attention_norm.w": (None,),
-    "attention_norm.b": (None,),
-    "attention.qkv.w": (None, None, "heads", None),
-    "attention.qkv.b": (None, "heads", None),
-    "attention.out.w": ("heads", None, None),
-    "attention.out.b": (None,),
-    "mlp_norm.w": (None,),
-    "mlp_norm.b": (None,),
-    "mlp.up.w": (None, "hidden"),
-    "mlp.up.b": ("hidden",),
-    "mlp.down.w": ("hidden", None),
-    "mlp.down.b": (None,),
+# The dims of each parameter by their letters, those of C = 3 products; a block's have a leading L.
+# Dims of V, N and F are sharded over tp.
+DIMS = {
+    "tokens.table": "VD",
+    "positions.table": "TD",
+    "norm.w": "D",
+    "norm.b": "D",
+    "blocks.attention_norm.w": "D",
+    "blocks.attention_norm.b": "D",
+    "blocks.attention.qkv.w": "DCNH",
+    "blocks.attention.qkv.b": "CNH",
+    "blocks.attention.out.w": "NHD",
+    "blocks.attention.out.b": "D",
+    "blocks.mlp_norm.w": "D",
+    "blocks.mlp_norm.b": "D",
+    "blocks.mlp.up.w": "DF",
+    "blocks.mlp.up.b": "F",
+    "blocks.mlp.down.w": "FD",
+    "blocks.mlp.down.b": "D",
 }
+SHARDED = {"V": "vocab", "N": "heads", "F": "hidden"}
+LOGICAL = {n.removeprefix("blocks."): tuple(map(SHARDED.get, dims)) for n, dims in DIMS.items()}
 BLOCKS = "blocks."
 NO_DECAY = ("norm.w", "norm.b", ".b")
 
@@ -59,14 +62,12 @@ class Peer:
     """The training step of `config` on a mesh that has the axes dp and tp.
 
     Args:
-        config: without dropout and micro-batches; the embedding is tied.
+        config: without dropout, remat and micro-batches; the embedding is tied.
         mesh: from `jaxptd.mesh.make_mesh`.
-        kernel: of attention, xla or cudnn.
     """
 
     config: Config
     mesh: Mesh
-    kernel: str = "xla"
 
     @property
     def model(self) -> ModelConfig:
@@ -106,11 +107,7 @@ class Peer:
         qkv = jnp.einsum("BTD,DCNH->CBTNH", x_BTD, p["attention.qkv.w"].astype(dtype))
         qkv = qkv + p["attention.qkv.b"].astype(dtype)[:, None, None]
         q, k, v = (self._lay(x, "batch", None, "heads", None) for x in qkv)
-        attend: Callable[..., Array] = partial(
-            jax.nn.dot_product_attention, is_causal=True, implementation=self.kernel
-        )
-        if self.model.remat == "attention":
-            attend = jax.checkpoint(attend, prevent_cse=not self.model.scan_layers)
+        attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla")
         o_BTNH = self._lay(attend(q, k, v), "batch", None, "heads", None)
         y_BTD = jnp.einsum("BTNH,NHD->BTD", o_BTNH, p["attention.out.w"].astype(dtype))
         return self._residual(y_BTD) + p["attention.out.b"].astype(dtype)
@@ -130,17 +127,11 @@ class Peer:
         return self._residual(x_BTD + self._mlp(p, self._whole(h_BTD)))
 
     def _blocks(self, x_BTD: Array, params: Params) -> Array:
-        run: Callable = self._block
-        again = partial(jax.checkpoint, prevent_cse=not self.model.scan_layers)
-        if self.model.remat == "full":
-            run = again(run)
-        if self.model.remat == "dots":
-            run = again(run, policy=_save_products)
         if self.model.scan_layers:
             stacked = {n.removeprefix(BLOCKS): p for n, p in params.items() if n.startswith(BLOCKS)}
-            return lax.scan(lambda x, p: (run(x, p), None), x_BTD, stacked)[0]
+            return lax.scan(lambda x, p: (self._block(x, p), None), x_BTD, stacked)[0]
         for p in params["blocks"]:
-            x_BTD = run(x_BTD, p)
+            x_BTD = self._block(x_BTD, p)
         return x_BTD
 
     def loss(self, params: Params, batch: Batch) -> Array:
@@ -233,13 +224,6 @@ def _norm(x_BTD: Array, w_D: Array, b_D: Array) -> Array:
     return (centred * lax.rsqrt(variance + 1e-5) * w_D + b_D).astype(x_BTD.dtype)
 
 
-def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
-    """Saves products without a batch dim, and cuDNN's attention, unknown to XLA's policies."""
-    if prim.name.startswith("dot_product_attention"):
-        return True
-    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
-
-
 def _name(path: Any) -> str:
     """The name in `LOGICAL` of the parameter that a leaf of the state belongs to."""
     keys = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
@@ -252,29 +236,9 @@ def _decays(path: Any, _: Any) -> bool:
 
 def _zeros(model: ModelConfig) -> dict[str, Array]:
     """Arrays with the canonical parameters' shapes; to be traced, not allocated."""
-    layers, hidden, width = model.num_layers, model.mlp_size, model.hidden_size
-    heads = (model.num_heads, model.block.head_size)
-    block = {
-        "attention_norm.w": (width,),
-        "attention_norm.b": (width,),
-        "attention.qkv.w": (width, 3, *heads),
-        "attention.qkv.b": (3, *heads),
-        "attention.out.w": (*heads, width),
-        "attention.out.b": (width,),
-        "mlp_norm.w": (width,),
-        "mlp_norm.b": (width,),
-        "mlp.up.w": (width, hidden),
-        "mlp.up.b": (hidden,),
-        "mlp.down.w": (hidden, width),
-        "mlp.down.b": (width,),
+    size = {"V": model.vocab_size or 0, "T": model.seq_length, "D": model.hidden_size, "C": 3}
+    size |= {"N": model.num_heads, "H": model.block.head_size, "F": model.mlp_size}
+    return {
+        name: jnp.zeros((model.num_layers,) * name.startswith(BLOCKS) + tuple(map(size.get, dims)))
+        for name, dims in DIMS.items()
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        BLOCKS + name: (layers, *shape) for name, shape in block.items()
-    }
-    shapes |= {
-        "tokens.table": (model.vocab_size or 0, width),
-        "positions.table": (model.seq_length, width),
-        "norm.w": (width,),
-        "norm.b": (width,),
-    }
-    return {name: jnp.zeros(shape) for name, shape in shapes.items()}

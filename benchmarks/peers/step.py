@@ -1,7 +1,7 @@
-"""One training step of jaxptd beside the peer's: time, temporary memory, bytes between devices.
+"""One training step of jaxptd beside the peer's: time and temporary memory.
 
-`python -m benchmarks.peers.step [--layouts one dp ...] [--remat none dots ...] [--steps N] [--out
-FILE]`
+`python -m benchmarks.peers.step [--layouts one dp ...] [--layers scan unrolled] [--steps N]
+[--out FILE]`
 
 Both programs start from the same parameters and batch, and must give the same loss and gradient
 norm for three steps, or nothing is measured. Then they are timed in one run, in turns (A B A B
@@ -11,20 +11,22 @@ nothing: `--steps 0` leaves them out.
 """
 
 import dataclasses
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from benchmarks.lib.measure import TOLERANCE, DifferentError, Run, compared, mib, ring_bytes, write
+from benchmarks.lib.pages import head, joined, mib, parser, printed, renew
+from benchmarks.lib.timing import TOLERANCE, DifferentError, Run
 from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, OptimizerConfig, TrainConfig
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
@@ -40,18 +42,14 @@ LAYOUTS = {
 MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=8, seq_length=256, vocab_size=1024)
 TRAIN = TrainConfig(global_batch_size=8, platform="cpu")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)  # at its full rate from step 0
-GOALS = {"time": 1.0, "temp": 0.8, "bytes": 1.0}
 
 
-@dataclasses.dataclass(frozen=True)
-class Numbers:
-    """A program's figures: seconds a step, if timed; temporary bytes; ring bytes."""
+class Numbers(NamedTuple):
+    """A program's figures: seconds a step, if timed; temporary bytes."""
 
     median: float | None
     fastest: float | None
     temp: int
-    ring: int
-    ring_per_layer: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +62,6 @@ class Pair:
     def programs(self) -> tuple[Program, Peer]:
         mesh = make_mesh(self.config.layout)
         return Program(self.config, mesh), Peer(self.config, mesh)
-
-    @property
-    def deeper(self) -> "Pair":
-        """The same with one more layer."""
-        model = self.config.model
-        model = dataclasses.replace(model, num_layers=model.num_layers + 1)
-        return Pair(dataclasses.replace(self.config, model=model))
 
     def start(self) -> tuple[Run, Run]:
         """Compiles both, and starts them from the same parameters and batch."""
@@ -99,8 +90,7 @@ def check_same(runs: Sequence[Run], steps: int = 3) -> None:
 
 def measure(config: Config, steps: int) -> list[Numbers]:
     """Measures jaxptd and the peer, `steps` timed steps each, in turns."""
-    pair = Pair(config)
-    runs = pair.start()
+    runs = Pair(config).start()
     check_same(runs)
     for run in runs:
         run.seconds.clear()
@@ -108,110 +98,52 @@ def measure(config: Config, steps: int) -> list[Numbers]:
         for run in runs:
             run.step()
     return [
-        _numbers(run, program, deeper)
-        for run, program, deeper in zip(runs, pair.programs, pair.deeper.programs, strict=True)
+        Numbers(
+            statistics.median(run.seconds) if steps else None,
+            min(run.seconds, default=None),
+            run.compiled.memory_analysis().temp_size_in_bytes,
+        )
+        for run in runs
     ]
 
 
-def _numbers(run: Run, program: Any, deeper: Any) -> Numbers:
-    ring = ring_bytes(run.compiled, program.mesh)
-    more = ring_bytes(compile_step(deeper), deeper.mesh) if program.mesh.size > 1 else 0
-    temp = run.compiled.memory_analysis().temp_size_in_bytes
-    seconds = run.seconds
-    median, fastest = (statistics.median(seconds), min(seconds)) if seconds else (None, None)
-    return Numbers(median, fastest, temp, ring, more - ring)
-
-
-HEAD: tuple[str, ...] = (
-    "layout",
-    "layers",
-    "remat",
-    "step, s: median",
-    "fastest",
-    "temporary, MiB",
-)
-HEAD += ("ring bytes a step, MiB", "ring bytes a layer, MiB")
+HEAD = ("layout", "layers", "remat", "step, s: median", "fastest", "temporary, MiB")
 
 
 def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
     """Makes one line of the table, with `jaxptd / peer = ratio` in each cell."""
 
-    def cell(name: str, form: Any) -> str:
+    def cell(name: str, form: Callable[[float], str]) -> str:
         mine, theirs = getattr(ours, name), getattr(peers, name)
-        return "not timed" if mine is None else compared(mine, theirs, form)
+        timed = mine is not None
+        return f"{form(mine)} / {form(theirs)} = **{mine / theirs:.2f}**" if timed else "not timed"
 
-    def seconds(value: float) -> str:
-        return f"{value:.3f}"
-
+    cells = cell("median", "{:.3f}".format), cell("fastest", "{:.3f}".format), cell("temp", mib)
     layers = "scan" if config.model.scan_layers else "unrolled"
-    return [
-        str(config.layout),
-        layers,
-        config.model.remat,
-        cell("median", seconds),
-        cell("fastest", seconds),
-        cell("temp", mib),
-        cell("ring", mib),
-        cell("ring_per_layer", mib),
-    ]
-
-
-def report(rows: Sequence[Sequence[str]], steps: int) -> str:
-    """Makes the Markdown page."""
-    model = (
-        f"L={MODEL.num_layers}, D={MODEL.hidden_size}, {MODEL.num_heads} heads, "
-        f"T={MODEL.seq_length}, B={TRAIN.global_batch_size}, V={MODEL.vocab_size}, float32"
-    )
-    return "\n".join(
-        [
-            "# A training step beside plain `jax.jit` with sharding rules",
-            "",
-            f"{versions('flax', 'optax')} 8 simulated CPU devices.",
-            "",
-            f"Model: {model}; AdamW, clipping. Each cell: jaxptd / peer = ratio. "
-            f"Goals: time at most {GOALS['time']}x, temporary memory at most {GOALS['temp']}x, "
-            f"bytes at most {GOALS['bytes']}x the peer's.",
-            f"Times: {f'{steps} steps each, in turns' if steps else 'none, the machine was busy'}. "
-            "Temporary memory: of one device's program. "
-            "Ring bytes: those that each device sends. "
-            "Both had the same loss and gradient norm to 1e-5 before they were measured.",
-            "",
-            table([HEAD, *rows]),
-            "",
-            "XLA on GPU and TPU replaces an all-reduce by a reduce-scatter if each device uses "
-            "only one slice; XLA on CPU does not. The peer's are counted as reduce-scatters. Both "
-            "are compiled without `cse_barrier_expander`, which on CPU would undo "
-            "`jax.checkpoint`.",
-            "",
-        ]
-    )
+    return [str(config.layout), layers, config.model.remat, *cells]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures a training step of jaxptd and of plain jit with sharding rules, side by side."""
-    parser = Parser(prog="python -m benchmarks.peers.step", description=main.__doc__)
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    remats = ("none", "dots", "attention", "full")
-    parser.add_argument("--remat", nargs="+", choices=remats, default=["none"])
+    made = parser("peers.step", main)
+    made.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     ways = ("scan", "unrolled")
-    parser.add_argument("--layers", nargs="+", choices=ways, default=["scan"], help="default: scan")
-    parser.add_argument(
-        "--steps", type=int, default=11, help="timed steps of each (default: 11); 0: no times"
-    )
-    parser.add_argument("--out", type=Path, help="Markdown file to write")
-    args = parser.parse_args(argv)
+    made.add_argument("--layers", nargs="+", choices=ways, default=["scan"], help="default: scan")
+    words = "timed steps of each (default: 11); 0: no times"
+    made.add_argument("--steps", type=int, default=11, help=words)
+    args = made.parse_args(argv)
     prepare(Config(model=MODEL, layout=LAYOUTS["dp"], train=TRAIN))
-    rows = []
-    for layers in args.layers:
-        for remat in args.remat:
-            model = dataclasses.replace(MODEL, remat=remat, scan_layers=layers == "scan")
-            for name in args.layouts:
-                config = Config(model, LAYOUTS[name], optimizer=OPTIMIZER, train=TRAIN)
-                rows.append(row(config, *measure(config, args.steps)))
-                print("  ".join(rows[-1]), flush=True)
-    text = report(rows, args.steps)
+
+    def rows() -> Iterator[list[str]]:
+        for layers, name in itertools.product(args.layers, args.layouts):
+            model = dataclasses.replace(MODEL, scan_layers=layers == "scan")
+            config = Config(model, LAYOUTS[name], optimizer=OPTIMIZER, train=TRAIN)
+            yield row(config, *measure(config, args.steps))
+
+    found = table([HEAD, *printed(rows())])
     if args.out:
-        write(args.out, text)
+        title = head("A training step beside plain `jax.jit` with sharding rules", "peers.step")
+        renew(Path(args.out), title + joined(versions("flax", "optax"), found))
     return 0
 
 

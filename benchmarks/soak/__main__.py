@@ -21,14 +21,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.lib.measure import write
-from benchmarks.soak.accidents import (
-    Leg,
-    damage,
-    saved,
-    wait_a_while,
-    wait_for_a_save,
-)
+from benchmarks.lib.pages import head, write
+from benchmarks.soak.accidents import Leg, damage, saved, wait_a_while, wait_for_a_save
 from jaxptd.analysis.report import table, versions
 from jaxptd.errors import Parser, run_command
 
@@ -55,23 +49,14 @@ MARGIN = 30.0  # seconds that a run may take to start and compile
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of accident.
-
-    Args:
-        name: in words.
-        weight: of it among all.
-        wait: to the moment.
-        processes: that run; the first or the last of several is killed.
-        full: whether the disk is full instead.
-        damaged: whether the newest checkpoint is damaged afterwards.
-    """
+    """A kind of accident, with its weight among all, and the wait to its moment."""
 
     name: str
     weight: int
     wait: Callable[[Leg, Path, random.Random, float], None] = wait_a_while
-    processes: int = 1
-    full: bool = False
-    damaged: bool = False
+    processes: int = 1  # the first or the last of several is killed
+    full: bool = False  # the disk, instead of a kill
+    damaged: bool = False  # the newest checkpoint, afterwards
 
 
 KINDS = (
@@ -166,8 +151,7 @@ class Soak:
         """The largest relative difference of a loss; notes missing rows."""
         curves = []
         for folder in (whole, other):
-            lines = (folder / "metrics.jsonl").read_text().splitlines()
-            rows = [json.loads(line) for line in lines]
+            rows = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
             curves.append({row["step"]: row["loss"] for row in rows})
             if len(curves[-1]) != len(rows):
                 self.wrong.append(f"{folder.name}: a step is logged twice")
@@ -191,12 +175,14 @@ def _allowed(kind: Kind, said: str) -> set[int]:
 
 def report(soak: Soak, minutes: float, seed: int) -> str:
     """The table of all accidents, and the verdict."""
-    rows = [["accident", "times"]]
-    rows += [[name, str(number)] for name, number in soak.counts.most_common()]
-    rows += [["starts that resumed", str(soak.resumed)]]
-    rows += [[f"runs of {soak.steps:,} steps done", str(len(soak.runs))]]
-    rows += [["worst difference of a loss", f"{max(soak.runs, default=0):.1e}"]]
-    rows += [["lost", str(len(soak.wrong))]]
+    rows = [
+        ["accident", "times"],
+        *([name, str(number)] for name, number in soak.counts.most_common()),
+        ["starts that resumed", str(soak.resumed)],
+        [f"runs of {soak.steps:,} steps done", str(len(soak.runs))],
+        ["worst difference of a loss", f"{max(soak.runs, default=0):.1e}"],
+        ["lost", str(len(soak.wrong))],
+    ]
     about = f"seed {seed}, {minutes:.0f} minutes, {soak.kills} kills. {versions()}"
     return "\n".join([about, "", table(rows), *soak.wrong, ""])
 
@@ -227,8 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = report(soak, (time.monotonic() - begun) / 60, options.seed)
     print(text)
     if options.out:
-        command = f"python -m benchmarks.soak --seed {options.seed} --steps {options.steps}"
-        title = f"# Soak: a run that is killed again and again\n\nMade by `{command}`.\n\n"
+        command = f"soak --seed {options.seed} --steps {options.steps}"
+        title = head("Soak: a run that is killed again and again", command)
         write(Path(options.out) / "soak.md", title + text)
     return int(bool(soak.wrong))
 

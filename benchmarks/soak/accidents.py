@@ -94,7 +94,7 @@ def wait_a_while(leg: Leg, checkpoints: Path, draw: random.Random, longest: floa
 
 def wait_for_a_save(leg: Leg, checkpoints: Path, draw: random.Random, longest: float) -> None:
     """Waits until files of a save appear, some time after the start, and a moment more."""
-    _wait(leg, draw.uniform(0, longest), lambda: False)
+    wait_a_while(leg, checkpoints, draw, longest)
     _wait(leg, longest, lambda: _saves(checkpoints))
     time.sleep(draw.uniform(0, 0.02))
 
@@ -116,10 +116,7 @@ def saved(checkpoints: Path) -> list[int]:
 
 
 def _folders(checkpoints: Path) -> list[Path]:
-    try:
-        return list(checkpoints.iterdir())
-    except FileNotFoundError:
-        return []
+    return [*checkpoints.iterdir()] if checkpoints.exists() else []
 
 
 def damage(folder: Path, draw: random.Random) -> None:

@@ -1,0 +1,202 @@
+"""Ways to shard one sequence, and what a layer then moves: closed forms, held against jaxprs.
+
+The peer gathers keys and values, and again in backward, where it sums dk and dv in float32 and
+scatters them; the GPT uses it instead of the ring.
+
+Letters: B batch, T query, S key, D model, N heads, H head size, n devices.
+Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889; Korthikanti et al., arXiv
+2205.05198; Llama Team, arXiv 2407.21783, section 3.3.2 (all-gathered keys and values).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd import ring_attention
+from jaxptd.analysis.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+    subtract,
+)
+from jaxptd.analysis.count import collectives_of, per_layer
+from jaxptd.analysis.hardware import PEAK_FLOPS
+from jaxptd.attention.kernel import Kernel, Lengths, Saved, Scores
+from jaxptd.attention.ring import AttentionInputs, Ring
+from jaxptd.collectives import alike
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.remat import SAVED_MATMUL_OUT
+from jaxptd.step import Program
+
+PEAK = PEAK_FLOPS["H200"]
+# Bytes/s of a link, one direction.
+LINKS = {"NVLink, 450 GB/s": 450e9, "400 Gb/s InfiniBand, 50 GB/s": 50e9}
+Pass = Literal["forward", "backward"]
+
+# ---- the plans ----------------------------------------------------------------------------------
+
+
+def attend_gathered(
+    q: Array,
+    k: Array,
+    v: Array,
+    tokens: AttentionInputs,
+    *,
+    ring: Ring,
+    kernel: Kernel,
+    scores: Scores,
+) -> Array:
+    """Computes `ring_attention.attend` with all keys and values gathered on every device."""
+    q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
+    return _gathered(q, k, v, tokens, (ring, kernel, scores))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _gathered(q: Array, k: Array, v: Array, tokens: AttentionInputs, task: Any) -> Array:
+    return _gathered_fwd(q, k, v, tokens, task)[0]
+
+
+def _gathered_fwd(
+    q: Array, k: Array, v: Array, tokens: AttentionInputs, task: Any
+) -> tuple[Array, Any]:
+    ring, kernel, scores = task
+    every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
+    o, lse = kernel.fwd(
+        q, *every, ring.all_sites(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
+    )
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_MATMUL_OUT)
+    return o, (Saved(q, k, v, o, lse), tokens)
+
+
+def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
+    ring, kernel, scores = task
+    saved, tokens = residuals
+    every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
+    whole = saved._replace(k=every[0], v=every[1])
+    coordinates = ring.all_sites(tokens, Lengths(do.shape[1], saved.k.shape[1]))
+    dq, dk, dv, _ = kernel.bwd(whole, do, coordinates, scores=scores)
+    sums = jnp.stack((dk, dv)).astype(saved.lse.dtype)
+    dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)
+    dtype = saved.q.dtype
+    return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype), None
+
+
+_gathered.defvjp(_gathered_fwd, _gathered_bwd)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A way to shard one sequence over n devices."""
+
+    name: str
+    layout: Layout
+    gathered: bool = False
+
+    def program(self, model: ModelConfig, *, batch: int = 1) -> Program:
+        train = TrainConfig(global_batch_size=batch, platform="cpu")
+        return Program(Config(model, self.layout, train=train), make_mesh(self.layout))
+
+    def patched(self) -> Any:
+        """Replaces the model's attention by the plan's within the context."""
+        chosen = attend_gathered if self.gathered else ring_attention.attend
+        return mock.patch.object(ring_attention, "attend", chosen)
+
+
+def plans(n: int) -> list[Plan]:
+    """The plans that are compared, over n devices."""
+    contiguous = Layout(cp=n, ring="blockwise")
+    tensor = Layout(tp=n, sequence_parallel=True)
+    return [
+        Plan("ring, zigzag", Layout(cp=n)),
+        Plan("ring, blockwise", contiguous),
+        Plan("ring, rsa", Layout(cp=n, ring="rsa")),
+        Plan("all-gather of k and v", contiguous, gathered=True),
+        Plan("tp, sequence parallel", tensor),
+        Plan("tp, keep_gathered", dataclasses.replace(tensor, keep_gathered=True)),
+    ]
+
+
+# ---- what they move -----------------------------------------------------------------------------
+
+
+def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
+    """The collectives of one layer's activations, with everything kept (`model.remat: none`)."""
+    layout = plan.layout
+    elements = batch * model.seq_length * model.hidden_size
+    size = elements * jnp.dtype(model.dtype).itemsize
+    wide = elements * jnp.promote_types(model.dtype, jnp.float32).itemsize
+    if layout.tp > 1:
+        times = 2 if layout.keep_gathered else 4
+        gathers, more = (Collective(ALL_GATHER, ("tp",), n, n * size) for n in (2, times))
+        scatters = Collective(REDUCE_SCATTER, ("tp",), 2, 2 * size)
+        return {"forward": [gathers, scatters], "backward": [more, scatters]}
+    if plan.gathered:
+        gather = Collective(ALL_GATHER, ("cp",), 1, 2 * size)
+        scatter = Collective(REDUCE_SCATTER, ("cp",), 1, 2 * wide)
+        return {"forward": [gather], "backward": [gather, scatter]}
+    hops = layout.cp - 1
+    rings = 2 if layout.ring == "rsa" else 1  # k and v separately, or both in one permute
+    there = Collective(PERMUTE, ("cp",), rings * hops, 2 * size * hops // layout.cp)
+    again = Collective(PERMUTE, ("cp",), 2 * rings * hops, 2 * (size + wide) * hops // layout.cp)
+    return {"forward": [there], "backward": [again]}
+
+
+def messages(found: Sequence[Collective], n: int) -> int:
+    """Consecutive sends of each device, if every collective runs as a ring."""
+    steps = {PERMUTE: 1, ALL_REDUCE: 2 * (n - 1)}
+    return sum(each.count * steps.get(each.kind, n - 1) for each in found)
+
+
+def hop_bytes(which: Pass) -> int:
+    """Bytes of one hop per token of a device and unit of D: bfloat16 k, v; float32 dk, dv."""
+    return 2 * 2 + (2 * 4 if which == "backward" else 0)
+
+
+def visit_flops(which: Pass, ring: str) -> int:
+    """FLOPs of the products of one visit on the slowest device, divided by (T/n)^2 D.
+
+    Two products forward, five backward, 2 (T/n)^2 D each; a zigzag needs half of each block.
+    """
+    return (4 if which == "forward" else 10) // (2 if ring == "zigzag" else 1)
+
+
+def tokens_to_hide(which: Pass, ring: str, *, link: float, efficiency: float) -> float:
+    """T/n from which a visit takes as long as a hop, at full link speed."""
+    return hop_bytes(which) / visit_flops(which, ring) * efficiency * PEAK / link
+
+
+def count(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
+    """Counts what one layer's activations move, in the jaxprs of the training and evaluation steps.
+
+    Raises:
+        ValueError: the count differs from `moves`.
+    """
+    with plan.patched():
+        program = plan.program(model, batch=batch)
+        both = [each for each in per_layer(program) if each.count]
+        forward = _forward(plan, model, batch)
+    found: dict[Pass, list[Collective]] = {"forward": forward, "backward": subtract(both, forward)}
+    for which, expected in moves(plan, model, batch).items():
+        if subtract(found[which], expected):
+            raise ValueError(f"{plan.name}, {which}: {found[which]}, by formula {expected}")
+    return found
+
+
+def _forward(plan: Plan, model: ModelConfig, batch: int) -> list[Collective]:
+    deeper = dataclasses.replace(model, num_layers=model.num_layers + 1)
+    found = []
+    for program in (plan.program(deeper, batch=batch), plan.program(model, batch=batch)):
+        step: Any = program.eval_step
+        traced = step.trace(program.abstract_state["params"], program.abstract_batch)
+        found.append(collectives_of(traced.jaxpr, program.mesh))
+    return subtract(*found)

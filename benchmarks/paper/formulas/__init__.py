@@ -1,1 +1,0 @@
-"""Formulas, lists and sizes of the sources, held against this library's programs."""

@@ -1,1 +1,0 @@
-"""The Swin-UNet of Zhu and Dong: its memory, table 5, and hearts that it segments, figure 13."""
