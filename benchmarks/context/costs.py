@@ -72,7 +72,7 @@ def _gathered_fwd(
     ring, kernel, scores = task
     every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
     o, lse = kernel.fwd(
-        q, *every, ring.all_sites(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
+        q, *every, ring.all_coordinates(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
     )
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_MATMUL_OUT)
     return o, (Saved(q, k, v, o, lse), tokens)
@@ -83,7 +83,7 @@ def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, A
     saved, tokens = residuals
     every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
     whole = saved._replace(k=every[0], v=every[1])
-    coordinates = ring.all_sites(tokens, Lengths(do.shape[1], saved.k.shape[1]))
+    coordinates = ring.all_coordinates(tokens, Lengths(do.shape[1], saved.k.shape[1]))
     dq, dk, dv, _ = kernel.bwd(whole, do, coordinates, scores=scores)
     sums = jnp.stack((dk, dv)).astype(saved.lse.dtype)
     dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)

@@ -138,15 +138,20 @@ def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
 
 
 BROKEN = [
-    pytest.param(Layout(tp=2), {"leave": summed_twice}, "loss", id="a sum made twice"),
-    slow(tiny.SEQUENCE_PARALLEL, {"leave": wrong_block}, "loss", id="a ring turned one further"),
+    pytest.param(Layout(tp=2), {"reduce_output": summed_twice}, "loss", id="a sum made twice"),
+    slow(
+        tiny.SEQUENCE_PARALLEL,
+        {"reduce_output": wrong_block},
+        "loss",
+        id="a ring turned one further",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("layout", "changes", "first"), BROKEN)
 def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> None:
     broken = partial(lambda cut, **_: form(cut, **changes) if cut.tp > 1 else form(cut))
-    monkeypatch.setattr(resolved, "make_form", broken)
+    monkeypatch.setattr(resolved, "make_tensor_parallel", broken)
     found = verified(layout, num_layers=1, dropout=0.0)
     assert found.wrong[0].name == first
     assert "NOT equal" in found.verdict

@@ -45,7 +45,7 @@ def test_few_functions_lie_between_the_command_and_the_first_product(tmp_path, m
     with pytest.raises(FoundError) as caught:
         main(["--config", str(ROOT / "configs" / "test-tiny.yaml"), *options])
     functions = str(caught.value).splitlines()
-    functions = functions[: functions.index("layers/tensor_parallel.py product") + 1]
+    functions = functions[: functions.index("layers/tensor_parallel.py matmul") + 1]
     assert functions[0] == "train.py main"
     assert [each for each in functions if not each.startswith(BELOW)] == functions[:2]
     assert len(functions) <= LONGEST, f"{len(functions)} functions:\n{caught.value}"
