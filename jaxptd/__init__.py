@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_HOME.get(name, f"jaxptd.{name}"))
     except ValueError as error:
-        if not (line := errors.of_environment(error)):
+        if not (line := errors.environment_error(error)):
             raise
         raise errors.UserError(line) from None
     return module if name in _MODULES else getattr(module, name)

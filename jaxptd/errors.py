@@ -232,7 +232,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         print_error(error)
         code = BAD_INPUT
     except ValueError as error:
-        if not (line := of_environment(error)):
+        if not (line := environment_error(error)):
             raise
         print_error(line)
         code = BAD_INPUT
@@ -259,7 +259,7 @@ def say_errors_of_imports() -> None:
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        line = of_environment(error) if isinstance(error, ValueError) else ""
+        line = environment_error(error) if isinstance(error, ValueError) else ""
         if not line:
             shown(kind, error, where)
             return
@@ -269,7 +269,7 @@ def say_errors_of_imports() -> None:
     sys.excepthook = show
 
 
-def of_environment(error: ValueError) -> str:
+def environment_error(error: ValueError) -> str:
     """A line for JAX's error at its import about one of its variables; empty for any other."""
     words = str(error).lower()
     names = [name for name in os.environ if name.startswith("JAX_") and name.lower() in words]

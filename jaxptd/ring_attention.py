@@ -43,11 +43,11 @@ from jaxptd.attention.ring import (
     Ring,
     ScoreTile,
     check_lengths,
-    over_local_chunks,
-    over_tiles,
     pin_to_backward,
     travel,
     travel_back,
+    visit_local_chunks,
+    visit_tiles,
 )
 from jaxptd.attention.rsa import attend_rsa, ring_av, ring_qk
 from jaxptd.collectives import alike
@@ -124,7 +124,7 @@ def _local(
             _merge_tile, q=q, kv=jnp.stack((k, v)), coordinates=coordinates, spec=spec
         )
         lengths = Lengths(q.shape[1], k.shape[1])
-        return over_local_chunks(merge_tile, (o, o[..., 0] - jnp.inf), lengths, spec)
+        return visit_local_chunks(merge_tile, (o, o[..., 0] - jnp.inf), lengths, spec)
     o, lse = spec.kernel.fwd(q, k, v, coordinates, scores=spec.scores)
     return o.astype(lse.dtype), lse
 
@@ -136,7 +136,7 @@ def _visit(
     lengths = Lengths(q.shape[1], kv.shape[2])
     coordinates = spec.ring.coordinates(inputs, lengths, source)
     merge_tile = partial(_merge_tile, q=q, kv=kv, coordinates=coordinates, spec=spec)
-    return over_tiles(merge_tile, total, source, lengths, spec)
+    return visit_tiles(merge_tile, total, source, lengths, spec)
 
 
 def _merge_tile(
@@ -203,7 +203,7 @@ def _local_back(
         kv = jnp.stack((saved.k, saved.v))
         zeros = _zeros((_Sums(saved.q, coordinates.bias_NR), kv), saved)
         add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
-        return over_local_chunks(add_tile, zeros, Lengths(do.shape[1], kv.shape[2]), spec)
+        return visit_local_chunks(add_tile, zeros, Lengths(do.shape[1], kv.shape[2]), spec)
     found = spec.kernel.bwd(saved, do, coordinates, scores=spec.scores)
     return _Sums(found.q, found.bias), jnp.stack((found.k, found.v))
 
@@ -222,7 +222,7 @@ def _visit_back(
     lengths = Lengths(saved.q.shape[1], kv.shape[2])
     coordinates = spec.ring.coordinates(inputs, lengths, source)
     add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
-    return over_tiles(add_tile, (sums, _zeros(kv, saved)), source, lengths, spec)
+    return visit_tiles(add_tile, (sums, _zeros(kv, saved)), source, lengths, spec)
 
 
 def _add_tile(

@@ -111,8 +111,8 @@ def test_the_operands_own_blocks_are_kept_and_nothing_else(case: Case, form: str
     inputs = case.inputs(form)
     jax.eval_shape(case.on_mesh(body, *inputs), *inputs)
     back = jax.eval_shape(lambda a, b: jax.vjp(PLAIN[form], a, b)[1], *inputs[:2])
-    on_one_device = sum(math.prod(x.shape) for x in jax.tree.leaves(back))
-    share = sum(map(math.prod, kept)) / (on_one_device / (case.rows * case.cols))
+    one_device_config = sum(math.prod(x.shape) for x in jax.tree.leaves(back))
+    share = sum(map(math.prod, kept)) / (one_device_config / (case.rows * case.cols))
     assert share == 1.0
 
 

@@ -29,7 +29,7 @@ from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
 from jaxptd.analysis.hlo.timeline import estimate
 from jaxptd.analysis.jaxprs import attention_flops, executed, flops
-from jaxptd.analysis.profiling import NAMED, SCOPES, events, of_events
+from jaxptd.analysis.profiling import NAMED, SCOPES, events, part_times
 from jaxptd.analysis.report import table, versions
 from jaxptd.calibration.timer import table_name
 from jaxptd.config import Config
@@ -101,7 +101,7 @@ def kinds(step: Step, text: str, keep: Path | None) -> Found:
         directory = keep or Path(temporary)
         with jax.profiler.trace(directory):
             queued(step, TRACED)
-        parts = of_events(events(directory), text, TRACED)
+        parts = part_times(events(directory), text, TRACED)
     if keep:
         with gzip.open(keep / "program.txt.gz", "wt", encoding="utf-8") as file:
             file.write(text)

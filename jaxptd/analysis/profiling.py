@@ -120,7 +120,7 @@ def measure(config: Config, steps: int, directory: Path) -> Times:
         for _ in range(steps):
             state, _ = jax.block_until_ready(compiled(state, batch))
     runs = steps * config.layout.num_devices
-    return of_events(events(directory), compiled.as_text(), runs)
+    return part_times(events(directory), compiled.as_text(), runs)
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for thread, event in found if not streams or thread in streams]
 
 
-def of_events(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
+def part_times(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
     """Seconds of each part in one run of a program.
 
     Args:

@@ -121,7 +121,7 @@ class Answers:
             )
         check_unused(self._run.arrays)
         ids = self._begun(self._ids(context))[-(longest - tokens) :]
-        found = self._generator.of_many(self._run.arrays["params"], ids, tokens)
+        found = self._generator.generate_many(self._run.arrays["params"], ids, tokens)
         text = continuation(tokenizer, ids, found)
         return until_stop(text, _stops(options))
 

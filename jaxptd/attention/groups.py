@@ -162,7 +162,7 @@ class Rows:
 
     def seen(self) -> Array:
         """Mask of the keys that each row sees; broadcasts to the rows."""
-        return of_groups(visible(self.coordinates, self.scores), self.groups)
+        return group_mask(visible(self.coordinates, self.scores), self.groups)
 
     def drop(self, p_BKTS: Array, dtype: DTypeLike) -> Array:
         """Probabilities after dropout, in `dtype`. Backward drops again, so no mask is saved."""
@@ -195,7 +195,7 @@ def part_groups(x_BTK: Array, groups: int) -> Array:
     return jnp.moveaxis(x_BGTK, 1, 3).reshape(batch, length // groups, -1, *rest)
 
 
-def of_groups(seen_TS: Array, groups: int) -> Array:
+def group_mask(seen_TS: Array, groups: int) -> Array:
     """A mask of queries for those of groups one after the other: `[.., T, S]`, or of all alike."""
     alike = groups == 1 or seen_TS.ndim == 1 or seen_TS.shape[-2] == 1
     return seen_TS if alike else jnp.concatenate([seen_TS] * groups, -2)

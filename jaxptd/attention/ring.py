@@ -301,7 +301,7 @@ class ScoreTile(NamedTuple):
 Visit = Callable[[Any, ScoreTile, Scores], Any]
 
 
-def over_tiles(
+def visit_tiles(
     visit: Visit, total: Any, source: Array, lengths: Lengths, spec: AttentionSpec
 ) -> Any:
     """`total` after `visit(total, tile, scores)` for each visible tile with device `source`.
@@ -316,14 +316,14 @@ def over_tiles(
     return lax.cond(source < me, visit_all, lambda total: total, total)
 
 
-def over_local_chunks(visit: Visit, total: Any, lengths: Lengths, spec: AttentionSpec) -> Any:
-    """`over_tiles` of a zigzag's local block: each chunk with itself, and the later with the other.
+def visit_local_chunks(visit: Visit, total: Any, lengths: Lengths, spec: AttentionSpec) -> Any:
+    """`visit_tiles` of a zigzag's local block: chunks with themselves, the later with the other.
 
     Where attention is not causal, also the earlier with the later. lengths: tokens of a device.
     """
     me = lax.axis_index(spec.ring.axis)
     if not spec.scores.causal:
-        return over_tiles(visit, total, me, lengths, spec)
+        return visit_tiles(visit, total, me, lengths, spec)
     half = lengths.queries // 2
     for start in (0, half):
         total = visit(total, ScoreTile(start, start, Lengths(half, half)), spec.scores)

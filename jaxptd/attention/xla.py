@@ -20,8 +20,8 @@ from jaxptd.attention.groups import (
     add_gradients,
     bias_gradient,
     drop_groups,
+    group_mask,
     join_groups,
-    of_groups,
     part_groups,
 )
 from jaxptd.attention.kernel import (
@@ -234,7 +234,7 @@ def _scores(
     groups: N/K, the query heads that share a kv head.
     """
     s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
-    seen = of_groups(visible(coordinates, scores), groups)
+    seen = group_mask(visible(coordinates, scores), groups)
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
     return jnp.where(seen, add_bias(s_GTS * scores.scale, coordinates, groups), -jnp.inf)

@@ -86,11 +86,11 @@ def first_only(function: Callable[..., None]) -> Callable[..., None]:
     """Makes a function do nothing except in the first process."""
 
     @functools.wraps(function)
-    def in_first(*args: Any, **kwargs: Any) -> None:
+    def first_microbatch_params(*args: Any, **kwargs: Any) -> None:
         if is_first():
             function(*args, **kwargs)
 
-    return in_first
+    return first_microbatch_params
 
 
 # ---- meetings of all processes ----------------------------------------------------------------

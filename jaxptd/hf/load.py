@@ -21,7 +21,7 @@ from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import FAMILIES, family_of
 from jaxptd.params import Params
 from jaxptd.run.devices import ready
-from jaxptd.run.saved import load_run, restore_weights, to_generate
+from jaxptd.run.saved import load_run, program_to_generate, restore_weights
 from jaxptd.step import Program, State
 
 # ---- the state of step 0 of a run that starts from weights ---------------------------------------
@@ -185,5 +185,5 @@ def load_model(path: Path, *, layout: Layout, platform: Any) -> tuple[Program, P
     if not is_directory(path):
         return load_run(path, layout=layout, platform=platform)
     directory = Directory(path)
-    program = to_generate(config_of(directory), layout=layout, platform=platform)
+    program = program_to_generate(config_of(directory), layout=layout, platform=platform)
     return program, read_params(program, directory)

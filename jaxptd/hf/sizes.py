@@ -155,7 +155,7 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
     }
 
 
-def over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
+def config_over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     """The `config.json` of a model that began from another's: what that says, and our sizes.
 
     The base's own keys stay where they say what the model is, in its words, and so do those that

@@ -22,7 +22,7 @@ from jaxptd.hf.base import Files, as_json, base_of, tokenizer_files, write_files
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import CONFIG, EXTRA, INDEX, SINGLE
 from jaxptd.hf.mapping import rules_of
-from jaxptd.hf.sizes import config_json, generation_json, over_base
+from jaxptd.hf.sizes import config_json, config_over_base, generation_json
 from jaxptd.models.families import tokenizer_of
 from jaxptd.run.saved import SavedParams
 
@@ -84,7 +84,7 @@ def _small_files(saved: SavedParams, *, dtype: str) -> Files:
         own = {name: as_json(each) for name, each in texts.items() if each}
         return own | tokenizer_files(config.data.tokenizer)
     ours = config_json(config.model, dtype=dtype, tokenizer=None)
-    found = over_base(json.loads(base[CONFIG]), config.model, ours=ours)
+    found = config_over_base(json.loads(base[CONFIG]), config.model, ours=ours)
     return base | {CONFIG: as_json(found)}
 
 

@@ -25,7 +25,7 @@ from jaxptd.layers.tensor_parallel import (
     PackedWeight,
     TensorParallel,
     both_gradients,
-    in_one_product,
+    joined_products,
     matmul,
 )
 from jaxptd.matmul.grid import Grid
@@ -91,7 +91,7 @@ class Grid2D(TensorParallel2D):
 
     def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` sharded over col."""
-        return in_one_product(lambda x, w: _column(x, w, self.grid, self.block_matmul), x, weights)
+        return joined_products(lambda x, w: _column(x, w, self.grid, self.block_matmul), x, weights)
 
     def square(self, x: Array, w: Array) -> Array:
         return _column(x, w, self.grid, block_matmul)
@@ -144,7 +144,7 @@ class DecodeGrid2D(TensorParallel2D):
     """
 
     def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
-        return in_one_product(self._product, x, weights)
+        return joined_products(self._product, x, weights)
 
     def _product(self, x: Array, w: Array) -> Array:
         return lax.psum(matmul(self._col_to_row(x, -1), w, 1), Axis.ROW)

@@ -30,7 +30,7 @@ from jaxptd.layers.tensor_parallel import (
     PackedWeight,
     TensorParallel,
     both_gradients,
-    in_one_product,
+    joined_products,
     matmul,
     separated,
 )
@@ -106,7 +106,7 @@ class TensorParallel1D(Base1D):
         """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp]."""
         multiply, apart = self.precision.matmul, self.precision.apart
         if not apart:
-            return in_one_product(self._of_all_tokens(lambda x, w: multiply(x, w, 1)), x, weights)
+            return joined_products(self._of_all_tokens(lambda x, w: multiply(x, w, 1)), x, weights)
         each = self._of_all_tokens(_products(multiply, [packed.parts for packed in weights]))
         found = zip(each(x, [packed.w for packed in weights]), weights, strict=True)
         return [h for products, packed in found for h in packed.with_biases(products)]
@@ -185,7 +185,7 @@ class CollectiveMatmul1D(Base1D):
 
     def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         """x[B, T/tp, D], each w[D, F/tp] -> h[B, T, F/tp]."""
-        return in_one_product(
+        return joined_products(
             lambda x, w: gather_product(x, w, Axis.TP, self.block_matmul), x, weights
         )
 

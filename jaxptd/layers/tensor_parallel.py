@@ -230,7 +230,7 @@ def _kept(h: Array, b: Array | None) -> Array:
     return checkpoint_name(h if b is None else add_bias(h, b), SAVED_MATMUL_OUT)
 
 
-def in_one_product(
+def joined_products(
     multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[PackedWeight]
 ) -> list[Array]:
     """The h of every matrix from one `multiply(x, w[D, *out])`, for which x moves once."""

@@ -35,7 +35,7 @@ OnStack = Callable[[Array], Array]  # of a stack, and gives one of the same shap
 # ---- whole matrices on a device ------------------------------------------------------------------
 
 
-def on_whole(fn: OnStack, x: Array, stored: Stored) -> Array:
+def apply_to_whole(fn: OnStack, x: Array, stored: Stored) -> Array:
     """`fn` of the matrices of x, each of them whole and without its padding.
 
     Args:

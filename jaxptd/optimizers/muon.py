@@ -14,7 +14,7 @@ import optax
 from jax import Array, lax
 
 from jaxptd.optimizers.kept import Update, chosen
-from jaxptd.optimizers.matrices import on_whole
+from jaxptd.optimizers.matrices import apply_to_whole
 from jaxptd.params import Stored
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, and near 1 after five iterations
@@ -58,7 +58,7 @@ def scale_by_orthogonal(momentum: float, stored: Mapping[str, Stored]) -> Update
         return direction, Momentum(chosen(sound, steps, state.steps), mu)
 
     def _orthogonal(path: Any, x: Array) -> Array:
-        return on_whole(orthogonalised, x, stored[path[0].key])
+        return apply_to_whole(orthogonalised, x, stored[path[0].key])
 
     return Update(init, update)
 

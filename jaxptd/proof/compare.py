@@ -59,7 +59,7 @@ class Comparer:
         return Ending(outcome, report.verdict, report.worst_gradient)
 
     def _one_device(self, config: Config) -> Reference:
-        key = on_one_device(config)
+        key = one_device_config(config)
         if key != self._key or self._reference is None:
             jax.clear_caches()
             self._reference = verification.one_device(
@@ -69,7 +69,7 @@ class Comparer:
         return self._reference
 
 
-def on_one_device(config: Config) -> Config:
+def one_device_config(config: Config) -> Config:
     """The config with the plain value of every field that says how a step is computed."""
     values = {name: plain(name) for name in HOW}
     model = {name.partition(".")[2]: x for name, x in values.items() if name.startswith("model.")}

@@ -97,7 +97,7 @@ class Generator:
                 break
         return text[len(prompt) :]
 
-    def of_many(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
+    def generate_many(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates as a call does, for many prompts that the model continues.
 
         Prompts of `SHAPES` lengths share a compiled program: it takes the beginning of a prompt in

@@ -52,12 +52,14 @@ def load_run(run_dir: Path, *, layout: Layout, platform: Any) -> tuple[Program, 
         UserError: there is no run, no good checkpoint, or too few devices.
     """
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
-    program = to_generate(saved_config(checkpoints, run_dir), layout=layout, platform=platform)
+    program = program_to_generate(
+        saved_config(checkpoints, run_dir), layout=layout, platform=platform
+    )
     canonical = restore_newest(checkpoints, run_dir, abstract_canonical(program))
     return program, params_from_canonical(program, canonical)
 
 
-def to_generate(saved: Config, *, layout: Layout, platform: Any) -> Program:
+def program_to_generate(saved: Config, *, layout: Layout, platform: Any) -> Program:
     """A program with the model of a config, to generate on another layout.
 
     Raises:

@@ -27,10 +27,10 @@ from jaxptd.step.batch import Batch
 from jaxptd.zero.accumulation import (
     added,
     attached,
-    before_last,
     fetches,
+    first_microbatch_params,
     holds,
-    in_first,
+    middle_microbatch_params,
     waits_for_last,
     with_held,
     with_sums,
@@ -117,7 +117,7 @@ class GradientAccumulation:
             return add(having, (total[0], rest), micro)
 
         params, many = with_wide_gradients(params, self.blueprint.infos), len(micro.sample)
-        first, one = in_first(params), pools.get(micro, 0)
+        first, one = first_microbatch_params(params), pools.get(micro, 0)
         like, _ = jax.eval_shape(partial(self._terms, of=LOSSES), attached(first), one, token_info)
         losses = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
         total = losses, pools.wide_zeros(grad_slots_of(first))
@@ -127,7 +127,7 @@ class GradientAccumulation:
         if begin:
             total, held = self._with_gradients(first, total, one, token_info, weights)
             params = with_held(params, held, self.blueprint.infos)
-        each = partial(add_to_sums, before_last(params))
+        each = partial(add_to_sums, middle_microbatch_params(params))
         if begin and end - begin == 1:  # without a loop XLA would run it beside the first
             total = _apart(each, total, micro, 1)
         elif begin < end:

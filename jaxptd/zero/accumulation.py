@@ -218,7 +218,7 @@ def waits_for_last(params: Any) -> bool:
     return any(map(_waits, jax.tree.leaves(params, is_leaf=is_lazy)))
 
 
-def in_first(params: Any) -> Any:
+def first_microbatch_params(params: Any) -> Any:
     """`params` for the first micro-batch: gradients that wait for the last are whole."""
 
     def first(leaf: LazyParam) -> LazyParam:
@@ -252,7 +252,7 @@ def with_held(
     }
 
 
-def before_last(params: Any) -> Any:
+def middle_microbatch_params(params: Any) -> Any:
     """`params` for the micro-batches between: those that wait are blocks, and nothing is sent."""
     return _map_late(
         lambda leaf: with_wide_sums(leaf.block) if leaf.accumulate_in_loop else leaf.block, params

@@ -53,7 +53,7 @@ def ask(run_dir, capfd):
 def test_a_model_generates_where_its_kernels_and_8_bits_are_not(layout):
     fields = {"attention": "cudnn", "kernels": "triton", "products": "fp8", "dtype": "bfloat16"}
     config = tiny.config(Layout(), **fields)
-    found = saved.to_generate(config, layout=layout, platform="cpu").resolved.model
+    found = saved.program_to_generate(config, layout=layout, platform="cpu").resolved.model
     assert (found.attention, found.kernels, found.products) == ("xla", "xla", "native")
 
 

@@ -204,8 +204,8 @@ def test_an_end_that_is_drawn_first_adds_nothing_and_one_in_a_prompt_is_no_end(m
     first, other = written_without_cache(prompt, 1), written_without_cache(prompt[:2], 1)
     assert first != other != prompt[2:]  # drawn where the last one is given
     assert ending((first[0],))(params, prompt, LONGEST - len(prompt)) == []
-    assert ending((prompt[2], other[0])).of_many(params, prompt, 1) == first
-    assert ending((first[0],)).of_many(params, prompt, 1) == []
+    assert ending((prompt[2], other[0])).generate_many(params, prompt, 1) == first
+    assert ending((first[0],)).generate_many(params, prompt, 1) == []
 
 
 # ---- sampling -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from jaxptd.data.tokenizers import load_tokenizer
 from jaxptd.hf import base
 from jaxptd.hf.base import base_of, keep_base
 from jaxptd.hf.convert import main as convert
-from jaxptd.hf.sizes import config_json, over_base, read_sizes
+from jaxptd.hf.sizes import config_json, config_over_base, read_sizes
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main as train
 
@@ -243,7 +243,7 @@ def test_fewer_positions_are_ours(tmp_path: Path) -> None:
     sizes = read_sizes(read(there), tied=True, where=there) | {"max_positions": 8, "seq_length": 8}
     model = ModelConfig(**sizes)
     ours = config_json(model, dtype="float32", tokenizer=None)
-    found = over_base(read(there), model, ours=ours)
+    found = config_over_base(read(there), model, ours=ours)
     others = {"n_positions": 8, "torch_dtype": "float32"}
     assert found == read(there) | others
 
@@ -253,7 +253,7 @@ def test_a_base_that_does_not_say_the_model_gives_the_rest_only() -> None:
     model = ModelConfig(**read_sizes(LLAMA, tied=False, where="x"))
     ours = config_json(model, dtype="float32", tokenizer=None)
     strange = LLAMA | {"hidden_size": 16, "rope_parameters": {"rope_type": "x"}, "auto_map": {}}
-    found = over_base(strange, model, ours=ours)
+    found = config_over_base(strange, model, ours=ours)
     there = ModelConfig(**read_sizes(found, tied=False, where="x"))
     assert all(option(there, name) == option(model, name) for name in SIZES)
     assert found["initializer_range"] == 0.01

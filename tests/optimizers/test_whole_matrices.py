@@ -227,7 +227,7 @@ def test_a_whole_step_is_verified(layout, name, dtype) -> None:
 
 @pytest.mark.slow
 def test_verify_sees_a_matrix_that_is_not_whole(monkeypatch) -> None:
-    monkeypatch.setattr("jaxptd.optimizers.muon.on_whole", _each_block)
+    monkeypatch.setattr("jaxptd.optimizers.muon.apply_to_whole", _each_block)
     found = verify(tiny.config(Layout(tp=2), optimizer="muon"), dtype="float32")
     wrong = {row.name for row in found.wrong}
     assert "blocks.0.mlp.up.w" in wrong

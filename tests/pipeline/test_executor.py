@@ -118,7 +118,7 @@ def head(ends: dict, micro: dict, x: Array) -> Array:
     return jnp.sum((x @ ends["table"].T + ends["bias"] - micro["wanted"]) ** 2)
 
 
-def on_one_device(arrays: ModelArrays, through: Callable, last: Callable) -> Any:
+def one_device_config(arrays: ModelArrays, through: Callable, last: Callable) -> Any:
     """The sum of the results of `last` over micro-batches, without a pipeline."""
     total = 0.0
     for i in range(len(arrays.micro["scale"])):
@@ -138,7 +138,7 @@ def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
     arrays = make_arrays(Case("", 1, m, (layers,)))
 
     def loss(layers: dict, ends: dict) -> Array:
-        return on_one_device(arrays._replace(layers=layers, ends=ends), layer, head)
+        return one_device_config(arrays._replace(layers=layers, ends=ends), layer, head)
 
     value, (layers_grad, ends_grad) = jax.jit(jax.value_and_grad(loss, (0, 1)))(
         arrays.layers, arrays.ends
@@ -276,7 +276,7 @@ def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
         caches = jnp.broadcast_to(begun, (len(begun), BATCH, WIDTH))
         total, caches = run(arrays._replace(layers=case.held(arrays.layers)), caches)
         few = jax.tree.map(lambda x: x[:only], arrays.micro)
-        want = on_one_device(arrays._replace(micro=few), record, last)
+        want = one_device_config(arrays._replace(micro=few), record, last)
     limit = TOLERANCES["float64"]
     assert relative(np.asarray(total), np.asarray(want)) <= limit
     rows = case.rows

@@ -27,7 +27,7 @@ from toys.encoder_decoder import (
     head,
     hold,
     make_arrays,
-    on_one_device,
+    one_device_config,
     step,
     token_info,
 )
@@ -160,7 +160,7 @@ def test_a_forward_pass_with_caches_of_each_stack(case: Case) -> None:
         empty = {s: jnp.zeros((len(held[s]["up"]), BATCH, n, WIDTH)) for s, n in lengths.items()}
         total, caches = run(arrays._replace(layers=held), empty)
         recorded = {stack: functools.partial(record, stack) for stack in RUN}
-        want = on_one_device(arrays, head, recorded)
+        want = one_device_config(arrays, head, recorded)
     limit = TOLERANCES["float64"]
     assert relative(np.asarray(total), np.asarray(want)) <= limit
     wanted = {s: [x for (each, _), x in sorted(seen.items()) if each == s] for s in lengths}

@@ -8,7 +8,7 @@ import pytest
 from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.pipeline.table import check
 from jaxptd.proof.cases import general
-from jaxptd.proof.compare import command_line, drawn_table, on_one_device
+from jaxptd.proof.compare import command_line, drawn_table, one_device_config
 from jaxptd.proof.draw import SHARED, Draws, Pairs
 from jaxptd.proof.values import DRAWN, FIXED, HOW, NOT_DRAWN, OWN, fields
 
@@ -37,7 +37,7 @@ def test_a_case_follows_from_its_seed_and_number(drawn, tmp_path) -> None:
 
 
 def test_cases_in_a_row_share_the_step_of_one_device(drawn) -> None:
-    keys = [on_one_device(case.config) for case in drawn[1]]
+    keys = [one_device_config(case.config) for case in drawn[1]]
     same = sum(a == b for a, b in itertools.pairwise(keys))
     assert CASES // SHARED <= same < CASES - 1
 

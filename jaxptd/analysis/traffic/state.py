@@ -26,7 +26,7 @@ from jaxptd.zero.shapes import ShardShape, StateShapes
 # Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 
 
-def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
+def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     """ZeRO's gathers at the beginning of a step, and the sums of gradients at its end.
 
     A gradient has n elements, or n/Z where ZeRO shards it; it is summed over all axes that shard

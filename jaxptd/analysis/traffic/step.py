@@ -27,7 +27,7 @@ from jaxptd.analysis.traffic.layers import (
     ring,
 )
 from jaxptd.analysis.traffic.scenario import Scenario
-from jaxptd.analysis.traffic.state import once_a_step, per_layer, whole_matrices
+from jaxptd.analysis.traffic.state import per_layer, state_collectives, whole_matrices
 from jaxptd.analysis.traffic.strips import halos, strip_ends
 from jaxptd.config import Config, itemsize
 from jaxptd.display import Table, html_of
@@ -43,7 +43,7 @@ from jaxptd.zero.shapes import StateShapes
 # Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model.
 
 
-def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
+def stage_messages(step: Scenario, plan: Plan) -> Iterator[Collective]:
     """Activations and their gradients at each hop of the plan.
 
     Each array of x is b*T*D over all devices that shard it.
@@ -53,7 +53,7 @@ def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
         yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
 
 
-def on_all_stages(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
+def unstacked_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     """Parameters outside of layers: embeddings, the last norm and what all layers read.
 
     They are gathered before the first tick, and their gradients are reduce-scattered after the
@@ -230,8 +230,8 @@ def _all_axes(
     yield StepPart("ends"), _in_loops(step, outside)
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
-            yield StepPart("stages"), between_stages(step, step.plan)
-        yield StepPart("step"), on_all_stages(step, zero)
+            yield StepPart("stages"), stage_messages(step, step.plan)
+        yield StepPart("step"), unstacked_collectives(step, zero)
     yield StepPart("step"), _of_all_stages(_once(step, zero), layout)
 
 
@@ -246,7 +246,7 @@ def _once(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     """Collectives that each stage runs once a step."""
     yield from _documents(step)
     yield from _loss(step)
-    yield from once_a_step(step, zero)
+    yield from state_collectives(step, zero)
     yield from _norm(step, zero.stored)
     yield from whole_matrices(step, zero.stored)
 

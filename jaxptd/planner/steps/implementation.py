@@ -229,7 +229,7 @@ def _plan(
     return Plan(few, dict(stacks), recompute=recompute, first=first)
 
 
-def on_stages(plan: Stages) -> list[dict[str, tuple[int, ...]]]:
+def layers_by_stage(plan: Stages) -> list[dict[str, tuple[int, ...]]]:
     """For each stage, the layers of each stack in each of its parts."""
     schedule = plan.schedule
     found = []

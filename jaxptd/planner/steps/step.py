@@ -39,10 +39,10 @@ from jaxptd.planner.steps.implementation import (
     TAKEN,
     copied,
     implementation_of,
-    on_stages,
+    layers_by_stage,
     outline,
 )
-from jaxptd.planner.steps.traffic import of_one_layer, once
+from jaxptd.planner.steps.traffic import layer_collectives, step_collectives
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
 
@@ -95,7 +95,7 @@ class ConfigStep:
             spread_of(self.config, plan.schedule.chunks if plan else 1),
             implementation_of(self.config, cluster.accelerator),
             cluster,
-            placed=on_stages(plan) if plan else [self._one_stage],
+            placed=layers_by_stage(plan) if plan else [self._one_stage],
             updated=self.state["parameters"] / wide,
         )
 
@@ -155,7 +155,7 @@ def sent_and_kept(config: Config, remat: Remat) -> LayerTraffic:
     """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
     stacks = architecture_of(config.model).stacks
     kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
-    return list(of_one_layer(config, remat)), kept
+    return list(layer_collectives(config, remat)), kept
 
 
 class Predictor:
@@ -183,7 +183,7 @@ class Predictor:
         for remat in sorted({remat for _, remat in kinds}):
             passes, ends = self.unit(step.config, description.implementation, remat)
             layers |= {kind: each for kind, each in passes.items() if kind in kinds}
-        places = by_place(once(step.config, step.infos, step.plan))
+        places = by_place(step_collectives(step.config, step.infos, step.plan))
         for kind, layer in layers.items():
             sent = [each for each in places.get("layer", ()) if each.is_of(*kind)]
             beside = {"other layers": layer.hiding if self._hiding else 0.0}

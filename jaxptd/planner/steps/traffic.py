@@ -28,7 +28,7 @@ NAMES = {
 }
 
 
-def of_one_layer(config: Config, remat: Remat) -> Iterator[Placed]:
+def layer_collectives(config: Config, remat: Remat) -> Iterator[Placed]:
     """Collectives of one layer of each stack and one micro-batch, and of its ends.
 
     Args:
@@ -42,7 +42,9 @@ def of_one_layer(config: Config, remat: Remat) -> Iterator[Placed]:
         yield _placed(part, each, "last" if part.what == "ends" else "layer", _under(part, each))
 
 
-def once(config: Config, infos: Mapping[str, ParamShape], plan: Stages | None) -> Iterator[Placed]:
+def step_collectives(
+    config: Config, infos: Mapping[str, ParamShape], plan: Stages | None
+) -> Iterator[Placed]:
     """Collectives of ZeRO's layers, each micro-batch, and those once a step.
 
     Args:

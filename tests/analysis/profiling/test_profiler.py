@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxptd.analysis.hlo.kernels import ATTENTION, COLLECTIVE, OTHER, PRODUCT
-from jaxptd.analysis.profiling import events, of_events
+from jaxptd.analysis.profiling import events, part_times
 from jaxptd.errors import UserError
 
 HLO = """HloModule step
@@ -26,7 +26,7 @@ ENTRY main () -> f32[8] {
 def test_what_a_trace_says_is_added_up_by_part_and_a_loop_counts_by_what_it_runs() -> None:
     names = ("dot.1", "dot.1", "fmha.2", "all-reduce.3", "while.4", "fusion.5", "of another step")
     every = [{"dur": 10.0 * (i + 1), "args": {"hlo_op": name}} for i, name in enumerate(names)]
-    found = of_events(every, HLO, runs=2)
+    found = part_times(every, HLO, runs=2)
     want = {("mlp", PRODUCT): 30, ("attention", ATTENTION): 30, ("mlp", COLLECTIVE): 40}
     want |= {("rest", OTHER): 60}
     assert found == {part: pytest.approx(us * 1e-6 / 2) for part, us in want.items()}

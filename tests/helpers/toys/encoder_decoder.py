@@ -144,7 +144,7 @@ def head(ends: dict, micro: dict, x: X) -> Array:
     return jnp.sum((x[1] @ ends["table"].T - micro["wanted"]) ** 2)
 
 
-def on_one_device(arrays: ModelArrays, last: Callable, run: Any = RUN) -> Any:
+def one_device_config(arrays: ModelArrays, last: Callable, run: Any = RUN) -> Any:
     """The sum of the results of `last` over micro-batches, without a pipeline."""
     total = 0.0
     for i in range(len(arrays.micro["wanted"])):
@@ -167,7 +167,7 @@ def expected(m: int, encoders: int, decoders: int) -> tuple[Array, tuple]:
     arrays = make_arrays(Case("", 1, (encoders,), (decoders,), m))
 
     def loss(layers: dict, ends: dict, common: dict) -> Array:
-        return on_one_device(arrays._replace(layers=layers, ends=ends, common=common), head)
+        return one_device_config(arrays._replace(layers=layers, ends=ends, common=common), head)
 
     run = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
     return run(arrays.layers, arrays.ends, arrays.common)

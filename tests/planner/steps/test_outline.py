@@ -6,7 +6,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
 from jaxptd.models.stages import make_plan
 from jaxptd.pipeline.placement import of_stack
-from jaxptd.planner.steps.implementation import MAIL, on_stages
+from jaxptd.planner.steps.implementation import MAIL, layers_by_stage
 from jaxptd.planner.steps.step import ConfigStep
 
 CASES = [
@@ -38,6 +38,6 @@ def test_slots_are_those_of_the_plan(
     assert 0 <= outline.slots["mail"] - plan.slots["mail"] <= MAIL
     same = ("stacks", "recompute", "splits")
     assert [getattr(outline, x) for x in same] == [getattr(plan, x) for x in same]
-    assert on_stages(outline) == on_stages(plan)
+    assert layers_by_stage(outline) == layers_by_stage(plan)
     if remat == "none" and name in ("1f1b", "interleaved", "zb-h1"):
         assert outline.slots[saved] == plan.slots[saved]

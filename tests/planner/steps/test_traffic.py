@@ -10,7 +10,7 @@ from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.models.stages import make_plan
 from jaxptd.planner.steps.step import ConfigStep, Predictor, alone
-from jaxptd.planner.steps.traffic import of_one_layer, once
+from jaxptd.planner.steps.traffic import layer_collectives, step_collectives
 
 SIZES = {"hidden_size": 64, "num_heads": 8, "seq_length": 32, "vocab_size": 64, "dtype": "bfloat16"}
 GPT, T5 = ModelConfig(num_layers=4, **SIZES), ModelConfig(family="t5", num_layers=4, **SIZES)
@@ -43,7 +43,7 @@ def test_a_step_of_placed_collectives_sends_what_the_formula_says(
     for each in predictor.micro_batch(config, alone(layout), sequences, remat)[0]:
         layers = 4 if each.place == "layer" else 1
         sent["+".join(each.axes)] += each.count * each.bytes * layers * 4
-    for each in once(config, own.infos, own.plan):
+    for each in step_collectives(config, own.infos, own.plan):
         runs = 4 * 4 if each.place == "layer" else 1
         stages = layout.pp if each.place == "step" and "pp" not in each.axes else 1
         sent["+".join(each.axes)] += each.count * each.bytes * runs * stages
@@ -57,5 +57,5 @@ def test_a_step_of_placed_collectives_sends_what_the_formula_says(
 
 def test_each_stack_has_its_own() -> None:
     config = Config(T5, Layout(tp=2, sequence_parallel=True))
-    stacks = {each.stack for each in of_one_layer(config, "none") if each.place == "layer"}
+    stacks = {each.stack for each in layer_collectives(config, "none") if each.place == "layer"}
     assert stacks == {"encoder", "decoder"}
