@@ -74,8 +74,8 @@ def after(tree: T, others: Any) -> T:
     if jax.__version_info__ < (0, 11):
         return tree
     arrays, structure = jax.tree.flatten(tree)
-    found = lax.optimization_barrier((arrays, jax.tree.leaves(others)))[0]
-    return cast(T, jax.tree.unflatten(structure, found))
+    waited = lax.optimization_barrier((arrays, jax.tree.leaves(others)))[0]
+    return cast(T, jax.tree.unflatten(structure, waited))
 
 
 def copy_to(x: Array, axis: str) -> Array:

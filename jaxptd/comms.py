@@ -76,18 +76,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Counts what one training step moves between devices, and compares it with the formula."""
     config, options = read_run(parser(), argv)
     picture = picture_path(options["picture"])
-    found = comms(config, compiled=options["compiled"])
+    report = comms(config, compiled=options["compiled"])
     if picture:
-        plot.save(plot.bytes_by_axis(found), picture)
+        plot.save(plot.bytes_by_axis(report), picture)
     if options["json"]:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(report.as_dict()))
         return 0
     console = Console()
     if not options["quiet"]:
-        console.print(f"{config.layout} on {found.devices}", highlight=False)
-        for name in found.titles:
-            console.print(found.table(name))
-    console.print(found.verdict)
+        console.print(f"{config.layout} on {report.devices}", highlight=False)
+        for name in report.titles:
+            console.print(report.table(name))
+    console.print(report.verdict)
     return 0
 
 
@@ -99,11 +99,11 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config quickstart --layout.dp 2 --layout.cp 2 --layout.tp 1 --json",
         "--run-dir runs/quickstart --layout.zero 3 --compiled false",
     )
-    made = run_parser("comms", main.__doc__ or "", examples=examples)
+    command = run_parser("comms", main.__doc__ or "", examples=examples)
     quiet = "print only if the step moves what the formula says"
-    add_words(made, json="the counts", quiet=quiet, picture="the bytes by axis")
-    add_compiled(made)
-    return made
+    add_words(command, json="the counts", quiet=quiet, picture="the bytes by axis")
+    add_compiled(command)
+    return command
 
 
 callable_module(__name__)

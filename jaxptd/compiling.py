@@ -149,18 +149,18 @@ def device_bytes(program: Any, memory: Any) -> int:
     return max(arguments, 0) + int(memory.temp_size_in_bytes)
 
 
-def hidden_shares(found: Iterable[Move], sizes: dict[str, int]) -> dict[str, float]:
+def hidden_shares(moves: Iterable[Move], sizes: dict[str, int]) -> dict[str, float]:
     """The share of the bytes sent over each set of axes that products or attention run beside.
 
     Collectives over the same axes are as fast as each other, so the share of bytes is one of time.
 
     Args:
-        found: all collectives of a step.
+        moves: all collectives of a step.
         sizes: of the mesh axes.
     """
     every: dict[str, float] = {}
     hidden: dict[str, float] = {}
-    for each in found:
+    for each in moves:
         axes, sent = "+".join(each.axes), each.sent(sizes)
         every[axes] = every.get(axes, 0.0) + sent
         hidden[axes] = hidden.get(axes, 0.0) + sent * (each.hidden_by != "nothing")

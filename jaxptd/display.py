@@ -45,8 +45,8 @@ def count_text(number: float) -> str:
 
 
 def _scaled(number: float, units: Sequence[tuple[str, float]], digits: int) -> str | None:
-    found = ((unit, size) for unit, size in units if abs(number) >= size)
-    unit, size = next(found, ("", 0.0))
+    fitting = ((unit, size) for unit, size in units if abs(number) >= size)
+    unit, size = next(fitting, ("", 0.0))
     return f"{number / size:.{digits}f} {unit}" if unit else None
 
 
@@ -118,8 +118,8 @@ class Table:
 
 def html_of(*parts: Any) -> str:
     """Joins texts, each a paragraph, and tables to HTML."""
-    made = (x._repr_html_() if isinstance(x, Table) else f"<p>{_escaped(x)}</p>" for x in parts)
-    return f"<div>{''.join(made)}</div>"
+    pieces = (x._repr_html_() if isinstance(x, Table) else f"<p>{_escaped(x)}</p>" for x in parts)
+    return f"<div>{''.join(pieces)}</div>"
 
 
 def preformatted(text: str) -> str:

@@ -58,8 +58,8 @@ class ArgumentError(UserError, TypeError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that a misspelt one is most like; None if none is like it."""
-    found = difflib.get_close_matches(name[:QUOTED], list(known), n=1, cutoff=ALIKE)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name[:QUOTED], list(known), n=1, cutoff=ALIKE)
+    return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str) -> str:
@@ -133,8 +133,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
         lines = ["examples:", *(f"  {example}" for example in examples)]
         style = argparse.RawDescriptionHelpFormatter
-        own = {"formatter_class": style, "epilog": "\n".join(lines) if examples else None}
-        super().__init__(**{"allow_abbrev": False, **own, **options})
+        defaults = {"formatter_class": style, "epilog": "\n".join(lines) if examples else None}
+        super().__init__(**{"allow_abbrev": False, **defaults, **options})
         if self.add_help:  # the other commands' --help is shorter than their --help-all
             self.add_argument("--help-all", action="help", help="the same")
 

@@ -79,19 +79,23 @@ def write_text(
             f"{vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or use the "
             "tokenizer that the model was trained with"
         )
-    found = Generator(program, vocab_size, sampling, tokenizer.ends)(params, ids, tokens)
-    text = continuation(tokenizer, ids, found) if continues else tokenizer.decode(found)
+    tokens_written = Generator(program, vocab_size, sampling, tokenizer.ends)(params, ids, tokens)
+    text = (
+        continuation(tokenizer, ids, tokens_written)
+        if continues
+        else tokenizer.decode(tokens_written)
+    )
     return (prompt if continues else "") + until_stop(text, stop)
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
     """The ids of a prompt, in which special tokens may be named."""
     names = {name: tokenizer.token_id(name) for name in special if name in prompt}
-    found: list[int] = []
+    ids: list[int] = []
     for piece in re.split(f"({'|'.join(map(re.escape, names))})", prompt) if names else [prompt]:
         number = names.get(piece)
-        found += tokenizer.encode(piece).tolist() if number is None else [number]
-    return found
+        ids += tokenizer.encode(piece).tolist() if number is None else [number]
+    return ids
 
 
 def check_tokens(name: str, tokens: int) -> None:
@@ -212,8 +216,8 @@ def parser() -> Parser:
         "jaxptd generate --config quickstart --tokens 500 --temperature 0.5 --seed 1",
         "jaxptd generate --run-dir runs/swin-unet-shapes --images slices/ --out masks",
     )
-    made = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
-    add = made.add_argument
+    command = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
+    add = command.add_argument
     help_text = "train.run_dir of the run, or a Hugging Face directory"
     add("--run-dir", type=path_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
@@ -239,8 +243,8 @@ def parser() -> Parser:
     platforms = ("auto", "cpu")
     add("--platform", "--train.platform", choices=platforms, default="auto", help=help_text)
     quiet = "print only what the model adds, or the files"
-    add_words(made, json="prompt and text, or images and files,", quiet=quiet)
-    return made
+    add_words(command, json="prompt and text, or images and files,", quiet=quiet)
+    return command
 
 
 def _run_dir(args: Any) -> Path:

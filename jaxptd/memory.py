@@ -55,16 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options["quiet"] and not options["compiled"]:
         raise UserError("--quiet prints what the compiled step holds; leave out --compiled false")
     picture = picture_path(options["picture"])
-    found = memory(config, compiled=options["compiled"])
+    report = memory(config, compiled=options["compiled"])
     if picture:
-        plot.save(plot.memory(found), picture)
+        plot.save(plot.memory(report), picture)
     if options["json"]:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(report.as_dict()))
         return 0
     console = Console()
     if not options["quiet"]:
-        console.print(f"{config.layout} on {found.devices}", highlight=False)
-    console.print(_compiled(found).table() if options["quiet"] else found.table())
+        console.print(f"{config.layout} on {report.devices}", highlight=False)
+    console.print(_compiled(report).table() if options["quiet"] else report.table())
     return 0
 
 
@@ -76,11 +76,11 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config quickstart --layout.zero 3 --model.remat full --compiled false",
         "--run-dir runs/quickstart --json",
     )
-    made = run_parser("memory", main.__doc__ or "", examples=examples)
+    command = run_parser("memory", main.__doc__ or "", examples=examples)
     quiet = "print only what the compiled step holds"
-    add_words(made, json="the table", quiet=quiet, picture="the bytes of each part")
-    add_compiled(made)
-    return made
+    add_words(command, json="the table", quiet=quiet, picture="the bytes of each part")
+    add_compiled(command)
+    return command
 
 
 def _compiled(report: MemoryReport) -> MemoryReport:

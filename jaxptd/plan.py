@@ -148,8 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in ACTIONS:
-        found: int = later(f"plan {argv[0]}").main(argv[1:])
-        return found
+        code: int = later(f"plan {argv[0]}").main(argv[1:])
+        return code
     pins, others = _pins(argv)
     config, options = read_run(parser(), others)
     given = {name: options[name] for name in ("out", "hardware") if options[name]}
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     picture = picture_path(options["picture"])
     if options["compile"]:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs
-    made = plan(
+    planned = plan(
         config,
         gpus=options["gpus"],
         gpu=options["gpu"],
@@ -170,18 +170,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         compile=options["compile"],
         say=lambda line: None if options["quiet"] else print(line, file=sys.stderr, flush=True),
     )
-    if options["explain"] is not None and not 1 <= options["explain"] <= len(made.best):
+    if options["explain"] is not None and not 1 <= options["explain"] <= len(planned.best):
         raise UserError(
-            f"--explain {options['explain']}: use 1 to {len(made.best)}, a line's number"
+            f"--explain {options['explain']}: use 1 to {len(planned.best)}, a line's number"
         )
     if options["out"]:
-        _write(options["out"], as_yaml(made.best[0].config))
+        _write(options["out"], as_yaml(planned.best[0].config))
     if picture:
-        plot.save(plot.plan(made), picture)
+        plot.save(plot.plan(planned), picture)
     if options["json"]:
-        print(json.dumps(made.as_dict()))
+        print(json.dumps(planned.as_dict()))
     else:
-        print("\n".join(_lines(made, options, _given(others))))
+        print("\n".join(_lines(planned, options, _given(others))))
     return 0
 
 
@@ -208,29 +208,40 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config llama3-70b --gpus 512 --gpu h100 --layout.tp 8 --explain 1",
         "--config llama3-70b --gpus 512 --gpu h100 --tokens 2e12 --out plan.yaml",
     )
-    made = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
-    _add(made, "gpus", int, None, "N", "devices")
-    _add(made, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
-    _add(made, "node", int, 0, "N", "devices of a node; default: as many as NVLink joins")
+    command = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
+    _add(command, "gpus", int, None, "N", "devices")
+    _add(command, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
+    _add(command, "node", int, 0, "N", "devices of a node; default: as many as NVLink joins")
     help_text = "a YAML file of accelerators, beside the packaged ones"
-    made.add_argument("--hardware", metavar="F", help=help_text)
-    _add(made, "max_memory", float, MAX_MEMORY, "SHARE", "of a device's memory that a step may use")
-    _add(made, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
-    _add(made, "compile", int, 0, "K", "compile the best K layouts, and rank them again")
-    _add(made, "explain", int, None, "K", "print every part of the time of the K-th layout")
-    _add(made, "tokens", float, None, "N", "print the days that training on so many tokens takes")
-    _add(made, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well")
+    command.add_argument("--hardware", metavar="F", help=help_text)
+    _add(
+        command,
+        "max_memory",
+        float,
+        MAX_MEMORY,
+        "SHARE",
+        "of a device's memory that a step may use",
+    )
+    _add(command, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
+    _add(command, "compile", int, 0, "K", "compile the best K layouts, and rank them again")
+    _add(command, "explain", int, None, "K", "print every part of the time of the K-th layout")
+    _add(
+        command, "tokens", float, None, "N", "print the days that training on so many tokens takes"
+    )
+    _add(
+        command, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well"
+    )
     help_text = "write the config of the best layout"
-    made.add_argument("--out", metavar="F", help=help_text)
-    made.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
+    command.add_argument("--out", metavar="F", help=help_text)
+    command.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
     quiet = "print the options of the best layout only"
-    add_words(made, json="the layouts", quiet=quiet, picture="time, memory and a roofline")
-    return made
+    add_words(command, json="the layouts", quiet=quiet, picture="time, memory and a roofline")
+    return command
 
 
-def _add(made: Any, name: str, kind: type, default: Any, metavar: str, text: str) -> None:
+def _add(parser: Any, name: str, kind: type, default: Any, metavar: str, text: str) -> None:
     option = f"--{name.replace('_', '-')}"
-    made.add_argument(option, dest=name, type=kind, default=default, metavar=metavar, help=text)
+    parser.add_argument(option, dest=name, type=kind, default=default, metavar=metavar, help=text)
 
 
 def _pins(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -254,13 +265,13 @@ def _pins(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return pins, others
 
 
-def _lines(made: Plan, options: dict[str, Any], given: Sequence[str]) -> list[str]:
+def _lines(planned: Plan, options: dict[str, Any], given: Sequence[str]) -> list[str]:
     """The table of layouts, or of one's time, and the options of the best."""
-    chosen = made.best[(options["explain"] or 1) - 1]
-    command = " ".join(["jaxptd train", *given, *made.options(chosen)])
+    chosen = planned.best[(options["explain"] or 1) - 1]
+    command = " ".join(["jaxptd train", *given, *planned.options(chosen)])
     if options["quiet"]:
         return [command]
-    lines = [repr(made)]
+    lines = [repr(planned)]
     if options["explain"]:
         memory = [(name, f"{size / 2**30:.2f}") for name, size in chosen.memory.parts.items()]
         lines += [
@@ -270,7 +281,7 @@ def _lines(made: Plan, options: dict[str, Any], given: Sequence[str]) -> list[st
             str(Table("memory", ("part", "GiB"), memory)),
         ]
     if options["tokens"]:
-        lines += ["", _budget(made, options)]
+        lines += ["", _budget(planned, options)]
     return [*lines, "", command]
 
 
@@ -281,18 +292,18 @@ def _write(path: Path, text: str) -> None:
 
 def _given(argv: Sequence[str]) -> list[str]:
     """The options that name the config and override its fields, as a shell reads them."""
-    found, words = [], iter(argv)
+    given, words = [], iter(argv)
     for word in words:
         name, equals, _ = word.partition("=")
         if name.startswith("--") and (name in ("--config", "--run-dir") or "." in name):
-            found.append(shlex.join([word] if equals else [word, next(words, "")]))
-    return found
+            given.append(shlex.join([word] if equals else [word, next(words, "")]))
+    return given
 
 
-def _budget(made: Plan, options: dict[str, Any]) -> str:
+def _budget(planned: Plan, options: dict[str, Any]) -> str:
     """Days and cost of so many tokens."""
-    days = made.days(made.best[0], options["tokens"])
-    hours = days * HOURS * made.gpus
+    days = planned.days(planned.best[0], options["tokens"])
+    hours = days * HOURS * planned.gpus
     cost = (
         f", {hours * options['price']:,.0f} at {options['price']:g} each"
         if options["price"]

@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = with_vocabulary(config)
     where, plain, quiet = prepare(config), options["json"], options["quiet"]
     Console(quiet=plain or quiet).print(f"profiling {config.layout} on {where}", highlight=False)
-    found = profile(config, steps=options["steps"], trace=trace)
+    report = profile(config, steps=options["steps"], trace=trace)
     if plain:
-        line = {"layout": str(config.layout), "devices": where, "parts": _parts(found.times)}
+        line = {"layout": str(config.layout), "devices": where, "parts": _parts(report.times)}
         print(json.dumps(line))
     else:
-        _print(found.times, quiet=quiet)
+        _print(report.times, quiet=quiet)
     if picture:
-        plot.save(plot.step_time(found), picture)
+        plot.save(plot.step_time(report), picture)
     return 0
 
 
@@ -87,12 +87,16 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config quickstart --picture step.svg",
         "--config gpt2-124m --layout.dp 1 --steps 10 --trace trace",
     )
-    made = run_parser("profile", main.__doc__ or "", examples=examples)
-    made.add_argument("--steps", type=int, default=5, help="steps in the trace, after two others")
-    made.add_argument("--trace", metavar="D", help="new directory that keeps the trace")
+    command = run_parser("profile", main.__doc__ or "", examples=examples)
+    command.add_argument(
+        "--steps", type=int, default=5, help="steps in the trace, after two others"
+    )
+    command.add_argument("--trace", metavar="D", help="new directory that keeps the trace")
     quiet = "print the table only"
-    add_words(made, json="the seconds of each part", quiet=quiet, picture="the times of the parts")
-    return made
+    add_words(
+        command, json="the seconds of each part", quiet=quiet, picture="the times of the parts"
+    )
+    return command
 
 
 def _checked_trace(options: Mapping[str, Any]) -> Path | None:

@@ -150,8 +150,8 @@ def _merge_tile(
     spec: AttentionSpec,
 ) -> Any:
     qs, (ks, vs) = tile.queries(q), tile.keys(kv)
-    found = spec.kernel.fwd(qs, ks, vs, tile.coordinates(coordinates), scores=scores)
-    return merge_at(total, found, tile.query, dim=1)
+    part = spec.kernel.fwd(qs, ks, vs, tile.coordinates(coordinates), scores=scores)
+    return merge_at(total, part, tile.query, dim=1)
 
 
 # ---- backward -------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def _backward(
     local_sums, local_dkv = _local_back(saved, do, local, spec)
     sums = jax.tree.map(jnp.add, sums, local_sums)
     dk, dv = local_dkv + dkv
-    primals, found = (saved.q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
-    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, found)
+    primals, gradients = (saved.q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
+    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, gradients)
     return dq, dk, dv, AttentionInputs(bias_NR=bias)
 
 
@@ -204,8 +204,8 @@ def _local_back(
         zeros = _zeros((_Sums(saved.q, coordinates.bias_NR), kv), saved)
         add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
         return visit_local_chunks(add_tile, zeros, Lengths(do.shape[1], kv.shape[2]), spec)
-    found = spec.kernel.bwd(saved, do, coordinates, scores=spec.scores)
-    return _Sums(found.q, found.bias), jnp.stack((found.k, found.v))
+    gradients = spec.kernel.bwd(saved, do, coordinates, scores=spec.scores)
+    return _Sums(gradients.q, gradients.bias), jnp.stack((gradients.k, gradients.v))
 
 
 def _visit_back(
@@ -240,11 +240,11 @@ def _add_tile(
     qs, os, lses, dos = (tile.queries(x) for x in (saved.q, saved.o, saved.lse, do))
     ks, vs = tile.keys(kv)
     of_tile = Saved(qs, ks, vs, os, lses)
-    found = spec.kernel.bwd(of_tile, dos, tile.coordinates(coordinates), scores=scores)
-    for number, x in enumerate((found.k, found.v)):
+    gradients = spec.kernel.bwd(of_tile, dos, tile.coordinates(coordinates), scores=scores)
+    for number, x in enumerate((gradients.k, gradients.v)):
         dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
-    bias = add_gradients(sums.bias, found.bias)
-    return _Sums(add_at(sums.q, found.q, (0, tile.query, 0, 0)), bias), dkv
+    bias = add_gradients(sums.bias, gradients.bias)
+    return _Sums(add_at(sums.q, gradients.q, (0, tile.query, 0, 0)), bias), dkv
 
 
 _blockwise.defvjp(_forward, _backward)

@@ -103,17 +103,17 @@ def parser() -> jsonargparse.ArgumentParser:
         "--run-dir runs/quickstart --layout.dp 4 --layout.zero 3 --quiet",
         "--random 100 --seed 1 --minutes 10",
     )
-    made = run_parser("verify", main.__doc__ or "", examples=examples)
-    add_options(made)
-    add_words(made, json="all comparisons", quiet="print the verdicts only")
-    return made
+    command = run_parser("verify", main.__doc__ or "", examples=examples)
+    add_options(command)
+    add_words(command, json="all comparisons", quiet="print the verdicts only")
+    return command
 
 
 def _precisions(config: Config) -> list[Precision]:
     model = config.model
-    found: list[Precision] = ["float64", "float32"]
-    found += [model.dtype] if model.dtype in REFERENCE_DTYPE else []
-    return found + (["fp8"] if model.products == "fp8" else [])
+    precisions: list[Precision] = ["float64", "float32"]
+    precisions += [model.dtype] if model.dtype in REFERENCE_DTYPE else []
+    return precisions + (["fp8"] if model.products == "fp8" else [])
 
 
 def _print(console: Console, report: Report, *, quiet: bool) -> None:

@@ -80,12 +80,12 @@ def _walk(
         if equation.primitive.name == "while":
             scope = str(equation.source_info.name_stack).rpartition("/")[2]
             runs, endless = trips.get(scope, times), scope not in trips
-        found = [c for sub, n in branches(equation, runs, trips) for c in _walk(sub, n, known)]
-        if endless and found:
+        inner = [c for sub, n in branches(equation, runs, trips) for c in _walk(sub, n, known)]
+        if endless and inner:
             raise ValueError(
-                f"{found[0].kind} in a while loop: the number of executions is unknown"
+                f"{inner[0].kind} in a while loop: the number of executions is unknown"
             )
-        yield from found
+        yield from inner
 
 
 def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:

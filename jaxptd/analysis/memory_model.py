@@ -202,8 +202,8 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
     kv = 2 * attention.of_keys(sizes.rows) * attention.keys * sizes.itemsize
     if attention.gathers_kv:
         tokens = attention.of_keys(sizes.tokens)
-        made = tokens * attention.made_keys // sizes.matrix_shards
-        yield Kept("slices of k, v", 2 * made * sizes.itemsize, _by("dots"))
+        keys_values = tokens * attention.made_keys // sizes.matrix_shards
+        yield Kept("slices of k, v", 2 * keys_values * sizes.itemsize, _by("dots"))
         yield Kept("gathered k, v", kv, _SOME)
         yield Kept("q", queries, _MOST)
     else:

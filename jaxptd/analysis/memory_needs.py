@@ -117,9 +117,9 @@ def _peak(program: Program) -> str:
     if _on_cpu(program.mesh) or not has_times(program.config.model):
         return ""
     config, resolved = program.config, program.resolved
-    found = peak(config, memory_model.state(config, resolved.zero), resolved.plan)
+    predicted = peak(config, memory_model.state(config, resolved.zero), resolved.plan)
     beside = sum(each.bytes for each in outside(config.layout))
-    return f", by the model {bytes_text(found.total)} and {bytes_text(beside)} beside the step"
+    return f", by the model {bytes_text(predicted.total)} and {bytes_text(beside)} beside the step"
 
 
 @contextlib.contextmanager
@@ -183,7 +183,7 @@ class Saving:
 
 def savings(before: Saving, mesh: Any) -> list[Saving]:
     """Further settings that make a step need less on the same devices, the best first."""
-    config, need, found = before.config, before.need, []
+    config, need, savings_found = before.config, before.need, []
     for names, fields in _others(before, on_cpu=_on_cpu(mesh)):
         with contextlib.suppress(UserError):
             other = _with(config, fields)
@@ -192,8 +192,10 @@ def savings(before: Saving, mesh: Any) -> list[Saving]:
                 if "layout" in fields
                 else dataclasses.replace(need, activations=_activations(other, mesh))
             )
-            found.append(Saving((*before.names, *names), other, less, before.replicas))
-    return sorted((each for each in found if each.least < before.least), key=lambda x: x.least)
+            savings_found.append(Saving((*before.names, *names), other, less, before.replicas))
+    return sorted(
+        (each for each in savings_found if each.least < before.least), key=lambda x: x.least
+    )
 
 
 def _remedy(program: Program, there: int | None, spread: Layout | None) -> str:

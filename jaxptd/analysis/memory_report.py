@@ -201,10 +201,10 @@ def _published_layer(config: Config, remat: Remat) -> int | None:
 
 def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
     """All layers of a device; in a pipeline also the tensors that wait for their operation."""
-    config, found = program.config, memory_model.stacks(program.config, plan)
-    published = [_published_layer(config, each.remat) for each in found]
-    sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(found, published, strict=True)]
-    how = " + ".join(f"{s.layers} layers x {s.micro_batches} micro-batches" for s in found)
+    config, layers = program.config, memory_model.stacks(program.config, plan)
+    published = [_published_layer(config, each.remat) for each in layers]
+    sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(layers, published, strict=True)]
+    how = " + ".join(f"{s.layers} layers x {s.micro_batches} micro-batches" for s in layers)
     yield {
         "part": f"all layers: {how}",
         "published": None if None in published else sum(sums),

@@ -67,8 +67,8 @@ class ProfileReport:
 
 def scope_of(name: str) -> str:
     """The innermost of `SCOPES` in a name that JAX gave."""
-    found = _SCOPE.findall(name)
-    return found[-1] if found else REST
+    scopes = _SCOPE.findall(name)
+    return scopes[-1] if scopes else REST
 
 
 def least(program: Program, text: str) -> Times:
@@ -129,25 +129,25 @@ def events(directory: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: there are none.
     """
-    found = []
+    all_events = []
     for path in sorted(directory.glob("**/*.trace.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            found += _of_devices(json.load(file)["traceEvents"])
-    if not found:
+            all_events += _of_devices(json.load(file)["traceEvents"])
+    if not all_events:
         raise UserError(f"the profiler left no instruction of a program in {directory}")
-    return found
+    return all_events
 
 
 def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events of instructions; on GPUs those of streams, as other threads repeat them."""
-    found, streams = [], set()
+    on_devices, streams = [], set()
     for event in every:
         args, thread = event.get("args", {}), (event.get("pid"), event.get("tid"))
         if event.get("name") == "thread_name" and args.get("name", "").startswith("Stream"):
             streams.add(thread)
         if event.get("ph") == "X" and "hlo_op" in args:
-            found.append((thread, event))
-    return [event for thread, event in found if not streams or thread in streams]
+            on_devices.append((thread, event))
+    return [event for thread, event in on_devices if not streams or thread in streams]
 
 
 def part_times(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:

@@ -16,7 +16,9 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
 
 def versions(*packages: str) -> str:
     """The date, the machine and versions, for the top of a file of results."""
-    found = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", *packages)]
+    named_versions = [
+        f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", *packages)
+    ]
     machine = f"{os.cpu_count()} CPU cores, {platform.machine()}"
     date = f"{datetime.now(UTC):%Y-%m-%d}"
-    return f"{date}; Python {platform.python_version()}, {', '.join(found)}; {machine}."
+    return f"{date}; Python {platform.python_version()}, {', '.join(named_versions)}; {machine}."

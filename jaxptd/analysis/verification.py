@@ -195,9 +195,11 @@ def compared(config: Config, reference: Reference) -> Report:
     config = with_precision(reference.dtype, _comparable(config))
     spread = _one_step(config, reference.options)
     with out_of_memory_explained(spread.program):
-        found = spread.run(reference.start)
+        outcome = spread.run(reference.start)
     terms = max(math.prod(x.shape) for x in jax.tree.leaves(spread.program.abstract_batch))
-    rows = compare(reference.expected, reference.rounded, found, steps=reference.steps, terms=terms)
+    rows = compare(
+        reference.expected, reference.rounded, outcome, steps=reference.steps, terms=terms
+    )
     order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
     return Report(config.layout, reference.dtype, order)
 

@@ -121,8 +121,8 @@ class Answers:
             )
         check_unused(self._run.arrays)
         ids = self._begun(self._ids(context))[-(longest - tokens) :]
-        found = self._generator.generate_many(self._run.arrays["params"], ids, tokens)
-        text = continuation(tokenizer, ids, found)
+        continuations = self._generator.generate_many(self._run.arrays["params"], ids, tokens)
+        text = continuation(tokenizer, ids, continuations)
         return until_stop(text, _stops(options))
 
     @property
@@ -131,13 +131,13 @@ class Answers:
         return self._prefix or [self._run.tokenizer.end_of_document]
 
     def _special(self, name: str) -> int:
-        found = self._run.tokenizer.token_id(name)
-        if found is None:
+        token = self._run.tokenizer.token_id(name)
+        if token is None:
             raise UserError(
                 f"begin={name!r} is no token of data.tokenizer={self.tokenizer_name!r}; use the "
                 "name of one, or None"
             )
-        return found
+        return token
 
     def _ids(self, text: str) -> list[int]:
         """The ids of a text. Raises UserError for an id that the model does not know."""

@@ -68,7 +68,7 @@ class Scorer:
         Raises:
             UserError: a continuation is longer than the model.
         """
-        found = [Score(0.0, True)] * len(questions)
+        scores = [Score(0.0, True)] * len(questions)
         longest, replicas = self._program.config.model.seq_length, self._program.config.layout.dp
         for length, numbers in _by_length(questions, longest).items():
             rows = max(1, AT_ONCE // length) * replicas
@@ -78,8 +78,8 @@ class Scorer:
                 padded = np.pad(texts, ((0, rows - len(some)), (0, 0), (0, 0)), mode="edge")
                 sums_B, greedy_B = self._score(params, padded[:, 0], padded[:, 1])
                 for number, total, likeliest in zip(some, sums_B, greedy_B, strict=False):
-                    found[number] = Score(float(total), bool(likeliest))
-        return found
+                    scores[number] = Score(float(total), bool(likeliest))
+        return scores
 
 
 def windows(ids: Sequence[int], begin: int, length: int) -> Iterator[Question]:
@@ -102,7 +102,7 @@ def windows(ids: Sequence[int], begin: int, length: int) -> Iterator[Question]:
 
 def _by_length(questions: Sequence[Question], longest: int) -> dict[int, list[int]]:
     """The numbers of questions, by the length that their texts are padded to."""
-    found: dict[int, list[int]] = {}
+    numbers: dict[int, list[int]] = {}
     for number, (context, continuation) in enumerate(questions):
         if len(continuation) > longest:
             raise UserError(
@@ -112,8 +112,8 @@ def _by_length(questions: Sequence[Question], longest: int) -> dict[int, list[in
         if continuation:
             need = min(len(context) + len(continuation) - 1, longest)
             length = min(max(SHORTEST, 1 << (need - 1).bit_length()), longest)
-            found.setdefault(length, []).append(number)
-    return found
+            numbers.setdefault(length, []).append(number)
+    return numbers
 
 
 def _row(question: Question, length: int) -> np.ndarray:

@@ -59,9 +59,9 @@ class LossAndGradients(_Pair):
         cls, loss: float, gradients: dict[str, np.ndarray], losses: Mapping[str, float] = _NONE
     ) -> "LossAndGradients":
         """A pair, with the losses as an attribute."""
-        made = super().__new__(cls, loss, gradients)
-        made.losses = dict(losses)
-        return made
+        pair = super().__new__(cls, loss, gradients)
+        pair.losses = dict(losses)
+        return pair
 
     def __repr__(self) -> str:
         terms = ", ".join(f"{name}={value:.6g}" for name, value in self.losses.items())
@@ -177,29 +177,29 @@ def _checked(
     if not isinstance(batch, Mapping) or [name for name in fields if name not in batch]:
         named = [f"{name} {field.dims()}" for name, field in fields.items()]
         raise UserError(f"a batch is a dict with {', '.join(named)}, numpy arrays")
-    found = {name: np.asarray(batch[name]) for name in fields}
-    shapes = {field.length: found[name].shape for name, field in [*fields.items()][::-1]}
+    arrays = {name: np.asarray(batch[name]) for name in fields}
+    shapes = {field.length: arrays[name].shape for name, field in [*fields.items()][::-1]}
     for name, field in fields.items():
-        x, (kinds, words) = found[name], _KINDS[field.dtype]
+        x, (kinds, words) = arrays[name], _KINDS[field.dtype]
         if x.dtype.kind not in kinds or x.ndim != 1 + len(field.sizes) or x.size == 0:
             raise UserError(
                 f"a batch holds {name} of {x.dtype} {list(x.shape)}; use {words} {field.dims()}"
             )
-        if x.shape[:2] != shapes[field.length][:2] or len(x) != len(next(iter(found.values()))):
+        if x.shape[:2] != shapes[field.length][:2] or len(x) != len(next(iter(arrays.values()))):
             raise UserError(
-                f"a batch holds {name} {list(x.shape)}, and {_others(found, name)}; use as many "
+                f"a batch holds {name} {list(x.shape)}, and {_others(arrays, name)}; use as many "
                 "sequences and positions in each"
             )
         _check_length(name, x, field, config)
-    check_ids(found, config)
-    return {name: x.astype(fields[name].dtype) for name, x in found.items()}
+    check_ids(arrays, config)
+    return {name: x.astype(fields[name].dtype) for name, x in arrays.items()}
 
 
 _KINDS = {"int32": ("iu", "ints"), "float32": ("f", "floats")}  # numpy's letters, and in words
 
 
-def _others(found: Mapping[str, np.ndarray], name: str) -> str:
-    return ", ".join(f"{other} {list(x.shape)}" for other, x in found.items() if other != name)
+def _others(arrays: Mapping[str, np.ndarray], name: str) -> str:
+    return ", ".join(f"{other} {list(x.shape)}" for other, x in arrays.items() if other != name)
 
 
 def _check_length(name: str, x: np.ndarray, field: Field, config: Config) -> None:

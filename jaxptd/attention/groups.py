@@ -97,9 +97,9 @@ def bias_gradient(ds_GTS: Array, coordinates: ScoreCoordinates) -> Array | None:
     return gradient
 
 
-def add_gradients(total: Array | None, found: Array | None) -> Array | None:
+def add_gradients(total: Array | None, gradient: Array | None) -> Array | None:
     """Sum of two gradients of a bias, if there is one."""
-    return None if total is None or found is None else total + found
+    return None if total is None or gradient is None else total + gradient
 
 
 def _spread_runs(bias_NR: Array, coordinates: ScoreCoordinates, run: Lengths | None) -> Array:
@@ -118,8 +118,8 @@ def _spread(bias_NR: Array, coordinates: ScoreCoordinates) -> Array:
     length, keys = coordinates.query_T.shape[0], coordinates.key_S.shape[0]
     padded = jnp.pad(bias_NR, [(0, 0), (length - 1, keys - 1)])
     first = coordinates.key_S[0] - coordinates.query_T[0] + bias_NR.shape[1] // 2
-    own = lax.dynamic_slice_in_dim(padded, first, length + keys - 1, 1)
-    return _diagonals(own, length, keys)
+    distances = lax.dynamic_slice_in_dim(padded, first, length + keys - 1, 1)
+    return _diagonals(distances, length, keys)
 
 
 def _diagonals(x_NR: Array, length: int, keys: int) -> Array:

@@ -136,11 +136,11 @@ def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, 
 
 
 def merge_at(
-    total: tuple[Array, Array], found: tuple[Array, Array], start: Array | int, *, dim: int
+    total: tuple[Array, Array], part: tuple[Array, Array], start: Array | int, *, dim: int
 ) -> tuple[Array, Array]:
     """`total` with `found` merged into its rows from `start`, along `dim`."""
-    o, lse = (lax.dynamic_slice_in_dim(x, start, found[1].shape[dim], dim) for x in total)
-    o, lse = merge(o, lse, found[0], found[1])
+    o, lse = (lax.dynamic_slice_in_dim(x, start, part[1].shape[dim], dim) for x in total)
+    o, lse = merge(o, lse, part[0], part[1])
     put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=dim)
     return put(total[0], o), put(total[1], lse)
 

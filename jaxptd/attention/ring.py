@@ -373,8 +373,10 @@ def _over_parts(visit: Visit, total: Any, *, parts: _Parts, spec: AttentionSpec)
         if spec.scores.window is None:
             return visit(total, tile, scores), None
         seen = _in_sight(tile, parts, spec)
-        found = lax.cond(seen, lambda total: visit(total, tile, scores), lambda total: total, total)
-        return found, None
+        merged = lax.cond(
+            seen, lambda total: visit(total, tile, scores), lambda total: total, total
+        )
+        return merged, None
 
     return lax.scan(step, total, (query_KI.ravel(), key_KI.ravel()))[0]
 

@@ -141,7 +141,7 @@ class Xla:
 
         def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
             i, j = pair
-            found = _block_fwd(
+            chunk = _block_fwd(
                 grid.queries.take(q, i, 1),
                 grid.keys.take(k, j, 1),
                 grid.keys.take(v, j, 1),
@@ -149,7 +149,7 @@ class Xla:
                 self.dropout,
                 scores=scores,
             )
-            return merge_at(total, found, i * grid.queries.size, dim=1), None
+            return merge_at(total, chunk, i * grid.queries.size, dim=1), None
 
         (o, lse), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.unpad(o), grid.queries.unpad(lse)
@@ -175,14 +175,14 @@ class Xla:
 
         def visit(total: Gradients, pair: tuple[Array, Array]) -> tuple[Gradients, None]:
             i, j = pair
-            found = _block_bwd(
+            gradients = _block_bwd(
                 *(grid.queries.take(x, i, 1) for x in (q, do, o, lse)),
                 *(grid.keys.take(x, j, 1) for x in (k, v)),
                 coordinates=grid.sites_at(coordinates, i, j),
                 dropout=self.dropout,
                 scores=scores,
             )
-            return _add_chunk(total, found, i * grid.queries.size, j * grid.keys.size), None
+            return _add_chunk(total, gradients, i * grid.queries.size, j * grid.keys.size), None
 
         (dq, dk, dv, bias), _ = lax.scan(visit, total, grid.pairs)
         return Gradients(grid.queries.unpad(dq), grid.keys.unpad(dk), grid.keys.unpad(dv), bias)
@@ -191,13 +191,13 @@ class Xla:
         return _Grid(_Chunks(q.shape[1], self.chunk), _Chunks(k.shape[1], self.chunk), scores)
 
 
-def _add_chunk(total: Gradients, found: Gradients, query: Array, key: Array) -> Gradients:
+def _add_chunk(total: Gradients, gradients: Gradients, query: Array, key: Array) -> Gradients:
     """`total` with the gradients of the chunks that begin at these queries and keys."""
     q, k, v = (
         add_at(x, dx, (0, start, 0, 0))
-        for x, dx, start in zip(total[:3], found[:3], (query, key, key), strict=True)
+        for x, dx, start in zip(total[:3], gradients[:3], (query, key, key), strict=True)
     )
-    return Gradients(q, k, v, add_gradients(total.bias, found.bias))
+    return Gradients(q, k, v, add_gradients(total.bias, gradients.bias))
 
 
 def _wide(x: Array) -> Any:

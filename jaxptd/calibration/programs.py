@@ -47,8 +47,8 @@ class Work(NamedTuple):
 
 def inputs_of(work: Work) -> tuple[Array, ...]:
     """Inputs of varied values: a GPU computes with zeros faster than with data."""
-    made = {shape: _varied(shape) for shape in work.inputs}
-    return tuple(made[shape]() for shape in work.inputs)
+    arrays = {shape: _varied(shape) for shape in work.inputs}
+    return tuple(arrays[shape]() for shape in work.inputs)
 
 
 def _varied(shape: jax.ShapeDtypeStruct) -> Callable[[], Array]:
@@ -77,16 +77,16 @@ def _in_place(apply: Apply, trips: int, x: Array, *others: Array) -> Array:
 def _loop(apply: Apply, trips: int, x: Array, *others: Array) -> Any:
     def trip(_: Any, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         x, _ = carry
-        found = apply(x, *others)
-        first = jax.tree.leaves(found)[0]
+        results = apply(x, *others)
+        first = jax.tree.leaves(results)[0]
         value = first[(0,) * first.ndim].astype(x.dtype)
-        return x.at[(0,) * x.ndim].set(value), found
+        return x.at[(0,) * x.ndim].set(value), results
 
     def empty(shape: jax.ShapeDtypeStruct) -> Array:
         return as_varying(jnp.zeros(shape.shape, shape.dtype), varying_axes(x))
 
-    found = jax.tree.map(empty, jax.eval_shape(apply, x, *others))
-    return lax.fori_loop(0, trips, trip, (x, found))[1]
+    zeros = jax.tree.map(empty, jax.eval_shape(apply, x, *others))
+    return lax.fori_loop(0, trips, trip, (x, zeros))[1]
 
 
 # ---- samples of one device ----------------------------------------------------------------------
@@ -129,8 +129,8 @@ def attention_work(sample: Attention, device: Any) -> Work:
         return kernel.fwd(q, k, v, coordinates, scores=scores)
 
     def backward(do: Array, *saved: Array) -> Any:
-        found = kernel.bwd(Saved(*saved), do, coordinates, scores=scores)
-        return found.q, found.k, found.v
+        gradients = kernel.bwd(Saved(*saved), do, coordinates, scores=scores)
+        return gradients.q, gradients.k, gradients.v
 
     x = _on(device, (1, sample.length, sample.heads, sample.head_size))
     if not sample.backward:

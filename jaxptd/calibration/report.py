@@ -86,15 +86,15 @@ def _predicted(sample: Sample, cluster: Cluster, share: float) -> float:
 
 def derived_shares(timed: Sequence[Timed], cluster: Cluster) -> dict[str, Share]:
     """The shares that samples tell, by the name of the number; others are left out."""
-    found = {number: _derived(number, timed, cluster) for number in SHARES}
-    return {number: share for number, share in found.items() if share is not None}
+    shares = {number: _derived(number, timed, cluster) for number in SHARES}
+    return {number: share for number, share in shares.items() if share is not None}
 
 
 def _derived(number: str, timed: Sequence[Timed], cluster: Cluster) -> Share | None:
     """The share that the samples tell whose fastest repetition does."""
-    own = [each for each in timed if each.sample.number == number]
+    timings = [each for each in timed if each.sample.number == number]
     spreads = [
-        [share_of(each.sample, seconds, cluster) for seconds in each.spread()] for each in own
+        [share_of(each.sample, seconds, cluster) for seconds in each.spread()] for each in timings
     ]
     telling = [[x for x in spread if x is not None] for spread in spreads if None not in spread]
     if not telling:
@@ -102,7 +102,9 @@ def _derived(number: str, timed: Sequence[Timed], cluster: Cluster) -> Share | N
     highest, medians, lowest = zip(*telling, strict=True)
     value = min(1.0, max(LOWEST, median(medians)))
     repetitions = sum(
-        len(each.seconds) for each, spread in zip(own, spreads, strict=True) if None not in spread
+        len(each.seconds)
+        for each, spread in zip(timings, spreads, strict=True)
+        if None not in spread
     )
     return Share(value, min(lowest), max(highest), len(telling), repetitions)
 

@@ -54,8 +54,8 @@ def find_machine(devices: Sequence[Any], *, fp8: bool) -> Machine:
 
 def _node(device: Any) -> int:
     """The node of a device: XLA numbers those of GPUs as slices; else a process has one."""
-    found = getattr(device, "slice_index", None)
-    return int(device.process_index if found is None else found)
+    index = getattr(device, "slice_index", None)
+    return int(device.process_index if index is None else index)
 
 
 def table_name(device_kind: str, known: Iterable[str]) -> str:
@@ -66,13 +66,13 @@ def table_name(device_kind: str, known: Iterable[str]) -> str:
     """
     words = set(re.split(r"[^a-z0-9]+", device_kind.lower()))
     names = list(known)
-    found = [name for name in names if name in words]
-    if len(found) != 1 or words & OTHER_VARIANTS:
+    matches = [name for name in names if name in words]
+    if len(matches) != 1 or words & OTHER_VARIANTS:
         raise UserError(
             f"no limits of {quoted(device_kind)} in the hardware table; give --gpu, one of "
             f"{', '.join(names)}, or --hardware F with one of your own"
         )
-    return found[0]
+    return matches[0]
 
 
 REPETITIONS = 5

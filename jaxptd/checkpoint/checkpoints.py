@@ -199,8 +199,8 @@ class Checkpoints:
                     return str(folder)
             return None
 
-        found = run_on_first("found", choose)
-        return None if found is None else saving.load(Path(found), target)
+        chosen = run_on_first("found", choose)
+        return None if chosen is None else saving.load(Path(chosen), target)
 
     def _by_loss(self, steps: Iterable[int], report: Reporter = lambda line: None) -> list[int]:
         """The steps among these that have a validation loss, the lowest first."""

@@ -84,8 +84,8 @@ class Part:
     def read(self, lines: Array, layer: Array, start: Array, shape: tuple[int, ...]) -> Array:
         """The piece `[k, ...]` of this shape, with zeros where other devices hold it."""
         at, mine = self._find(layer, start, shape[0])
-        found = lax.dynamic_slice(lines, at, (1, mine.size)).reshape(mine.shape)
-        here = jnp.where(mine, found, 0).reshape(shape[0], *self.block[2:])
+        piece = lax.dynamic_slice(lines, at, (1, mine.size)).reshape(mine.shape)
+        here = jnp.where(mine, piece, 0).reshape(shape[0], *self.block[2:])
         zeros = as_varying(jnp.zeros(shape, lines.dtype), varying_axes(lines))
         return lax.dynamic_update_slice(zeros, here, self._inner)
 

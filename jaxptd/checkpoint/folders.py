@@ -76,12 +76,12 @@ class Folders:
             raise CheckpointError(
                 f"cannot look for checkpoints in {self.directory}: {reason(error)}"
             ) from error
-        found = {}
+        folders = {}
         for name in sorted(names):  # "." sorts first, so a new step overrides the one it replaces
             match = re.fullmatch(rf"({STEP})|\.({STEP})\.replaced", name)
             if match and os.path.isdir(self.directory / name):
-                found[int(match[1] or match[2])] = self.directory / name
-        return dict(sorted(found.items()))
+                folders[int(match[1] or match[2])] = self.directory / name
+        return dict(sorted(folders.items()))
 
     def folder(self, step: int) -> Path:
         """The folder of a step. Raises CheckpointError if there is none."""

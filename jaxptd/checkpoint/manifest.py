@@ -124,14 +124,14 @@ def sync_files(folder: Path, process: int, *, processes: int) -> dict[str, dict[
 
     orbax puts a process's number into the names of its files; process 0 wrote all others.
     """
-    found = {}
+    sizes = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         match = re.search(r"process_(\d+)(/|$)", name)
         writer = int(match[1]) if match and int(match[1]) < processes else 0
         if writer == process and path.is_file():
-            found[name] = folders.sync_file(path)
-    return found
+            sizes[name] = folders.sync_file(path)
+    return sizes
 
 
 def seal(folder: Path, content: dict[str, Any], files: dict[str, dict[str, int]]) -> None:
@@ -167,10 +167,10 @@ def read(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, f"{MANIFEST} is not a manifest") from error
     if not intact:
         raise _damaged(folder, f"{MANIFEST} was changed (its CRC-32 differs)")
-    found = manifest.get("format")
-    if type(found) is int and found != FORMAT:
+    version = manifest.get("format")
+    if type(version) is int and version != FORMAT:
         raise CheckpointError(
-            f"checkpoint {folder} has format {quoted(found)}, this version of jaxptd reads "
+            f"checkpoint {folder} has format {quoted(version)}, this version of jaxptd reads "
             f"{FORMAT}; use the version it was saved with"
         )
     if fault := find_fault(manifest, folder.name, reserved=MANIFEST):
@@ -202,14 +202,14 @@ def check_files(folder: Path, files: dict[str, dict[str, int]]) -> None:
     for name, saved in files.items():
         try:
             with folders.open_regular(folder / name) as file:
-                found = folders.size_and_crc(file)
+                actual = folders.size_and_crc(file)
         except FileNotFoundError as error:
             raise _damaged(folder, f"{name} is missing") from error
         except OSError as error:
             raise _damaged(folder, f"{name}: {reason(error)}") from error
-        if found["size"] != saved["size"]:
-            raise _damaged(folder, f"{name} has {found['size']} bytes, not {saved['size']}")
-        if found["crc32"] != saved["crc32"]:
+        if actual["size"] != saved["size"]:
+            raise _damaged(folder, f"{name} has {actual['size']} bytes, not {saved['size']}")
+        if actual["crc32"] != saved["crc32"]:
             raise _damaged(folder, f"{name} was changed (its CRC-32 differs)")
 
 

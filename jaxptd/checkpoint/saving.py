@@ -207,6 +207,6 @@ def load(path: Path, target: Any) -> tuple[int, Any]:
     """Reads step and state, or a part of it, of a checkpoint that `check` accepted."""
     run_on_all("there", partial(require_seen, path))
     wanted = manifest.by_name(target)
-    found = arrays.load(path / ARRAYS, wanted, checkpoint=path)
-    state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
+    loaded = arrays.load(path / ARRAYS, wanted, checkpoint=path)
+    state = jax.tree.unflatten(jax.tree.structure(target), [loaded[name] for name in wanted])
     return manifest.read(path)["step"], state

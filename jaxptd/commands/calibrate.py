@@ -76,20 +76,20 @@ def parser() -> Parser:
         "jaxptd plan calibrate --out cluster.yaml",
         "jaxptd plan calibrate --out cluster.yaml --gpu h200 --name mynode",
     )
-    made = Parser(prog="jaxptd plan calibrate", description=main.__doc__, examples=examples)
+    command = Parser(prog="jaxptd plan calibrate", description=main.__doc__, examples=examples)
     help_text = "the hardware file to write; it must not exist yet"
-    made.add_argument("--out", type=path_option, metavar="F", help=help_text)
+    command.add_argument("--out", type=path_option, metavar="F", help=help_text)
     help_text = "the accelerator's name in that file; default: the file's"
-    made.add_argument("--name", metavar="N", help=help_text)
+    command.add_argument("--name", metavar="N", help=help_text)
     help_text = "the accelerator whose limits to start from; default: found from the device"
-    made.add_argument("--gpu", metavar="G", help=help_text)
+    command.add_argument("--gpu", metavar="G", help=help_text)
     help_text = "a YAML file of accelerators, beside the packaged ones"
-    made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    command.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
     help_text = f"after which no other program is timed; default: {SECONDS:g}"
-    made.add_argument("--seconds", type=float, metavar="S", help=help_text)
-    made.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-    add_words(made, json="shares and times", quiet="print the shares only, no progress")
-    return made
+    command.add_argument("--seconds", type=float, metavar="S", help=help_text)
+    command.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    add_words(command, json="shares and times", quiet="print the shares only, no progress")
+    return command
 
 
 def read(args: Any) -> Options:
@@ -128,43 +128,43 @@ def run(options: Options) -> int:
     deadline = time.monotonic() + options.seconds
     world = find(ProcessesConfig(), os.environ)
     coordination.join(world, ProcessesConfig(), devices=world.count)
-    found = devices.start()
-    report = calibrate(found, options, deadline=deadline)
+    started = devices.start()
+    report = calibrate(started, options, deadline=deadline)
     if coordination.is_first():
         _write(report, options)
         _print(report, options)
     return 0
 
 
-def calibrate(found: Sequence[Any], options: Options, *, deadline: float) -> CalibrationReport:
+def calibrate(started: Sequence[Any], options: Options, *, deadline: float) -> CalibrationReport:
     """Times samples on devices until the deadline.
 
     Args:
-        found: the devices.
+        started: the devices.
         options: of the command.
         deadline: of `time.monotonic()`.
 
     Raises:
         UserError: the devices have no limits in the table, or nothing was measured.
     """
-    simulated = found[0].platform == "cpu"
-    base = options.gpu or table_name(found[0].device_kind, options.figures)
-    figures = _with_multiprocessors(options.figures[base], found[0])
-    machine = find_machine(found, fp8=figures["fp8_flops"].value > 0)
+    simulated = started[0].platform == "cpu"
+    base = options.gpu or table_name(started[0].device_kind, options.figures)
+    figures = _with_multiprocessors(options.figures[base], started[0])
+    machine = find_machine(started, fp8=figures["fp8_flops"].value > 0)
     sizes = CPU if simulated else ACCELERATOR
     samples = suite(machine, sizes)
     show = _silent if options.quiet or not coordination.is_first() else _progress()
-    timed, left = measure(samples, Timer(found), deadline=deadline, show=show)
+    timed, left = measure(samples, Timer(started), deadline=deadline, show=show)
     report = CalibrationReport(
         name=options.name,
         base=base,
         figures=figures,
         machine=machine,
-        where=_where(found),
+        where=_where(started),
         simulated=simulated,
         timed=timed,
         left=left,
-        attention=attention_model(Attention(*sizes.attention[0]), found[0]).attention,
+        attention=attention_model(Attention(*sizes.attention[0]), started[0]).attention,
     )
     if not report.shares:
         reason = left[0][1] if left else "times are too short"
@@ -199,12 +199,12 @@ def _with_multiprocessors(figures: Mapping[str, Figure], device: Any) -> dict[st
     return {**figures, "multiprocessors": Figure(int(count), MEASURED, "the count of the device")}
 
 
-def _where(found: Sequence[Any]) -> str:
+def _where(started: Sequence[Any]) -> str:
     """Date, devices and versions."""
-    simulated = found[0].platform == "cpu"
-    kind = "simulated CPU devices" if simulated else f"x {quoted(found[0].device_kind)}"
+    simulated = started[0].platform == "cpu"
+    kind = "simulated CPU devices" if simulated else f"x {quoted(started[0].device_kind)}"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
-    return f"{datetime.now(UTC):%Y-%m-%d}, {len(found)} {kind}, {versions}"
+    return f"{datetime.now(UTC):%Y-%m-%d}, {len(started)} {kind}, {versions}"
 
 
 def _write(report: CalibrationReport, options: Options) -> None:

@@ -121,8 +121,8 @@ def parse(
     Raises:
         UserError: unknown key, wrong type, impossible layout, unreadable file.
     """
-    found = parse_all(parser, argv)
-    return found.config, found.options
+    parsed = parse_all(parser, argv)
+    return parsed.config, parsed.options
 
 
 def parse_all(
@@ -155,12 +155,12 @@ def parse_all(
     if source and config.checkpoint.start == source:
         check_sizes(config.model, source)
     given = frozenset(f"{name}.{key}" for name, fields in sections.items() for key in fields)
-    found = Parsed(config, tree, given, source, sizes)
-    check(found)
+    parsed = Parsed(config, tree, given, source, sizes)
+    check(parsed)
     if printing:
         print(as_yaml(config), end="")
         raise SystemExit(0)
-    return found
+    return parsed
 
 
 def _other_defaults(parser: jsonargparse.ArgumentParser) -> dict[str, Any]:
@@ -195,13 +195,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         UserError: as `parse`.
     """
     _check_overrides(overrides)
-    found = parse_all(_parser_of_fields(), [f"--config={path}", *overrides])
-    if found.sizes:
+    parsed = parse_all(_parser_of_fields(), [f"--config={path}", *overrides])
+    if parsed.sizes:
         try:
-            check_chosen(found.config, found.sizes, tokenizer="data.tokenizer" in found.given)
+            check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
         except UserError as error:
             warnings.warn(str(error), stacklevel=3)  # `checked` is a frame of its own
-    return found.config
+    return parsed.config
 
 
 @functools.cache

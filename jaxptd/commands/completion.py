@@ -184,11 +184,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def completion_script(shell: str) -> str:
     """The script for a shell, one of `SCRIPTS`."""
-    found = [
+    lines = [
         Completed(command.name, command.summary, *_options_and_words(command.load().parser()))
         for command in COMMANDS
     ]
-    return SCRIPTS[shell](found)
+    return SCRIPTS[shell](lines)
 
 
 def parser() -> Parser:
@@ -198,9 +198,9 @@ def parser() -> Parser:
         "jaxptd completion zsh > ~/.zfunc/_jaxptd          (a folder of $fpath)",
         "jaxptd completion fish > ~/.config/fish/completions/jaxptd.fish",
     )
-    made = Parser(prog="jaxptd completion", description=main.__doc__, examples=examples)
-    made.add_argument("shell", choices=tuple(SCRIPTS), help="the shell")
-    return made
+    command = Parser(prog="jaxptd completion", description=main.__doc__, examples=examples)
+    command.add_argument("shell", choices=tuple(SCRIPTS), help="the shell")
+    return command
 
 
 def _options_and_words(parser: argparse.ArgumentParser) -> tuple[list[Option], Choices]:

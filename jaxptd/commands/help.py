@@ -44,13 +44,13 @@ def short_help(
     parser: argparse.ArgumentParser, usual: Sequence[str], examples: Sequence[str]
 ) -> str:
     """The text of `--help`: what the command does, the options most used, examples."""
-    own = [action for action in parser._actions if is_shown(action) and "." not in action.dest]
+    actions = [action for action in parser._actions if is_shown(action) and "." not in action.dest]
     fields = [parser._option_string_actions[name] for name in usual]
     return "\n".join(
         [
             f"usage: {parser.prog} [--config F] [--section.field value ...] [options]",
             *("", parser.description or ""),
-            *("", "options:", *map(_row, own)),
+            *("", "options:", *map(_row, actions)),
             *("", "fields of a config most used, with their defaults:", *map(_row, fields)),
             *("", "examples:", *(f"  {example}" for example in examples)),
             "",

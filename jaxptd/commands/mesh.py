@@ -32,18 +32,18 @@ def parser() -> Parser:
         "jaxptd mesh --config quickstart",
         "jaxptd mesh --run-dir runs/quickstart --world-size 64 --json",
     )
-    made = Parser(prog="jaxptd mesh", description=main.__doc__, examples=examples)
+    command = Parser(prog="jaxptd mesh", description=main.__doc__, examples=examples)
     help_text = "number of devices; default: the config's"
-    made.add_argument("--world-size", type=int, metavar="N", help=help_text)
+    command.add_argument("--world-size", type=int, metavar="N", help=help_text)
     for axis in Axis:
         rest = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
-        made.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
+        command.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
     split_help = "of an encoder and a decoder: the decoder's first stage"
-    made.add_argument("--split-rank", type=int, metavar="N", help=split_help)
-    add_config(made)
+    command.add_argument("--split-rank", type=int, metavar="N", help=split_help)
+    add_config(command)
     quiet = "print the groups without a drawing"
-    add_words(made, json="the groups", quiet=quiet, picture="the mesh")
-    return made
+    add_words(command, json="the groups", quiet=quiet, picture="the mesh")
+    return command
 
 
 def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layout | None) -> Layout:

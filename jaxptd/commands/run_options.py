@@ -53,14 +53,14 @@ def read_run(
         UserError: as `parse`, or there is no such run.
     """
     check = _check_chosen if new else lambda found: None
-    found = parse_all(parser, _expanded(argv, new=new), check=check)
-    return found.config, found.options
+    parsed = parse_all(parser, _expanded(argv, new=new), check=check)
+    return parsed.config, parsed.options
 
 
-def _check_chosen(found: Parsed) -> None:
+def _check_chosen(parsed: Parsed) -> None:
     """Raises UserError for a run with random weights, or of bytes, that nobody asked for."""
-    if found.sizes:
-        check_chosen(found.config, found.sizes, tokenizer="data.tokenizer" in found.given)
+    if parsed.sizes:
+        check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
 
 
 def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:

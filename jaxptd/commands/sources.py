@@ -98,8 +98,8 @@ def check_chosen(config: Any, directory: str, *, tokenizer: bool) -> None:
 
 def _fields(dest: str, path: Path) -> dict[str, Any]:
     """The fields that a directory stands for, by `section.field`."""
-    found: dict[str, Any] = {FROM: _reader().start, SIZES: _reader().sizes}[dest](path)
-    return found
+    fields: dict[str, Any] = {FROM: _reader().start, SIZES: _reader().sizes}[dest](path)
+    return fields
 
 
 def _reader() -> Any:

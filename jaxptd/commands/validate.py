@@ -21,14 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     _check(args)
     if args.run_dir:
-        found = predicted_runs(args.run_dir, args.gpu, node=args.node, hardware=args.hardware)
+        validation = predicted_runs(args.run_dir, args.gpu, node=args.node, hardware=args.hardware)
     else:
-        found = validate(args.rows, args.hardware)
+        validation = validate(args.rows, args.hardware)
     if args.json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(validation.as_dict()))
     else:
-        print("\n".join(lines(found)[int(args.quiet) :]))
-    return MISSED if found.missed() else 0
+        print("\n".join(lines(validation)[int(args.quiet) :]))
+    return MISSED if validation.missed() else 0
 
 
 def parser() -> Parser:
@@ -38,18 +38,18 @@ def parser() -> Parser:
         "jaxptd plan validate --rows measured.csv --hardware cluster.yaml",
         "jaxptd plan validate --run-dir runs/gpt2-124m --gpu h200",
     )
-    made = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
+    command = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
     help_text = "measured rows (.csv)"
-    made.add_argument("--rows", type=path_option, metavar="F", help=help_text)
+    command.add_argument("--rows", type=path_option, metavar="F", help=help_text)
     help_text = "runs, predicted as plan does; needs --gpu"
-    made.add_argument("--run-dir", type=path_option, nargs="+", metavar="D", help=help_text)
-    made.add_argument("--gpu", metavar="NAME", help="the accelerator that the runs are of")
+    command.add_argument("--run-dir", type=path_option, nargs="+", metavar="D", help=help_text)
+    command.add_argument("--gpu", metavar="NAME", help="the accelerator that the runs are of")
     help_text = "devices of its node; default: as many as NVLink joins"
-    made.add_argument("--node", type=int, default=0, metavar="N", help=help_text)
+    command.add_argument("--node", type=int, default=0, metavar="N", help=help_text)
     help_text = "a YAML file of accelerators, beside the packaged ones"
-    made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
-    add_words(made, json="rows, errors and bars", quiet="print the errors only, not the rows")
-    return made
+    command.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    add_words(command, json="rows, errors and bars", quiet="print the errors only, not the rows")
+    return command
 
 
 def _check(args: Any) -> None:
@@ -75,12 +75,12 @@ def validate(rows: Path, hardware: Path | None) -> Validation:
     """
     if hardware is not None:
         accelerators(hardware)  # also if no row needs it
-    found = read_rows(rows)
-    machines = {row.hardware: find_accelerator(row.hardware, hardware) for row in found}
-    return predicted_rows(found, machines)
+    measured = read_rows(rows)
+    machines = {row.hardware: find_accelerator(row.hardware, hardware) for row in measured}
+    return predicted_rows(measured, machines)
 
 
-def lines(found: Validation) -> list[str]:
+def lines(validation: Validation) -> list[str]:
     """The table of predictions, their errors, and the bars that they miss."""
     columns = ("row", "program", "hardware", "GPUs", "measured s", "predicted s", "error", "bar")
     rows = [
@@ -94,13 +94,13 @@ def lines(found: Validation) -> list[str]:
             f"{each.error:+.1%}",
             f"{each.bar:.1%}",
         )
-        for each in found.outcomes
+        for each in validation.outcomes
     ]
-    errors = f"mean error {found.mean:.1%}, worst {found.worst:.1%}"
+    errors = f"mean error {validation.mean:.1%}, worst {validation.worst:.1%}"
     return [
-        str(Table(found.title, columns, rows)),
+        str(Table(validation.title, columns, rows)),
         errors,
-        *(f"missed: {line}" for line in found.missed()),
+        *(f"missed: {line}" for line in validation.missed()),
     ]
 
 

@@ -201,16 +201,16 @@ FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
 
 def block_options(model: Any) -> BlockOptions:
     """The options of a `ModelConfig`, those that are null as its family has them."""
-    found = {
+    options = {
         name: preset if getattr(model, name) is None else getattr(model, name)
         for name, preset in FAMILIES[model.family].items()
     }
     head_size = model.head_size or model.hidden_size // model.num_heads
-    theta, scaling = found.pop("rope_theta"), model.rope_scaling
-    relative = Relative(found.pop("relative_buckets"), found.pop("relative_distance"))
-    attention_scale = found.pop("attention_scale") or head_size**-0.5
+    theta, scaling = options.pop("rope_theta"), model.rope_scaling
+    relative = Relative(options.pop("relative_buckets"), options.pop("relative_distance"))
+    attention_scale = options.pop("attention_scale") or head_size**-0.5
     tied_scale = model.hidden_size**-0.5 if model.tie_embeddings else 1.0
-    output_scale = found.pop("output_scale") or tied_scale
+    output_scale = options.pop("output_scale") or tied_scale
     rope = Rope(
         theta,
         scaling,
@@ -221,9 +221,9 @@ def block_options(model: Any) -> BlockOptions:
     )
     looped = _looped(model)
     return BlockOptions(
-        **found,
-        rope=rope if found["positions"] == "rope" else None,
-        relative=relative if found["positions"] == "relative" else None,
+        **options,
+        rope=rope if options["positions"] == "rope" else None,
+        relative=relative if options["positions"] == "relative" else None,
         kernels=model.kernels,
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_size=head_size,

@@ -32,8 +32,8 @@ def require_not_empty(section: str, config: Any, *names: str) -> None:
 
 def divisors(number: int) -> str:
     """Lists the first 12 divisors for a message; none above 4096, so that the search is quick."""
-    found = (str(d) for d in range(1, min(number, 4096) + 1) if number % d == 0)
-    return ", ".join(itertools.islice(found, 12))
+    numbers = (str(d) for d in range(1, min(number, 4096) + 1) if number % d == 0)
+    return ", ".join(itertools.islice(numbers, 12))
 
 
 def require_divides(what: str, number: int, axis: str, size: int) -> None:

@@ -25,8 +25,8 @@ SUFFIX = ".yaml"
 def packaged_configs() -> dict[str, Path]:
     """Name -> YAML file, sorted by name; one in a subfolder has the name `folder/name`."""
     folder = _folder()
-    found = folder.rglob(f"*{SUFFIX}")
-    names = {path.relative_to(folder).as_posix().removesuffix(SUFFIX): path for path in found}
+    paths = folder.rglob(f"*{SUFFIX}")
+    names = {path.relative_to(folder).as_posix().removesuffix(SUFFIX): path for path in paths}
     return dict(sorted(names.items()))
 
 
@@ -123,8 +123,8 @@ def _members(kind: Any) -> Kinds:
 
 def _parts(kinds: Kinds, origins: tuple[type, ...], position: int) -> Kinds:
     """The kinds of the items, keys or values of collections of these kinds."""
-    found = [typing.get_args(each) for each in kinds if typing.get_origin(each) in origins]
-    return tuple(part for each in found for part in _members(each[position]))
+    arguments = [typing.get_args(each) for each in kinds if typing.get_origin(each) in origins]
+    return tuple(part for each in arguments for part in _members(each[position]))
 
 
 def _check_number(where: str, text: str) -> None:
@@ -326,12 +326,12 @@ def _read(path: str) -> bytes:
         OSError: it cannot be read.
         UserError: it is no such file.
     """
-    found = os.stat(path)
-    if stat.S_ISDIR(found.st_mode):
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{path} is a directory; {REMEDY}")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path} is a device or a pipe, not a file on disk; {REMEDY}")
-    if found.st_size > LARGEST:
-        raise UserError(f"{path} has {found.st_size} bytes, a config at most {LARGEST}; {REMEDY}")
+    if status.st_size > LARGEST:
+        raise UserError(f"{path} has {status.st_size} bytes, a config at most {LARGEST}; {REMEDY}")
     with open(path, "rb") as file:
         return file.read(LARGEST)

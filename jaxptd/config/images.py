@@ -89,13 +89,13 @@ def image_options(model: Any) -> Images | None:
     presets = IMAGES.get(model.family)
     if presets is None:
         return None
-    found = {
+    options = {
         name: preset if (given := getattr(model, PREFIX + name)) is None else given
         for name, preset in presets.items()
     }
-    if found["decoder_depths"] is None:
-        found["decoder_depths"] = found["depths"][:-1]
-    return Images(**found)
+    if options["decoder_depths"] is None:
+        options["decoder_depths"] = options["depths"][:-1]
+    return Images(**options)
 
 
 def check_images(model: Any) -> None:
@@ -157,12 +157,12 @@ def _check_depths(model: Any, images: Images) -> None:
 def _windows(images: Images) -> str:
     """Lists the largest windows, up to six, into which the rows of each level split."""
     levels = [images.rows(level) for level in range(len(images.depths))]
-    found = [
+    sizes = [
         size
         for size in range(1, max(levels) + 1)
         if all(rows <= size or rows % size == 0 for rows in levels)
     ]
-    return ", ".join(map(str, found[-6:]))
+    return ", ".join(map(str, sizes[-6:]))
 
 
 def _check_levels(images: Images) -> None:

@@ -56,8 +56,8 @@ def check_file(path: str, others: Collection[str] = ()) -> None:
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
     """Keys and values of a YAML mapping. Raises UserError for no mapping, or a repeated key."""
     if not isinstance(node, yaml.MappingNode) or not node.value:
-        found = node.tag.rpartition(":")[2] if node else "nothing"
-        raise UserError(f"{where}: expected `name: value` lines, found {found}; see --print_config")
+        kind = node.tag.rpartition(":")[2] if node else "nothing"
+        raise UserError(f"{where}: expected `name: value` lines, found {kind}; see --print_config")
     seen = set()
     for key, value in node.value:
         name = key.value if isinstance(key, yaml.ScalarNode) else f"a {key.id}"
@@ -93,9 +93,9 @@ def nearest_key(key: str, options: Iterable[str] = ()) -> str:
     if key in packaged_configs():
         return f"did you mean --config {key}?"
     others = {name.lstrip("-"): name for name in options if "." not in name}
-    own = {name: option for name, option in others.items() if name not in section_names()}
+    sectionless = {name: option for name, option in others.items() if name not in section_names()}
     fields = {field.rpartition(".")[2]: field for field in field_types()}
-    meant = own | fields
+    meant = sectionless | fields
     near = nearest(key.rpartition(".")[2].lstrip("-"), meant)
     return f"did you mean {meant[near]}?" if near else "see jaxptd train --help-all"
 

@@ -66,13 +66,13 @@ def about_ids(path: Path, tokenizer: Tokenizer) -> Iterator[str]:
             f"{path} has no header, and by their pattern its ids have 32 bits; `jaxptd data` "
             "writes files that say so"
         )
-    made = (layout.vocab_size, layout.end_of_document)
-    own = (tokenizer.vocab_size, tokenizer.end_of_document)
-    if layout.vocab_size is not None and made != own:
+    written = (layout.vocab_size, layout.end_of_document)
+    expected = (tokenizer.vocab_size, tokenizer.end_of_document)
+    if layout.vocab_size is not None and written != expected:
         yield (
-            f"warning: {path} was made with a tokenizer of {made[0]} ids whose documents end with "
-            f"{made[1]}, and data.tokenizer has {own[0]} and {own[1]}; name the tokenizer that "
-            "made it"
+            f"warning: {path} was made with a tokenizer of {written[0]} ids whose documents end "
+            f"with {written[1]}, and data.tokenizer has {expected[0]} and {expected[1]}; name the "
+            "tokenizer that made it"
         )
 
 
@@ -149,8 +149,8 @@ def _read_text(
         ids = np.concatenate(list(tokenize(files, tokenizer, spelled, text_field=field)))
     else:
         fields = (config.prompt_field, field)
-        found = tokenize_answers(files, tokenizer, fields, spelled=spelled)
-        ids, counted = map(np.concatenate, zip(*found, strict=True))
+        pieces = tokenize_answers(files, tokenizer, fields, spelled=spelled)
+        ids, counted = map(np.concatenate, zip(*pieces, strict=True))
     check_ids(ids, tokenizer, vocab_size)
     remarks = [*about_begin(tokenizer)]
     if config.special_tokens in ("auto", tokenizer.special_tokens):  # else an objective says how

@@ -78,11 +78,11 @@ class Mixture(Samples):
         width: int,
     ) -> np.ndarray:
         sources, numbers = self.locate(indices)
-        found = np.empty((len(sources), width), dtype=np.int32)
+        tokens = np.empty((len(sources), width), dtype=np.int32)
         for source in np.unique(sources).tolist():
-            own = sources == source
-            found[own] = read(self.parts[source], numbers[own])
-        return found
+            chosen = sources == source
+            tokens[chosen] = read(self.parts[source], numbers[chosen])
+        return tokens
 
     @functools.cached_property
     def _period(self) -> "Period":

@@ -189,12 +189,12 @@ def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
     """
     kind = kind_of(path)
     if kind == parquet.SUFFIX:
-        found = parquet.read_records(path, fields)
+        records = parquet.read_records(path, fields)
     elif kind in TABLES:
-        found = _rows(path, fields, TABLES[kind])
+        records = _rows(path, fields, TABLES[kind])
     else:
-        found = _objects(path, fields)
-    yield from (texts for texts in found if texts[-1])
+        records = _objects(path, fields)
+    yield from (texts for texts in records if texts[-1])
 
 
 # ---- JSON ----------------------------------------------------------------------------------------

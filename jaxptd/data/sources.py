@@ -40,18 +40,18 @@ def find_each(names: Iterable[str]) -> dict[str, list[Path]]:
         UserError: a source matches nothing, is a folder, or names a file a second time
             (one copy could be trained on, the other validated on).
     """
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     files: dict[str, list[Path]] = {}
     for name in names:
         files[name] = _expand(name)
         for path in files[name]:
             key = os.path.realpath(path)
-            if key in found:
+            if key in patterns:
                 raise UserError(
-                    f"data.source: {path} is named twice, by {found[key]!r} and {name!r}; "
+                    f"data.source: {path} is named twice, by {patterns[key]!r} and {name!r}; "
                     "name it once"
                 )
-            found[key] = name
+            patterns[key] = name
     return files
 
 

@@ -47,9 +47,9 @@ def end_of_document(folder: str) -> int | None:
     Raises:
         UserError: a config is broken.
     """
-    own, generation = (_ends(folder, name) for name in (CONFIG, GENERATION))
-    both = [end for end in own if end in generation]
-    return next(iter([*both, *own, *generation]), None)
+    configured, generation = (_ends(folder, name) for name in (CONFIG, GENERATION))
+    both = [end for end in configured if end in generation]
+    return next(iter([*both, *configured, *generation]), None)
 
 
 def ends(folder: str) -> tuple[int, ...]:
@@ -60,8 +60,8 @@ def ends(folder: str) -> tuple[int, ...]:
     Raises:
         UserError: a config is broken.
     """
-    found = (_ends(folder, name) for name in (GENERATION, CONFIG))
-    return tuple(dict.fromkeys(end for each in found for end in each))
+    candidates = (_ends(folder, name) for name in (GENERATION, CONFIG))
+    return tuple(dict.fromkeys(end for each in candidates for end in each))
 
 
 def settings(folder: str) -> Mapping[str, Any]:
@@ -75,10 +75,10 @@ def settings(folder: str) -> Mapping[str, Any]:
     Raises:
         UserError: a file is no JSON object.
     """
-    found = _object(folder, SETTINGS)
-    if DECODER in found:
-        return found
-    return {**found, **_object(folder, OLD_NAMES), ADDED: list(_object(folder, OLD_TOKENS))}
+    values = _object(folder, SETTINGS)
+    if DECODER in values:
+        return values
+    return {**values, **_object(folder, OLD_NAMES), ADDED: list(_object(folder, OLD_TOKENS))}
 
 
 def listed_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -101,8 +101,8 @@ def named_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """
     others = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     others = list(others.values()) if isinstance(others, dict) else others
-    own = (name for name in settings if name.endswith("_token") and name not in NAMED)
-    named = [*(settings.get(name) for name in (*NAMED, *own))]
+    extra = (name for name in settings if name.endswith("_token") and name not in NAMED)
+    named = [*(settings.get(name) for name in (*NAMED, *extra))]
     named += others if isinstance(others, list) else []
     for token in settings.get(ADDED, ()):
         yield from _fields(token, special=token in named)
@@ -133,19 +133,19 @@ def is_of_llama(folder: str, settings: Mapping[str, Any]) -> bool:
 def _object(folder: str, name: str) -> dict[str, Any]:
     """The content of a JSON file; empty without the file. Raises UserError if it is no object."""
     path = os.path.join(folder, name)
-    found = _read(path) if os.path.lexists(path) else {}
-    if not isinstance(found, dict):
+    content = _read(path) if os.path.lexists(path) else {}
+    if not isinstance(content, dict):
         raise UserError(f"data.tokenizer: {path} has no JSON object; put the model's own there")
-    return found
+    return content
 
 
 def _ends(folder: str, name: str) -> list[int]:
     """The ids in a config's `eos_token_id`; none without the file or the field."""
-    found = _object(folder, name).get(FIELD)
-    ends: list[Any] = [] if found is None else found if isinstance(found, list) else [found]
+    value = _object(folder, name).get(FIELD)
+    ends: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if not all(_is_id(end) for end in ends):
         raise UserError(
-            f"data.tokenizer: {os.path.join(folder, name)} has {FIELD}={quoted(found)}; use a "
+            f"data.tokenizer: {os.path.join(folder, name)} has {FIELD}={quoted(value)}; use a "
             "token's number, or a list"
         )
     return ends

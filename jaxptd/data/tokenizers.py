@@ -97,8 +97,8 @@ def continuation(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]
 
 def until_stop(text: str, stops: Iterable[str]) -> str:
     """The text before the first of the stops; empty ones are none."""
-    found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
-    return text[: min(found, default=len(text))]
+    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return text[: min(places, default=len(text))]
 
 
 def spellings(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -194,8 +194,8 @@ class JsonTokenizer:
         self._has_tokens = set[str]()
 
     def token_id(self, name: str) -> int | None:
-        found: int | None = self._tokenizer.token_to_id(name)
-        return found
+        number: int | None = self._tokenizer.token_to_id(name)
+        return number
 
     def encode(self, text: str) -> np.ndarray:
         _utf8(text)

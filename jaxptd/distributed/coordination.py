@@ -141,12 +141,12 @@ def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
         return
     put(f"{name}/{jax.process_index()}", json.dumps(facts))
     barrier(name, seconds=DAY)
-    found = {int(rank): json.loads(text) for rank, text in get_all(name).items()}
-    for rank in sorted(found):
-        for fact, value in found[rank].items():
-            if value != found[0].get(fact):
+    values = {int(rank): json.loads(text) for rank, text in get_all(name).items()}
+    for rank in sorted(values):
+        for fact, value in values[rank].items():
+            if value != values[0].get(fact):
                 raise UserError(
-                    f"{fact} is {value} in process {rank} and {found[0].get(fact)} in process 0; "
+                    f"{fact} is {value} in process {rank} and {values[0].get(fact)} in process 0; "
                     f"{remedy}"
                 )
 

@@ -86,32 +86,32 @@ def find(config: ProcessesConfig, environ: Environ) -> World:
     """
     if config.count == 1:
         return World()
-    found = _launcher(environ)
-    if found is not None and found.count == 1 and config.count is None:
+    hints = _launcher(environ)
+    if hints is not None and hints.count == 1 and config.count is None:
         return World()
     given = {name: getattr(config, name) for name in ("coordinator", "count", "id")}
-    if found is not None:
-        given = {name: getattr(found, name) if x is None else x for name, x in given.items()}
+    if hints is not None:
+        given = {name: getattr(hints, name) if x is None else x for name, x in given.items()}
     if all(value is None for value in given.values()):
         return World()
-    _check_complete(given, found)
+    _check_complete(given, hints)
     if not 0 <= given["id"] < given["count"]:
         raise UserError(
             f"processes.id={given['id']} with processes.count={given['count']}: "
             f"use 0 to {given['count'] - 1}"
         )
-    local = found.local if found is not None and found.per_host != 1 else None
+    local = hints.local if hints is not None and hints.per_host != 1 else None
     devices = environ.get("CUDA_VISIBLE_DEVICES")
     visible = len(devices.split(",")) if devices else None
     return World(given["count"], given["id"], given["coordinator"], local, visible)
 
 
-def _check_complete(given: dict[str, str | int | None], found: _LauncherHints | None) -> None:
+def _check_complete(given: dict[str, str | int | None], hints: _LauncherHints | None) -> None:
     missing = [f"processes.{name}" for name, value in given.items() if value is None]
     if not missing:
         return
     present = [f"processes.{name}={value}" for name, value in given.items() if value is not None]
-    source = f" ({found.launcher} has no more)" if found else ""
+    source = f" ({hints.launcher} has no more)" if hints else ""
     raise UserError(
         f"{' and '.join(missing)} missing beside {', '.join(present)}{source}; give "
         f"{' '.join(f'--{name} ...' for name in missing)}, or --processes.count 1 for a run of "

@@ -172,8 +172,8 @@ def stuck(beats: Mapping[int, Beat]) -> int | None:
     """
     waiting = {rank: beat for rank, beat in beats.items() if beat.phase is Phase.WAITING}
     late = {rank: beat for rank, beat in beats.items() if beat.is_late}
-    if found := [rank for rank in late if rank not in waiting]:
-        return max(found, key=lambda rank: late[rank].seconds)
+    if silent := [rank for rank in late if rank not in waiting]:
+        return max(silent, key=lambda rank: late[rank].seconds)
     if len(waiting) == len(beats) == len(late):
         return min(beats, key=lambda rank: (beats[rank].step, rank))
     return None

@@ -128,19 +128,19 @@ def _choice(value: Any, choices: Sequence[Any]) -> Any:
 
 
 def _items(value: Any) -> Sequence[Any]:
-    found = value.tolist() if isinstance(value, np.ndarray) else value
-    return _instance(found, list | tuple)
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    return _instance(items, list | tuple)
 
 
 def _dict(value: Any, kinds: Sequence[Any], rules: Rules) -> dict[Any, Any]:
     key_kind, kind = kinds
-    found: dict[Any, Any] = {}
+    result: dict[Any, Any] = {}
     for key, item in _instance(value, dict).items():
         name = convert(key, key_kind, rules)
-        if name in found:
+        if name in result:
             raise ImpossibleError(f"{quoted(name)} is there twice; give it once")
-        found[name] = convert(item, kind, rules)
-    return found
+        result[name] = convert(item, kind, rules)
+    return result
 
 
 def _instance(value: Any, kind: Any) -> Any:
@@ -177,8 +177,8 @@ def _truth(value: Any) -> bool:
 
 
 def _text(value: Any, rules: Rules) -> str:
-    found = os.fspath(value) if isinstance(value, os.PathLike) else value
-    text = str.__str__(_instance(found, str))  # a plain str of a numpy.str_
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    text = str.__str__(_instance(path, str))  # a plain str of a numpy.str_
     if "\0" in text:
         raise ImpossibleError("it has a null byte; remove it")
     try:
@@ -215,9 +215,9 @@ def _path_of(scheme: str, rest: str) -> str:
 
 
 def _in_home(path: str) -> str:
-    found = os.path.expanduser(path)
-    if found == path:  # expanduser leaves it as it is
+    expanded = os.path.expanduser(path)
+    if expanded == path:  # expanduser leaves it as it is
         raise ImpossibleError(
             f"there is no home directory {path.partition('/')[0]}; write the path out"
         )
-    return found
+    return expanded

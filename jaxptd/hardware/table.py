@@ -93,8 +93,8 @@ def accelerators(path: str | Path | None = None) -> dict[str, Accelerator]:
     Raises:
         UserError: the file cannot be read, or a number is missing or impossible.
     """
-    found = _packaged() if path is None else read_figures(Path(path))
-    return {name: _accelerator(name, figures) for name, figures in found.items()}
+    rows = _packaged() if path is None else read_figures(Path(path))
+    return {name: _accelerator(name, figures) for name, figures in rows.items()}
 
 
 def find_accelerator(name: str, path: str | Path | None = None) -> Accelerator:

@@ -132,31 +132,31 @@ def _files_of(
 def _ids(config: Config, tokenizer: Tokenizer) -> Json:
     """The ids of special tokens of a run's own tokenizer, by the keys of a config."""
     folder = config.data.tokenizer
-    found = token_ids(config.model, tokenizer)
+    ids = token_ids(config.model, tokenizer)
     for name, token in (settings(folder) if os.path.isdir(folder) else {}).items():
         spelling = token.get("content") if isinstance(token, dict) else token
         key = f"{name}_id"
         if name in NAMED and key != FIELD and isinstance(spelling, str):
-            found[key] = tokenizer.token_id(spelling)
-    return found
+            ids[key] = tokenizer.token_id(spelling)
+    return ids
 
 
-def _with_ids(found: Json, ids: Json) -> Json:
+def _with_ids(config: Json, ids: Json) -> Json:
     """A base's config with the ids of another tokenizer instead of its own."""
-    own = {key for key in found if key.endswith("_token_id")} - _OF_MODEL | _IDS
-    return {key: value for key, value in found.items() if key not in own} | ids
+    replaced = {key for key in config if key.endswith("_token_id")} - _OF_MODEL | _IDS
+    return {key: value for key, value in config.items() if key not in replaced} | ids
 
 
-def as_json(found: Json) -> bytes:
+def as_json(content: Json) -> bytes:
     """A config's text."""
-    return (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _small(
     folder: Path, names: Iterable[str], say: Callable[[str], None] = lambda line: None
 ) -> Files:
     """The content of the files of a folder that are there, by the path in it."""
-    found: Files = {}
+    files: Files = {}
     for path in (path for name in names for path in sorted(folder.glob(name))):
         with explained(shown(path), "make it readable, or remove it"):
             if not path.is_file():
@@ -166,5 +166,5 @@ def _small(
                     f"warning: {path} has {size} bytes, an export keeps {LARGEST} at most of a file"
                 )
                 continue
-            found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return found
+            files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return files

@@ -107,9 +107,9 @@ def start(path: Path) -> dict[str, Any]:
     Raises:
         UserError: there are no such sizes.
     """
-    found = sizes(path)
-    own = {"data.tokenizer": str(path)} if _reads_text(found["model.family"]) else {}
-    return found | {"checkpoint.start": _as_start(path)} | own
+    fields = sizes(path)
+    tokenizer = {"data.tokenizer": str(path)} if _reads_text(fields["model.family"]) else {}
+    return fields | {"checkpoint.start": _as_start(path)} | tokenizer
 
 
 def sizes(path: Path) -> dict[str, Any]:

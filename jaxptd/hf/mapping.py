@@ -41,13 +41,13 @@ def names(
     """
     check_argument("jaxptd.hf.names", "program", program, Program)
     check_argument("jaxptd.hf.names", "params", params, dict)
-    found: Arrays = {}
+    tensors: Arrays = {}
     ours = {name: info.shape for name, info in program.infos.items()}
     rules = rules_of(program.config.model.family, ours)
     for name, x in canonical(program, params, is_canonical):
         for rule in rules[name]:
-            found |= rule.tensors(x)
-    return found
+            tensors |= rule.tensors(x)
+    return tensors
 
 
 def canonical(
@@ -119,7 +119,7 @@ def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
     """
     tensors = tensors_of(family)
     rules = tensors.rules
-    found = {
+    by_name = {
         name: [rule for rule in rules if (rule.ours, rule.rank) == (name, len(shape))]
         for name, shape in ours.items()
     }
@@ -128,21 +128,21 @@ def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
             f"model.family={family} without {lacking[0]} has no names in files; use as many levels "
             "as the model that family is named after"
         )
-    if without := [name for name, rules in found.items() if not rules]:
+    if without := [name for name, rules in by_name.items() if not rules]:
         raise UserError(
             f"{quoted(without[0])} has no place in Hugging Face's files of model.family={family}; "
             "use the options of the model that family is named after"
         )
-    return found
+    return by_name
 
 
-def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> Mapped:
+def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> Mapped:
     """Finds the tensor of each part of each parameter.
 
     Args:
         family: of the model.
         ours: canonical shapes of the parameters.
-        found: shapes of the tensors.
+        theirs: shapes of the tensors.
         where: the directory, for messages.
 
     Raises:
@@ -157,7 +157,7 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
         for name in rule.names(ours[rule.ours])
     }
     kind = family_named(family)[1]
-    names, others = _named(kind.tensors, set(wanted), list(found), where)
+    names, others = _named(kind.tensors, set(wanted), list(theirs), where)
     aliases = {
         name: real for name in others for real in kind.tensors.others(name) if real in wanted
     }
@@ -165,7 +165,7 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
     names = {real: name for name, real in aliases.items()} | names
     for name, real in [*aliases.items(), *((name, real) for real, name in names.items())]:
         rule, shape = wanted[real]
-        _check_shape(f"{where}: {name}", rule, found[name], rule.shape(shape))
+        _check_shape(f"{where}: {name}", rule, theirs[name], rule.shape(shape))
     if missing := [name for name in wanted if name not in names]:
         raise UserError(
             f"{where} has no tensor {_listed(missing)}; use a directory that has all tensors of "
@@ -175,19 +175,19 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
     return Mapped(rules, names, ignored, copies)
 
 
-def file_name(family: str, name: str, found: Sequence[str]) -> str | None:
+def file_name(family: str, name: str, stored: Sequence[str]) -> str | None:
     """The name in a file of a tensor: as it is, without the family's prefix, or with another."""
     prefix = tensors_of(family).prefix
     names = (name, name.removeprefix(prefix), f"{prefix}{name}")
-    return next((each for each in names if each in found), None)
+    return next((each for each in names if each in stored), None)
 
 
 def _named(
-    tensors: Tensors, wanted: Set[str], found: Sequence[str], where: object
+    tensors: Tensors, wanted: Set[str], stored: Sequence[str], where: object
 ) -> tuple[dict[str, str], list[str]]:
     """The name in the file of each tensor that is wanted, and the names that are left."""
     names, others = dict[str, str](), list[str]()
-    for name in found:
+    for name in stored:
         both = (name, f"{tensors.prefix}{name}", name.removeprefix(tensors.prefix))
         full = next((each for each in both if each in wanted), name)
         if full in names:
@@ -214,12 +214,12 @@ def _ignored(tensors: Tensors, names: list[str], where: object) -> list[str]:
     return names
 
 
-def _check_shape(what: str, rule: Rule, found: Sequence[int], wanted: Sequence[int]) -> None:
+def _check_shape(what: str, rule: Rule, shape: Sequence[int], wanted: Sequence[int]) -> None:
     """Raises UserError unless a tensor has the shape, or more rows where the rule allows it."""
-    rows = found[:1] if rule.longer and list(found[:1]) >= list(wanted[:1]) else wanted[:1]
-    if list(found) != [*rows, *wanted[1:]]:
+    rows = shape[:1] if rule.longer and list(shape[:1]) >= list(wanted[:1]) else wanted[:1]
+    if list(shape) != [*rows, *wanted[1:]]:
         raise UserError(
-            f"{what} is {list(found)}, the model needs {list(wanted)}; use the sizes of its "
+            f"{what} is {list(shape)}, the model needs {list(wanted)}; use the sizes of its "
             "config.json"
         )
 

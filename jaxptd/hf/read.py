@@ -48,16 +48,16 @@ def remarks_of(directory: Directory) -> list[str]:
     Raises:
         UserError: as `sizes_of`.
     """
-    found, family = directory.remarks(), FAMILIES.get(str(directory.config.get("model_type")))
+    remarks, family = directory.remarks(), FAMILIES.get(str(directory.config.get("model_type")))
     if family is not None:
-        found += family.remarks(with_defaults(directory.config, family))
+        remarks += family.remarks(with_defaults(directory.config, family))
         names = _head_and_tokens(directory, family)
         if _says_tied(directory, family) and None not in names and not _is_tied(directory, family):
-            found.append(
+            remarks.append(
                 f"{TIED} is true, but {names[0]} and {names[1]} have "
                 "different numbers: they are not tied, as in transformers"
             )
-    return [f"{directory}: {line}" for line in found]
+    return [f"{directory}: {line}" for line in remarks]
 
 
 def _is_tied(directory: Directory, family: Family) -> bool:
@@ -91,8 +91,8 @@ def _says_tied(directory: Directory, family: Family) -> bool:
 
 def _head_and_tokens(directory: Directory, family: Family) -> list[str | None]:
     """The files' names of the output layer's table and of the embedding; None: is not there."""
-    table, found = next(family.tensors.others(HEAD), None), list(directory.shapes)
-    return [name and file_name(family.name, name, found) for name in (HEAD, table)]
+    table, names = next(family.tensors.others(HEAD), None), list(directory.shapes)
+    return [name and file_name(family.name, name, names) for name in (HEAD, table)]
 
 
 def read_params(program: Program, directory: Directory) -> Params:
@@ -147,18 +147,18 @@ def _read(
     directory: Directory, mapped: Mapped, ranges: Ranges, *, name: str, target: Any
 ) -> np.ndarray:
     """A slice of a parameter, layer by layer."""
-    found = np.empty([end - begin for begin, end in ranges], target.dtype)
+    array = np.empty([end - begin for begin, end in ranges], target.dtype)
     for rule in mapped.rules[name]:
         names = rule.names(target.shape)
         for layer, place in _places(rule, ranges):
             there = mapped.names[names[layer]]
             tensor = directory.tensor(there)
             with np.errstate(over="ignore"):
-                found[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
-            if not np.isfinite(found[place]).all():
+                array[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
+            if not np.isfinite(array[place]).all():
                 bad = directory.not_finite(there, target.dtype)
                 check_finite(f"{directory}: {there}", bad)
-    return found
+    return array
 
 
 def _places(rule: Rule, ranges: Ranges) -> Iterator[tuple[int, tuple[slice | int, ...]]]:

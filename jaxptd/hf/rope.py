@@ -65,9 +65,9 @@ def read(config: Json) -> Json:
             "layers all have the same rotation"
         )
     kind, theta = _kind(values), number(BASE, values[BASE])
-    found = {"rope_theta": theta, **_NONE}
+    fields = {"rope_theta": theta, **_NONE}
     if kind == "default":
-        return found
+        return fields
     if values.get(PARTIAL, 1.0) != 1:
         raise UserError(
             f"{PARTIAL}={quoted(values[PARTIAL])} with rope_type={kind}; use a model that rotates "
@@ -75,25 +75,25 @@ def read(config: Json) -> Json:
         )
     if kind == "dynamic":  # whose angles change behind the last position only
         number("factor", values.get("factor"))
-        return found
-    found |= {"rope_scaling": kind, "rope_factor": _factor(kind, values, config)}
+        return fields
+    fields |= {"rope_scaling": kind, "rope_factor": _factor(kind, values, config)}
     if ENDS[kind]:
-        found["rope_original_length"] = _whole(LENGTH, _length(values, config))
-        found["rope_range"] = tuple(
+        fields["rope_original_length"] = _whole(LENGTH, _length(values, config))
+        fields["rope_range"] = tuple(
             number(key, values.get(key) or DEFAULTS.get(key)) for key in ENDS[kind]
         )
-    return found | (_yarn(values, found["rope_factor"]) if kind == "yarn" else {})
+    return fields | (_yarn(values, fields["rope_factor"]) if kind == "yarn" else {})
 
 
 def remarks(config: Json) -> list[str]:
     """Lines for values that have no effect on the rotation, as in transformers."""
-    values, found = _values(config), []
+    values, sentences = _values(config), []
     if config.get(SCALING) and config.get(PARAMETERS):
-        found = [f"{PARAMETERS} has no effect beside {SCALING}, as in transformers"]
+        sentences = [f"{PARAMETERS} has no effect beside {SCALING}, as in transformers"]
     kind = _kind(values)
     if kind == "dynamic":
         longest = config.get("max_position_embeddings")
-        found.append(
+        sentences.append(
             f"rope_type=dynamic has no effect up to max_position_embeddings={longest}; here it has "
             "none beyond, where transformers changes the angles"
         )
@@ -103,8 +103,8 @@ def remarks(config: Json) -> list[str]:
     }
     if unread:
         names = ", ".join(f"{quoted(key)}={quoted(x)}" for key, x in unread.items())
-        found.append(f"{names}: no effect with rope_type={kind}, as in transformers")
-    return found
+        sentences.append(f"{names}: no effect with rope_type={kind}, as in transformers")
+    return sentences
 
 
 def _values(config: Json) -> Json:
@@ -168,12 +168,12 @@ def _whole(key: str, value: Any) -> int:
 def write(model: ModelConfig) -> Json:
     """The keys of our options; those of transformers 4, which transformers 5 reads too."""
     kind = option(model, "rope_scaling")
-    found = {BASE: option(model, "rope_theta"), SCALING: None}
+    values = {BASE: option(model, "rope_theta"), SCALING: None}
     if kind is not None:
         ends = option(model, "rope_range") if ENDS[kind] else ()
         scaling = {"rope_type": kind, "factor": option(model, "rope_factor")}
         scaling |= {LENGTH: option(model, "rope_original_length")} if ends else {}
         length = option(model, "rope_attention_factor")
         scaling |= {} if length is None else {"attention_factor": length}
-        found[SCALING] = scaling | dict(zip(ENDS[kind], ends, strict=True))
-    return found
+        values[SCALING] = scaling | dict(zip(ENDS[kind], ends, strict=True))
+    return values

@@ -99,12 +99,12 @@ def _options(config: Json) -> dict[str, Any]:
             only = str(value).lower()
             raise UserError(f"{key}={quoted(config[key])}; use a model with {key}={only}")
     config = with_defaults(config, family)
-    found = {
+    options = {
         name: _option(name, key, config[key], default)
         for name, (key, default) in family.keys.items()
     }
-    found |= {"family": family.name, "attention_scale": None}
-    return {**found, **family.options, **family.others(config)}
+    options |= {"family": family.name, "attention_scale": None}
+    return {**options, **family.options, **family.others(config)}
 
 
 def with_defaults(config: Json, family: Family) -> Json:
@@ -174,10 +174,12 @@ def config_over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     # Where transformers ties them in any case, a missing key says nothing.
     tied = ours["tie_word_embeddings"] if family.tied is None else family.tied
     there = {"tie_word_embeddings": tied, name: usual} | base
-    own = {key: ours[key] for key in ("tie_word_embeddings", name) if ours.get(key) != there[key]}
-    found = kept | always | own
-    if _says(found, model):
-        return found
+    differing = {
+        key: ours[key] for key in ("tie_word_embeddings", name) if ours.get(key) != there[key]
+    }
+    merged = kept | always | differing
+    if _says(merged, model):
+        return merged
     changed = _ROPE | set(family.synonyms)
     return {key: value for key, value in kept.items() if key not in changed} | ours
 

@@ -40,48 +40,48 @@ def check(path: Path) -> dict[str, Any]:
         UserError: there is no such directory.
     """
     directory, problems = Directory(path), dict[str, str]()
-    found = _tried(problems, "weights", lambda: _weights(directory))
-    family = _family(directory, found)
+    facts = _tried(problems, "weights", lambda: _weights(directory))
+    family = _family(directory, facts)
     if family is None or family.has_vocabulary:
-        found |= _tried(problems, "tokenizer", lambda: _tokenizer(path, family))
-        found |= _tried(problems, "chat template", lambda: {"chat_template": has_template(path)})
-    found["problems"] = problems
-    return found | {"verdict": _verdict(found, family)}
+        facts |= _tried(problems, "tokenizer", lambda: _tokenizer(path, family))
+        facts |= _tried(problems, "chat template", lambda: {"chat_template": has_template(path)})
+    facts["problems"] = problems
+    return facts | {"verdict": _verdict(facts, family)}
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(report: dict[str, Any]) -> list[str]:
     """The facts of `check`, a line for each, and the verdict as the last."""
     facts = dict[str, str]()
-    model = found.get("model")
+    model = report.get("model")
     if model:
-        precisions = ", ".join(found["precisions"])
-        facts["weights"] = f"can be read, {count_text(found['parameters'])} parameters"
+        precisions = ", ".join(report["precisions"])
+        facts["weights"] = f"can be read, {count_text(report['parameters'])} parameters"
         facts["dtype"] = (
             f"{precisions} in the files; a run computes in {model['dtype']}, model.dtype"
         )
-        if found["positions"]:
-            used = f"a run uses sequences of {found['seq_length']}, model.seq_length"
-            facts["context length"] = f"{found['positions']} positions; {used}"
-    if "tokenizer" in found:
-        facts |= _tokenizer_facts(found)
-    if "chat_template" in found:
-        facts["chat template"] = "there" if found["chat_template"] else "none"
-    facts |= {name: CANNOT + problem for name, problem in found["problems"].items()}
+        if report["positions"]:
+            used = f"a run uses sequences of {report['seq_length']}, model.seq_length"
+            facts["context length"] = f"{report['positions']} positions; {used}"
+    if "tokenizer" in report:
+        facts |= _tokenizer_facts(report)
+    if "chat_template" in report:
+        facts["chat template"] = "there" if report["chat_template"] else "none"
+    facts |= {name: CANNOT + problem for name, problem in report["problems"].items()}
     said = [f"{name}: {fact}" for name, fact in facts.items()]
-    remarks = [f"remark: {line}" for line in found.get("remarks", ())]
-    return [*said, *remarks, f"verdict: {found['verdict']}"]
+    remarks = [f"remark: {line}" for line in report.get("remarks", ())]
+    return [*said, *remarks, f"verdict: {report['verdict']}"]
 
 
-def table(found: dict[str, Any]) -> str:
+def table(facts: dict[str, Any]) -> str:
     """The rules by which the weights are read, a row for each."""
     title = (
-        f"{count_text(found['parameters'])} parameters, {bytes_text(found['bytes'])} in "
-        f"{', '.join(found['precisions'])}; ignored: {', '.join(found['ignored']) or 'nothing'}"
+        f"{count_text(facts['parameters'])} parameters, {bytes_text(facts['bytes'])} in "
+        f"{', '.join(facts['precisions'])}; ignored: {', '.join(facts['ignored']) or 'nothing'}"
     )
-    if found["copies"]:
-        title += f"; compared when they are read: {', '.join(found['copies'])}"
+    if facts["copies"]:
+        title += f"; compared when they are read: {', '.join(facts['copies'])}"
     names = ("tensor", "its dims", "parameter", "our dims")
-    return str(Table(title, names, [tuple(row) for row in found["mapping"]]))
+    return str(Table(title, names, [tuple(row) for row in facts["mapping"]]))
 
 
 def has_template(path: Path) -> bool:
@@ -129,10 +129,10 @@ def _weights(directory: Directory) -> dict[str, Any]:
     }
 
 
-def _family(directory: Directory, found: dict[str, Any]) -> Family | None:
+def _family(directory: Directory, facts: dict[str, Any]) -> Family | None:
     """The family of a directory's model; None if `config.json` names none that can be read."""
-    if "model" in found:
-        return family_of(ModelConfig(**found["model"]))
+    if "model" in facts:
+        return family_of(ModelConfig(**facts["model"]))
     kind = FAMILIES.get(str(_config_of(directory).get("model_type")))
     return family_of(ModelConfig(family=kind.name)) if kind else None  # type: ignore[arg-type]
 
@@ -164,26 +164,26 @@ def _spelled(tokenizer: Tokenizer, ids: tuple[int, ...]) -> dict[str, str | None
     return {str(number): names.get(number) for number in ids}
 
 
-def _tokenizer_facts(found: dict[str, Any]) -> dict[str, str]:
+def _tokenizer_facts(report: dict[str, Any]) -> dict[str, str]:
     """The lines on the tokenizer, and on how texts begin and end."""
-    if found["tokenizer"] is None:
+    if report["tokenizer"] is None:
         return {"tokenizer": f"none, there is no {TOKENIZER}; give --data.tokenizer"}
-    kind, ids = found["tokenizer"]["kind"], found["tokenizer"]["ids"]
-    model = found["model"]["vocab_size"] if "model" in found else None
+    kind, ids = report["tokenizer"]["kind"], report["tokenizer"]["ids"]
+    model = report["model"]["vocab_size"] if "model" in report else None
     beyond = ", and a text with a token beyond is refused" if model and ids > model else ""
     facts = {"tokenizer": f"{kind}, {ids} ids{f'; the model has {model}' if model else ''}{beyond}"}
-    if found["begin"] is not None:
-        facts["begin"] = _named(found["begin"]) or "none"
-    return facts | {"ends": _named(found["ends"])}
+    if report["begin"] is not None:
+        facts["begin"] = _named(report["begin"]) or "none"
+    return facts | {"ends": _named(report["ends"])}
 
 
 def _named(tokens: dict[str, str | None]) -> str:
     return ", ".join(f"{name} ({number})" if name else number for number, name in tokens.items())
 
 
-def _verdict(found: dict[str, Any], family: Family | None) -> str:
-    if found["problems"]:
-        return CANNOT + next(iter(found["problems"].values()))
+def _verdict(facts: dict[str, Any], family: Family | None) -> str:
+    if facts["problems"]:
+        return CANNOT + next(iter(facts["problems"].values()))
     writes = family is not None and family.writing is not None
-    own = OWN if "tokenizer" in found and found["tokenizer"] is None else ""
-    return f"can be trained{' and generated from' if writes else ''}{own}"
+    bytes_only = OWN if "tokenizer" in facts and facts["tokenizer"] is None else ""
+    return f"can be trained{' and generated from' if writes else ''}{bytes_only}"

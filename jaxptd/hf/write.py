@@ -79,13 +79,13 @@ def _small_files(saved: SavedParams, *, dtype: str) -> Files:
     """The files beside the tensors: those of the run's base, with the run's sizes."""
     config, base = saved.config, base_of(saved.run_dir, saved.config)
     if base is None:
-        found = config_json(config.model, dtype=dtype, tokenizer=tokenizer_of(config))
-        texts = {CONFIG: found, GENERATION: generation_json(config.model, found)}
-        own = {name: as_json(each) for name, each in texts.items() if each}
-        return own | tokenizer_files(config.data.tokenizer)
+        config_file = config_json(config.model, dtype=dtype, tokenizer=tokenizer_of(config))
+        texts = {CONFIG: config_file, GENERATION: generation_json(config.model, config_file)}
+        written = {name: as_json(each) for name, each in texts.items() if each}
+        return written | tokenizer_files(config.data.tokenizer)
     ours = config_json(config.model, dtype=dtype, tokenizer=None)
-    found = config_over_base(json.loads(base[CONFIG]), config.model, ours=ours)
-    return base | {CONFIG: as_json(found)}
+    config_file = config_over_base(json.loads(base[CONFIG]), config.model, ours=ours)
+    return base | {CONFIG: as_json(config_file)}
 
 
 def _sizes(

@@ -155,7 +155,7 @@ def _backward_kernel(
     first = tile.places(0, column, rows, size)
     biases = _biases(h, b, first)
 
-    def add_tile(step: Any, found: list[Array]) -> list[Array]:
+    def add_tile(step: Any, sums: list[Array]) -> list[Array]:
         places = tile.places(step * programs + program, column, rows, size)
         x, *gate = _parts(h, biases, places)
         value, slope = act(x, run)
@@ -163,11 +163,11 @@ def _backward_kernel(
         grads = [dy_RF * math.prod(gate, start=slope), *(dy_RF * value for _ in gate)]
         for part, grad in enumerate(grads):
             store(dh, places.of_part(part), grad)
-        return [a + grad for a, grad in zip(found, grads, strict=False)]
+        return [a + grad for a, grad in zip(sums, grads, strict=False)]
 
     zeros = [jnp.zeros((tile.rows, tile.width), jnp.float32)] * (len(sums) and h.shape[1])
     steps = pl.cdiv(tiles - program, programs)
-    found = add_tile(0, zeros) if tiles == programs else lax.fori_loop(0, steps, add_tile, zeros)
+    totals = add_tile(0, zeros) if tiles == programs else lax.fori_loop(0, steps, add_tile, zeros)
     index, there = first.numbers
-    for part, each in enumerate(found):
+    for part, each in enumerate(totals):
         store(sums[0], ((program, part, index), there), each.sum(0))

@@ -90,8 +90,8 @@ def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any, *, run: Instru
     row, size = pl.program_id(0), logits.shape[1]
     end = jnp.clip(stop[0], 0, size)
 
-    def add(step: Any, found: tuple[Array, Array], *, whole: bool) -> tuple[Array, Array]:
-        top, total = found
+    def add(step: Any, so_far: tuple[Array, Array], *, whole: bool) -> tuple[Array, Array]:
+        top, total = so_far
         starts = [(step * _PIECES + number) * _PIECE for number in range(_PIECES)]
         columns = [start + jnp.arange(_PIECE) for start in starts]
         pieces = [
@@ -106,11 +106,11 @@ def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any, *, run: Instru
             total += run.exp2(run.fma(piece, LOG2_E, less))
         return new, total
 
-    found = (jnp.full(_PIECE, _LEAST, jnp.float32), jnp.zeros(_PIECE, jnp.float32))
+    state = (jnp.full(_PIECE, _LEAST, jnp.float32), jnp.zeros(_PIECE, jnp.float32))
     # Without padding no number has to be compared.
     full, steps = end // (_PIECE * _PIECES), pl.cdiv(size, _PIECE * _PIECES)
-    found = lax.fori_loop(0, full, partial(add, whole=True), found)
-    top, sums = lax.fori_loop(full, steps, partial(add, whole=False), found)
+    state = lax.fori_loop(0, full, partial(add, whole=True), state)
+    top, sums = lax.fori_loop(full, steps, partial(add, whole=False), state)
     highest = top.max()
     maximum[row] = highest
     total[row] = (sums * run.exp2(_exponent(top) - _exponent(highest))).sum()

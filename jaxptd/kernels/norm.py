@@ -82,8 +82,8 @@ def _forward(
 def _backward(
     norm: FusedNorm, saved: tuple[Array, Array, list[Array]], grads: tuple[Array, ...]
 ) -> tuple[Array, Array, Array | None]:
-    (x, w_D, (scale_R, *mean)), (*own, dy) = saved, grads
-    x_RD, dy_RD, *own_RD = (each.reshape(-1, x.shape[-1]) for each in (x, dy, *own))
+    (x, w_D, (scale_R, *mean)), (*residual_grads, dy) = saved, grads
+    x_RD, dy_RD, *own_RD = (each.reshape(-1, x.shape[-1]) for each in (x, dy, *residual_grads))
     rows, size = x_RD.shape
     _, tile = _tiles(size)
     tiles = tile.grid(rows, size)[0]
@@ -146,16 +146,16 @@ def _forward_kernel(
 
 def _dot(a: Sequence[Array], b: Sequence[Array], run: Instructions) -> Array:
     """The dot products of rows, `[R]`, in pieces."""
-    found = a[0] * b[0]
+    total = a[0] * b[0]
     for x, y in zip(a[1:], b[1:], strict=True):
-        found = run.fma(x, y, found)
-    return found.sum(1)
+        total = run.fma(x, y, total)
+    return total.sum(1)
 
 
 def _backward_kernel(
     x: Any,
     dy: Any,
-    own: Sequence[Any],
+    residual_grads: Sequence[Any],
     w: Any,
     scale: Any,
     mean: Sequence[Any],
@@ -181,7 +181,9 @@ def _backward_kernel(
     def read(step: Array) -> tuple[list[list[Array]], list[Array]]:
         """Arrays in pieces, in their type so that they wait in few registers, and statistics."""
         pieces = places_of(step)
-        arrays = [[load(a, each.both, wide=False) for each in pieces] for a in (x, dy, *own)]
+        arrays = [
+            [load(a, each.both, wide=False) for each in pieces] for a in (x, dy, *residual_grads)
+        ]
         return arrays, [load(each, pieces[0].rows)[:, None] for each in (scale, *mean)]
 
     def add_tile(step: Array, carry: Any) -> Any:
@@ -190,14 +192,14 @@ def _backward_kernel(
         x_RD, dy_RD, *own_RD = [[each.astype(jnp.float32) for each in array] for array in arrays]
         n_RD, g_RD = _gradients(x_RD, dy_RD, weights, statistics, size, run)
         for places, each, *more in zip(places_of(step), g_RD, *own_RD, strict=True):
-            scaled = run.fma(each, statistics[0], *more) if own else each * statistics[0]
+            scaled = run.fma(each, statistics[0], *more) if residual_grads else each * statistics[0]
             store(dx, places.both, scaled)
         dw = [run.fma(*each) for each in zip(dy_RD, n_RD, dw, strict=True)]
         return [dw, *([a + b for a, b in zip(each, dy_RD, strict=True)] for each in db)], following
 
     zeros = [[jnp.zeros((tile.rows, tile.width), jnp.float32)] * len(numbers)] * len(sums)
-    found, _ = lax.fori_loop(0, steps, add_tile, (zeros, read(jnp.int32(0))))
-    for result, pieces in zip(sums, found, strict=True):
+    totals, _ = lax.fori_loop(0, steps, add_tile, (zeros, read(jnp.int32(0))))
+    for result, pieces in zip(sums, totals, strict=True):
         for (index, there), each in zip(numbers, pieces, strict=True):
             store(result, ((program, index), there), each.sum(0))
 

@@ -50,14 +50,14 @@ class Instructions:
 def _run(name: str, *inputs: Array | float) -> Array:
     """Runs an instruction for each number of its inputs."""
     shape = jnp.broadcast_shapes(*(jnp.shape(each) for each in inputs))
-    (found,) = triton.elementwise_inline_asm(
+    (result,) = triton.elementwise_inline_asm(
         f"{name} $0, {', '.join(f'${1 + number}' for number in range(len(inputs)))};",
         args=[jnp.broadcast_to(jnp.asarray(each, jnp.float32), shape) for each in inputs],
         constraints="=f" + ",f" * len(inputs),
         pack=1,
         result_shape_dtypes=[jax.ShapeDtypeStruct(shape, jnp.float32)],
     )
-    return found
+    return result
 
 
 # ---- a kernel over tiles -------------------------------------------------------------------------
@@ -163,8 +163,8 @@ def load(array: Any, places: Place, other: float = 0.0, *, wide: bool = True) ->
     """Numbers of an array, `other` where there are none; in float32, or not wide in their type."""
     index, there = places
     instead = None if there is None else other
-    found = triton.load(array.at[index], mask=there, other=instead)
-    return found.astype(jnp.float32) if wide else found
+    values = triton.load(array.at[index], mask=there, other=instead)
+    return values.astype(jnp.float32) if wide else values
 
 
 def store(array: Any, places: Place, values: Array) -> None:

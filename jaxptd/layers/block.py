@@ -170,7 +170,7 @@ def run_blocks(
     stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
     caches = []
 
-    for (remat, layers), (stack, number_L, own) in zip(remats, stacks, strict=True):
+    for (remat, layers), (stack, number_L, layer_inputs) in zip(remats, stacks, strict=True):
         run = with_remat(
             lambda params, inputs, x: params[0](x, *inputs, params[1]),
             remat,
@@ -179,7 +179,7 @@ def run_blocks(
         )
         loop = _loop(run, stack, scanned=config.scan_layers)
         with jax.named_scope(LAYERS):
-            x, new = loop(stack, common, LayerInputs(token_info, number_L, own), x)
+            x, new = loop(stack, common, LayerInputs(token_info, number_L, layer_inputs), x)
         caches.append(new)
     return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 

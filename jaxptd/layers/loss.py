@@ -74,8 +74,8 @@ def _cross_entropy(
     wide_BTV, ids_V = _wide(logits_BTV, axes, vocab_size)
     if kernels == "triton":
         logits_RV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
-        found = FusedLoss().max_and_sum(logits_RV, vocab_size - ids_V[0])
-        local_max_BT, exp_BT = (each.reshape(targets_BT.shape) for each in found)
+        max_and_sum = FusedLoss().max_and_sum(logits_RV, vocab_size - ids_V[0])
+        local_max_BT, exp_BT = (each.reshape(targets_BT.shape) for each in max_and_sum)
     else:
         local_max_BT, exp_BT = _max_and_sum(wide_BTV)
     max_BT = axes.vocab_max(local_max_BT)

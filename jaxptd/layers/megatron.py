@@ -108,8 +108,8 @@ class TensorParallel1D(Base1D):
         if not apart:
             return joined_products(self._of_all_tokens(lambda x, w: multiply(x, w, 1)), x, weights)
         each = self._of_all_tokens(_products(multiply, [packed.parts for packed in weights]))
-        found = zip(each(x, [packed.w for packed in weights]), weights, strict=True)
-        return [h for products, packed in found for h in packed.with_biases(products)]
+        products_of_each = zip(each(x, [packed.w for packed in weights]), weights, strict=True)
+        return [h for products, packed in products_of_each for h in packed.with_biases(products)]
 
     def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
         """`multiply(x, w)` of x with all tokens."""

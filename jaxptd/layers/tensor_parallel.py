@@ -249,11 +249,11 @@ def joined_products(
 
     h = joined(x, [each.w for each in weights])
     pieces = lax.split(h, [math.prod(each.w.shape[1:]) for each in weights], lead)
-    found = []
+    outputs = []
     for piece, each in zip(pieces, weights, strict=True):
-        made = piece.reshape(*h.shape[:lead], *each.w.shape[1:])
-        found += each.with_biases(separated(made, lead) if each.parts else [made])
-    return found
+        shaped = piece.reshape(*h.shape[:lead], *each.w.shape[1:])
+        outputs += each.with_biases(separated(shaped, lead) if each.parts else [shaped])
+    return outputs
 
 
 def matmul(x: Array, w: Array, contract: int) -> Array:

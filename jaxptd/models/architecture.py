@@ -144,8 +144,8 @@ class Stack:
     @property
     def tokens(self) -> int:
         """Tokens of a sequence that its layers change."""
-        found: tuple[Attention | Windows, ...] = (*self.attentions, *self.windows)
-        return found[0].tokens
+        attending: tuple[Attention | Windows, ...] = (*self.attentions, *self.windows)
+        return attending[0].tokens
 
     @property
     def hidden(self) -> int:

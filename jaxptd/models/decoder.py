@@ -24,12 +24,12 @@ def fields(config: Config) -> Mapping[str, Field]:
     Documents are there where they are kept apart.
     """
     size = config.model.vocab_size
-    found = {
+    shapes = {
         "tokens": Field("seq_length", lowest=0, end=size),
         "targets": Field("seq_length", end=size),
     }
     apart = {"segments": Field("seq_length")} if config.data.documents == "apart" else {}
-    return found | apart
+    return shapes | apart
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
@@ -41,8 +41,8 @@ def losses(model: ModelConfig) -> Mapping[str, Loss]:
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
     """A field of samples by their numbers, int32[B, T]."""
     if field == "targets":
-        found: np.ndarray = samples.targets(number_B)
-        return found
+        targets: np.ndarray = samples.targets(number_B)
+        return targets
     token_BT = samples.rows(number_B)[:, :-1]
     return number_documents(token_BT, end_of_document) if field == "segments" else token_BT
 

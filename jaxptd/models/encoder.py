@@ -69,20 +69,20 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 def architecture(model: ModelConfig) -> Architecture:
     """A decoder's, with attention to all tokens, and two heads."""
-    found, size = decoder.architecture(model), model.hidden_size
-    (stack,), (head,) = found.stacks, found.heads
+    decoder_parts, size = decoder.architecture(model), model.hidden_size
+    (stack,), (head,) = decoder_parts.stacks, decoder_parts.heads
     statistics = stack.statistics
     heads = (
         dataclasses.replace(head, squares=1, norm=statistics, bias=True),
         Head(size, CLASSES, squares=1, own=True, bias=True),
     )
-    return dataclasses.replace(found, heads=heads)
+    return dataclasses.replace(decoder_parts, heads=heads)
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray:
     """A field of prepared samples by their numbers, int32[B, T] or [B]."""
-    found: np.ndarray = samples.field(field, number_B)
-    return found
+    values: np.ndarray = samples.field(field, number_B)
+    return values
 
 
 def check(config: Config) -> None:

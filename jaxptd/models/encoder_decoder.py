@@ -82,8 +82,8 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
 
 def architecture(model: ModelConfig) -> Architecture:
     """Two stacks between a decoder's table and its head."""
-    found = decoder.architecture(model)
-    (stack,) = found.stacks
+    decoder_parts = decoder.architecture(model)
+    (stack,) = decoder_parts.stacks
     source, mlp = stack.sublayers
     assert isinstance(source, Attention) and isinstance(mlp, MLP)
     source = dataclasses.replace(source, causal=False)
@@ -107,7 +107,7 @@ def architecture(model: ModelConfig) -> Architecture:
             norms_sums=False,
         ),
     )
-    return dataclasses.replace(found, stacks=stacks, embedded=(model.seq_length, length))
+    return dataclasses.replace(decoder_parts, stacks=stacks, embedded=(model.seq_length, length))
 
 
 def check(config: Config) -> None:

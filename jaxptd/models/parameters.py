@@ -31,11 +31,11 @@ def parameter_infos(config: Config) -> dict[str, ParamShape]:
         UserError: the model's layers do not fill the pipeline.
     """
     model, layout = config.model, config.layout
-    found = dict(_Parameters(model, layout, Specs.of(layout)).all(architecture_of(model)))
+    infos = dict(_Parameters(model, layout, Specs.of(layout)).all(architecture_of(model)))
     if layout.pp == 1:
-        return found
+        return infos
     place = StagePlacement(outline_plan(config), layout.sizes)
-    return {name: place(info) for name, info in found.items()}
+    return {name: place(info) for name, info in infos.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,8 +203,10 @@ class _Parameters:
         """One layer of a stack: of each pair its norm and its products."""
         for sublayer in stack.of_text:
             yield from _inside(f"{_word(sublayer)}_norm", self.norm(size, stack.statistics))
-            own = self.mlp(sublayer) if isinstance(sublayer, MLP) else self.attention(sublayer)
-            yield from _inside(_word(sublayer), own)
+            parameters = (
+                self.mlp(sublayer) if isinstance(sublayer, MLP) else self.attention(sublayer)
+            )
+            yield from _inside(_word(sublayer), parameters)
 
     def common(self, stack: Stack, size: int) -> Named:
         """The parameters that all layers of a stack read."""
@@ -236,9 +238,9 @@ def _word(sublayer: Attention | MLP) -> str:
     return "attention" if sublayer.source is None else "cross"
 
 
-def _inside(name: str, found: Named) -> Named:
+def _inside(name: str, parameters: Named) -> Named:
     """Parameters of a part, with its name before theirs."""
-    return ((f"{name}.{inner}", info) for inner, info in found)
+    return ((f"{name}.{inner}", info) for inner, info in parameters)
 
 
 def _stacked(info: ParamShape, stack: Stack) -> ParamShape:

@@ -89,12 +89,12 @@ class StagePlacement:
     @cached_property
     def _rows(self) -> dict[str, tuple[int, tuple[int, ...] | None]]:
         """For each stack its rows on all stages, and that of each layer; None: the layer's."""
-        schedule, found = self.plan.schedule, {}
+        schedule, by_stack = self.plan.schedule, {}
         for stack, sizes in self.plan.stacks.items():
             count, rows = chunk_rows(schedule, sizes)[-1], rows_of_layers(schedule, sizes)
             every = tuple(range(schedule.stages * count))
-            found[stack] = (len(every), None if rows == every else rows)
-        return found
+            by_stack[stack] = (len(every), None if rows == every else rows)
+        return by_stack
 
 
 def sharded_over(info: Shape, axis: Axis, sizes: Mapping[Axis, int]) -> Shape:

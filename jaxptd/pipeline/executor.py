@@ -238,9 +238,9 @@ class ForwardPass(Ticks):
         """A stack's caches, which vary as those that `run`, a layer of it, returns."""
         params, inputs = self.example(stack)
         inputs = inputs._replace(cache=get(caches, self.first))
-        _, found = jax.eval_shape(run, params, inputs, self.x)
+        _, result = jax.eval_shape(run, params, inputs, self.x)
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
-        return vary(caches, found)
+        return vary(caches, result)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
         return run_if("forward", carry, instruction, self._forward)

@@ -107,12 +107,12 @@ def figure(schedule: Schedule) -> Any:
 
 def _figure(schedule: Schedule, style: Any) -> Any:
     width = _width(schedule, least=style.PAGE)
-    made = style.new_picture(width, schedule.stages * 0.32 + 3.6)
+    figure = style.new_picture(width, schedule.stages * 0.32 + 3.6)
     ratios = [schedule.stages * 0.32 + 0.4, 1.8]
-    cells, curves = made.subplots(2, 1, sharex=True, height_ratios=ratios)
+    cells, curves = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
     _draw_cells(cells, schedule, _size_of_numbers(schedule, width=width))
     _draw_held(curves, schedule)
-    return made
+    return figure
 
 
 def _width(schedule: Schedule, *, least: float) -> float:

@@ -75,12 +75,12 @@ def stack_sizes(
         return _cut(sizes, layers)
     chunks = _chunks([*layers.values()], schedule.chunks)
     ends = [schedule.stages * end for end in itertools.accumulate(chunks)]
-    found: dict[str, tuple[int, ...]] = {}
+    by_stack: dict[str, tuple[int, ...]] = {}
     for (name, count), begin, end in zip(layers.items(), [0, *ends], ends, strict=False):
         words = _words({name: count}) if len(layers) == 1 else f"stack {name} of {count} layers"
-        own = part_sizes(count, end - begin, words=words)
-        found[name] = (*[0] * begin, *own, *[0] * (schedule.parts - end))
-    return found
+        parts = part_sizes(count, end - begin, words=words)
+        by_stack[name] = (*[0] * begin, *parts, *[0] * (schedule.parts - end))
+    return by_stack
 
 
 def _words(layers: Mapping[str, int]) -> str:
@@ -94,21 +94,21 @@ def _words(layers: Mapping[str, int]) -> str:
 
 def _chunks(layers: Sequence[int], chunks: int) -> list[int]:
     """Divides the chunks of a stage among stacks by their layers, at least one for each."""
-    found = [1] * len(layers)
+    numbers = [1] * len(layers)
     for _ in range(chunks - len(layers)):
-        found[max(range(len(layers)), key=lambda i: layers[i] / found[i])] += 1
-    return found
+        numbers[max(range(len(layers)), key=lambda i: layers[i] / numbers[i])] += 1
+    return numbers
 
 
 def _cut(sizes: Sequence[int], layers: Mapping[str, int]) -> Stacks:
     """The layers of each stack in parts of these sizes."""
     ends = [*itertools.accumulate(sizes)]
-    found, begin = {}, 0
+    ranges, begin = {}, 0
     for name, count in layers.items():
         inside = [min(max(end - begin, 0), count) for end in (0, *ends)]
-        found[name] = tuple(after - before for before, after in itertools.pairwise(inside))
+        ranges[name] = tuple(after - before for before, after in itertools.pairwise(inside))
         begin += count
-    return found
+    return ranges
 
 
 def part_sizes(
@@ -183,14 +183,14 @@ def layer_columns(
         part: of each stage and tick, `[ticks, p]`.
         chunk: the same.
     """
-    found, before = {}, 0
+    columns, before = {}, 0
     for stack, of_parts in stacks.items():
         sizes, rows = np.array(of_parts), np.array(chunk_rows(schedule, of_parts))
-        found[of_stack("row", stack)] = rows[chunk]
-        found[of_stack("layer", stack)] = before + (np.cumsum(sizes) - sizes)[part]
-        found[of_stack("layers", stack)] = sizes[part]
+        columns[of_stack("row", stack)] = rows[chunk]
+        columns[of_stack("layer", stack)] = before + (np.cumsum(sizes) - sizes)[part]
+        columns[of_stack("layers", stack)] = sizes[part]
         before += sum(of_parts)
-    return found
+    return columns
 
 
 def rows_of_layers(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -183,12 +183,12 @@ class Plan:
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of layers, stack after stack."""
-        found = []
+        every = []
         for stack in self.stacks:
             depth = self.depth(stack)
             first = depth if self.first is None else min(self.first, depth)
-            found += [Kind(stack, 0, first), Kind(stack, first, depth)]
-        return tuple(kind for kind in found if kind.begin < kind.end)
+            every += [Kind(stack, 0, first), Kind(stack, first, depth)]
+        return tuple(kind for kind in every if kind.begin < kind.end)
 
     @cached_property
     def trains(self) -> bool:

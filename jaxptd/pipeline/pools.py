@@ -74,8 +74,8 @@ def run_one(
 
 def _taken(body: Body[Carry], instruction: Instruction, carry: Carry) -> Carry:
     """The carry after a body, varying as before it: all branches return the same types."""
-    found = body(carry, instruction)
-    return jax.tree.map(lambda x, like: as_varying(x, sorted(varying_axes(like))), found, carry)
+    updated = body(carry, instruction)
+    return jax.tree.map(lambda x, like: as_varying(x, sorted(varying_axes(like))), updated, carry)
 
 
 def loop(

@@ -119,16 +119,16 @@ def _chunks(name: str, virtual_stages: int | None) -> int:
 
 def _from_file(path: str, sizes: dict[str, int | None]) -> Schedule:
     schedule = read_csv(path)
-    found = {
+    entries = {
         "stages": schedule.stages,
         "micro_batches": schedule.micro_batches,
         "virtual_stages": schedule.chunks,
     }
     for what, size in sizes.items():
-        if size is not None and size != found[what]:
+        if size is not None and size != entries[what]:
             raise UserError(
-                f"schedule={path} is a table for {what}={found[what]}, not {size}; "
-                f"use {what}={found[what]} or another table"
+                f"schedule={path} is a table for {what}={entries[what]}, not {size}; "
+                f"use {what}={entries[what]} or another table"
             )
     return schedule
 

@@ -111,8 +111,8 @@ def evaluate(equations: Sequence[Any], values: Values) -> None:
         if eqn.primitive.name in CALLS:
             results = _call(eqn.params[CALLS[eqn.primitive.name]], arguments)
         else:
-            found = eqn.primitive.bind(*arguments, **eqn.params)
-            results = found if eqn.primitive.multiple_results else [found]
+            values_out = eqn.primitive.bind(*arguments, **eqn.params)
+            results = values_out if eqn.primitive.multiple_results else [values_out]
         values |= dict(zip(eqn.outvars, results, strict=True))
 
 
@@ -137,12 +137,12 @@ def value_of(atom: Any, values: Values) -> Any:
 def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The equations that these results depend on, in their order."""
     wanted = {var for var in results if is_variable(var)}
-    found = []
+    variables = []
     for eqn in reversed(equations):
         if not wanted.isdisjoint(eqn.outvars):
             wanted |= {var for var in eqn.invars if is_variable(var)}
-            found.append(eqn)
-    return found[::-1]
+            variables.append(eqn)
+    return variables[::-1]
 
 
 def without(equations: Sequence[Any], some: Sequence[Any]) -> list[Any]:
@@ -174,20 +174,20 @@ def evaluated_again(
     """
     maker = {var: eqn for eqn in done for var in eqn.outvars}
     order = {var: i for i, var in enumerate([*of_first, *maker])}
-    found: dict[Any, None] = {}
+    equations_again: dict[Any, None] = {}
     known, missing = {*have}, {*of_first}
     for var in sorted(passed, key=order.__getitem__):
         variables = _made_of(var, maker, known, missing)
-        found |= dict.fromkeys(variables or ())
+        equations_again |= dict.fromkeys(variables or ())
         known.add(var)
-    return _making(found, done)
+    return _making(equations_again, done)
 
 
 def _made_of(
     var: Var, maker: Mapping[Var, Any], known: set[Var], missing: set[Var]
 ) -> list[Var] | None:
     """The variables between `known` ones and this one; None if the second half cannot make them."""
-    found, todo = [], [(var, False)]
+    inputs, todo = [], [(var, False)]
     while todo:
         each, is_named = todo.pop()
         if each in missing and each not in known:
@@ -198,9 +198,9 @@ def _made_of(
         is_named |= eqn.params.get("name") == AGAIN
         if is_heavy(eqn) or not (is_named or eqn.primitive.name in {*_VIEWS, _BARRIER}):
             return None
-        found.append(each)
+        inputs.append(each)
         todo += [(source, is_named) for source in _sources(eqn, each)]
-    return found
+    return inputs
 
 
 def _sources(equation: Any, result: Var) -> list[Var]:
@@ -213,14 +213,14 @@ def _sources(equation: Any, result: Var) -> list[Var]:
 
 def _making(variables: Mapping[Var, Any], done: Sequence[Any]) -> list[Any]:
     """The equations that make variables, in their order."""
-    found = []
+    making = []
     for eqn in done:
-        made = [var for var in eqn.outvars if var in variables]
-        if made and eqn.primitive.name == _BARRIER:
-            read = [eqn.invars[eqn.outvars.index(var)] for var in made]
-            eqn = eqn.replace(invars=read, outvars=made)
-        found += [eqn] if made else []
-    return found
+        wanted = [var for var in eqn.outvars if var in variables]
+        if wanted and eqn.primitive.name == _BARRIER:
+            read = [eqn.invars[eqn.outvars.index(var)] for var in wanted]
+            eqn = eqn.replace(invars=read, outvars=wanted)
+        making += [eqn] if wanted else []
+    return making
 
 
 # ---- the two halves of backward ------------------------------------------------------------------
@@ -359,13 +359,13 @@ class SplitBackward:
 
     def _constant_equations(self) -> list[Any]:
         """Equations that depend on no argument, such as the one for a device's index."""
-        variable, found = {*self.program.arguments}, []
+        variable, constant = {*self.program.arguments}, []
         for eqn in self.program.equations:
             if variable.isdisjoint(var for var in eqn.invars if is_variable(var)):
-                found.append(eqn)
+                constant.append(eqn)
             else:
                 variable |= {*eqn.outvars}
-        return found
+        return constant
 
     @property
     def weight_reads(self) -> list[bool]:
@@ -435,9 +435,9 @@ class PassedStorage:
         free = [i for i, _ in enumerate(saved) if not weight_reads[i]]
         replaced: list[int | None] = []
         for shape in passed:
-            found = next((i for i in free if _same_rows(saved[i], shape)), None)
-            replaced.append(found)
-            free = [i for i in free if i != found]
+            match = next((i for i in free if _same_rows(saved[i], shape)), None)
+            replaced.append(match)
+            free = [i for i in free if i != match]
         between = [s for s, i in zip(passed, replaced, strict=True) if i is None]
         shapes = (tuple(x.shape for x in arrays) for arrays in (saved, passed))
         return cls(tuple(replaced), between, *shapes)
@@ -451,5 +451,5 @@ class PassedStorage:
     def join(self, saved: Sequence[Array], between: Sequence[Array]) -> list[Array]:
         """The passed arrays again, from both pools."""
         others = iter(between)
-        found = (next(others) if i is None else saved[i] for i in self.replaced)
-        return [x.reshape(shape) for x, shape in zip(found, self.passed, strict=True)]
+        values = (next(others) if i is None else saved[i] for i in self.replaced)
+        return [x.reshape(shape) for x, shape in zip(values, self.passed, strict=True)]

@@ -200,15 +200,15 @@ def host_waits(plan: Plan) -> np.ndarray:
     """
     columns, splits = plan.columns, plan.schedule.splits
     switch = len(plan.hops.together) > 1
-    found = np.full(plan.schedule.stages, plan.schedule.ticks * (1 + splits + switch))
-    found += (columns["forward"] + 2 * columns["backward"]).sum(0)
+    waits = np.full(plan.schedule.stages, plan.schedule.ticks * (1 + splits + switch))
+    waits += (columns["forward"] + 2 * columns["backward"]).sum(0)
     loops = [columns[name] for name in ("forward", "backward", "weight")]
     loops += [columns["backward"]] * plan.recompute
     for stack, begin, end in plan.kinds:
         layers = np.clip(columns[of_stack("layers", stack)], begin, end) - begin
         if not plan.even(stack):
-            found += sum((runs * (1 + layers)).sum(0) for runs in loops)
-    return found
+            waits += sum((runs * (1 + layers)).sum(0) for runs in loops)
+    return waits
 
 
 def makespan(plan: Plan, durations: Durations = EQUAL) -> float:

@@ -107,8 +107,8 @@ class LayerKind:
 
     def get(self, pools: Sequence[Any], slot: Array, offset: Array) -> list[Array]:
         """The arrays of the layer at an offset in a part in a slot; pools: one for each kind."""
-        found: list[Array] = self.fetched(get(pools[self.number], slot, offset - self.kind.begin))
-        return found
+        saved: list[Array] = self.fetched(get(pools[self.number], slot, offset - self.kind.begin))
+        return saved
 
     def put(
         self,
@@ -230,8 +230,8 @@ class Training(Ticks):
         micro, _ = self.micro_batch(instruction["micro"])
 
         def head(ends: Any, x: X) -> tuple[Array, Any]:
-            found: tuple[Array, Any] = self.functions.head(ends, micro, x)
-            return found
+            result: tuple[Array, Any] = self.functions.head(ends, micro, x)
+            return result
 
         total, vjp, losses = jax.vjp(head, self.arrays.ends, carry.x, has_aux=True)
         ends, x = vjp(jnp.ones_like(total))
@@ -242,8 +242,8 @@ class Training(Ticks):
         """All gradients of a layer; x, the gradient of its output, becomes that of its input."""
         kind, params = self.kinds[layer.kind], self._regathered(layer.params)
         saved = kind.get(carry.saved, instruction[kind.saved], layer.offset)
-        found, x = kind.layer.backward(saved, params, layer.inputs, carry.x)
-        return self._accumulate(found, instruction, carry, layer)._replace(x=x)
+        gradients, x = kind.layer.backward(saved, params, layer.inputs, carry.x)
+        return self._accumulate(gradients, instruction, carry, layer)._replace(x=x)
 
     def _input_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
         """The gradient of a layer's input only; `_weight` computes those of its parameters."""
@@ -287,13 +287,15 @@ class Training(Ticks):
             kind = self.kinds[layer.kind]
             assert kind.split is not None
             row = layer.params
-            own = self.functions.gathered(row) if kind.weight_backward_reads_params else kind.params
-            params = own, self.arrays.common
+            layer_params = (
+                self.functions.gathered(row) if kind.weight_backward_reads_params else kind.params
+            )
+            params = layer_params, self.arrays.common
             saved = kind.get(carry.saved, instruction[kind.saved], layer.offset)
             between = kind.get(carry.between, instruction[kind.between], layer.offset)
             passed = kind.storage.join(saved, between)
-            found = kind.split.weight_backward((saved, params, layer.inputs), passed)
-            return self._accumulate(found, instruction, carry, layer)
+            gradients = kind.split.weight_backward((saved, params, layer.inputs), passed)
+            return self._accumulate(gradients, instruction, carry, layer)
 
         return self.each_layer("weight", carry, instruction, run)
 
@@ -301,10 +303,10 @@ class Training(Ticks):
         self, gradients: Any, instruction: Instruction, carry: Carry, layer: CurrentLayer
     ) -> Carry:
         """Adds a layer's gradients to the stage's."""
-        own, common = gradients
-        own = self.functions.reduce_scattered(own, layer.params)
+        of_layer, common = gradients
+        of_layer = self.functions.reduce_scattered(of_layer, layer.params)
         row = instruction[of_stack("row", layer.stack)] + layer.offset
-        summed = add(carry.layers[layer.stack], own, row)
+        summed = add(carry.layers[layer.stack], of_layer, row)
         return carry._replace(
             layers=carry.layers | {layer.stack: summed},
             common=jax.tree.map(jnp.add, carry.common, common),

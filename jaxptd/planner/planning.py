@@ -52,32 +52,32 @@ class Compiling:
             ranking: the best by prediction first.
             wanted: how many have to fit.
         """
-        found: list[Candidate] = []
-        for number, (each, figures) in enumerate(self._compiled(iter(ranking), wanted, found), 1):
+        ranked: list[Candidate] = []
+        for number, (each, figures) in enumerate(self._compiled(iter(ranking), wanted, ranked), 1):
             words = f"compiled {number}: {each.config.layout}: "
             try:
-                made = self._made(each, figures.result())
+                compiled = self._made(each, figures.result())
             except UserError as error:
                 self.say(f"{words}dropped, {error}")
                 continue
-            known = f"{gib_text(made.bytes)} a device, {made.step.seconds:.3f} s a step"
-            if made.bytes > self.limit:
+            known = f"{gib_text(compiled.bytes)} a device, {compiled.step.seconds:.3f} s a step"
+            if compiled.bytes > self.limit:
                 self.say(f"{words}dropped, {known}: the limit is {gib_text(self.limit)}")
                 continue
             self.say(f"{words}{known}")
-            found.append(dataclasses.replace(each, compiled=made))
-        return tuple(sorted(found, key=lambda each: each.seconds))
+            ranked.append(dataclasses.replace(each, compiled=compiled))
+        return tuple(sorted(ranked, key=lambda each: each.seconds))
 
     def _compiled(
-        self, ranking: Iterator[Candidate], wanted: int, found: list[Candidate]
+        self, ranking: Iterator[Candidate], wanted: int, best: list[Candidate]
     ) -> Iterator[tuple[Candidate, "Future[Figures]"]]:
         """Yields candidates in their order, until so many are found; none in vain."""
         waiting: collections.deque[tuple[Candidate, Future[Figures]]] = collections.deque()
         pool = ThreadPoolExecutor(min(wanted, os.cpu_count() or 1))
         memory = int(self.cluster.accelerator.hbm_bytes)
         try:
-            while len(found) < wanted:
-                while len(found) + len(waiting) < wanted and (each := next(ranking, None)):
+            while len(best) < wanted:
+                while len(best) + len(waiting) < wanted and (each := next(ranking, None)):
                     waiting.append((each, pool.submit(self.measure, each.config, memory)))
                 if not waiting:
                     return
@@ -246,25 +246,25 @@ class Plan:
 
 def _compiled_cells(each: Candidate) -> tuple[str, ...]:
     """The cells of `COMPILED`; none for a candidate that was not compiled."""
-    made = each.compiled
-    if made is None:
+    compiled = each.compiled
+    if compiled is None:
         return ()
-    moved = f"{made.figures.moved / 1e9:,.0f}"
-    hidden = "" if made.hidden is None else f"{made.hidden:.0%}"
-    return f"{made.step.seconds:.3f}", f"{made.bytes / 2**30:.1f}", moved, hidden
+    moved = f"{compiled.figures.moved / 1e9:,.0f}"
+    hidden = "" if compiled.hidden is None else f"{compiled.hidden:.0%}"
+    return f"{compiled.step.seconds:.3f}", f"{compiled.bytes / 2**30:.1f}", moved, hidden
 
 
 def _compiled_dict(each: Candidate) -> dict[str, Any]:
-    made = each.compiled
-    if made is None:
+    compiled = each.compiled
+    if compiled is None:
         return {}
     return {
         "compiled": {
-            "seconds": made.step.seconds,
-            "bytes": made.bytes,
-            "moved": made.figures.moved,
-            "hidden": dict(made.figures.hidden),
-            "terms": [term._asdict() for term in made.step.terms],
+            "seconds": compiled.step.seconds,
+            "bytes": compiled.bytes,
+            "moved": compiled.figures.moved,
+            "hidden": dict(compiled.figures.hidden),
+            "terms": [term._asdict() for term in compiled.step.terms],
         }
     }
 

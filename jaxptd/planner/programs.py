@@ -94,13 +94,13 @@ TP, BATCH = ("tp",), ("cp", "dp")
 
 def published_collectives(description: StepDescription) -> list[Placed]:
     """All collectives of a step, except messages between stages."""
-    found = [
+    placed = [
         *_tensor_parallel(description),
         *_ring(description),
         *_state(description),
         *_tied(description),
     ]
-    return [each for each in found if description.parallelism.group(each.axes).members > 1]
+    return [each for each in placed if description.parallelism.group(each.axes).members > 1]
 
 
 def _tensor_parallel(description: StepDescription) -> list[Placed]:
@@ -184,7 +184,7 @@ def _gathered(description: StepDescription) -> list[Placed]:
     (stack,) = description.model.stacks
     layer = description.layer_parameters(stack)
     weights, gradients = 2 * layer, description.implementation.gradient * layer
-    own = (
+    collectives = (
         description.implementation.gradient
         * description.stage_parameters
         / description.parallelism.shards
@@ -193,7 +193,7 @@ def _gathered(description: StepDescription) -> list[Placed]:
         Placed("weights", ALL_GATHER, ("shard",), 1, weights, "forward", "layer"),
         Placed("weights again", ALL_GATHER, ("shard",), 1, weights, "backward", "layer"),
         Placed("gradients", REDUCE_SCATTER, ("shard",), 1, gradients, "backward", "layer"),
-        Placed("gradients of copies", ALL_REDUCE, ("replica",), 1, own, "step"),
+        Placed("gradients of copies", ALL_REDUCE, ("replica",), 1, collectives, "step"),
     ]
 
 

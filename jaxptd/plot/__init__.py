@@ -57,10 +57,10 @@ def __dir__() -> list[str]:
 
 def format_of(path: str | Path) -> str:
     """The format that a path's suffix names. Raises UserError for another than PNG or SVG."""
-    found = Path(path).suffix.lower().removeprefix(".")
-    if found not in FORMATS:
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
         raise UserError(f"picture {path}: use a name that ends in .png or .svg")
-    return found
+    return suffix
 
 
 def drawing(module: str) -> Any:

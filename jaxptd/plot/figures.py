@@ -166,18 +166,18 @@ def _named(runs: Any) -> dict[str, Columns]:
     """The columns of each run by its name; a single run has none."""
     if hasattr(runs, "metrics") or "step" in runs or not runs:
         runs = {"": runs}
-    found = {name: getattr(run, "metrics", run) for name, run in runs.items()}
-    for name, columns in found.items():
+    metrics = {name: getattr(run, "metrics", run) for name, run in runs.items()}
+    for name, columns in metrics.items():
         _check_columns(name, columns)
-    return found
+    return metrics
 
 
 def _check_columns(name: str, columns: Any) -> None:
     where = f" in {name}" if name else ""
     if not isinstance(columns, Mapping):
-        found = type(columns).__name__
+        kind = type(columns).__name__
         raise UserError(
-            f"jaxptd.plot.loss: {name} is of type {found}; expected a run, or its metrics"
+            f"jaxptd.plot.loss: {name} is of type {kind}; expected a run, or its metrics"
         )
     if not len(columns.get("loss", ())):
         raise UserError(f"no loss was logged{where}; see log_every")

@@ -39,32 +39,32 @@ class Plan(Protocol):
 
 @checked("jaxptd.plot.plan")
 @styled
-def plan(made: Plan) -> Figure:
+def plan(planned: Plan) -> Figure:
     """Draws the best layouts of a plan: seconds and GiB by their kind, and a roofline of the best.
 
     A dot of the roofline is a part of the step, and its area the part's time. Parts without FLOPs
     are on the left, by the memory or link that bounds them; triangles at an edge are beyond it.
 
     Args:
-        made: by `jaxptd.plan(config, gpus=..., gpu=...)`.
+        planned: by `jaxptd.plan(config, gpus=..., gpu=...)`.
     """
     figure = new_picture(8.4, 7.6)
-    heights = (1 + 0.12 * len(made.best), 1.6)
+    heights = (1 + 0.12 * len(planned.best), 1.6)
     halves: Any = figure.subfigures(2, 1, height_ratios=heights)
     above, below = halves
     time, memory = above.subplots(1, 2)
     moved, computed = below.subplots(1, 2, width_ratios=(1, 2.2))
-    names = [_name(number, each) for number, each in enumerate(made.best, 1)]
-    kinds, colors = _parts([_by_kind(each.step.terms) for each in made.best])
+    names = [_name(number, each) for number, each in enumerate(planned.best, 1)]
+    kinds, colors = _parts([_by_kind(each.step.terms) for each in planned.best])
     stacked(time, names, kinds, colors)
     time.set(title="time of a step by kind", xlabel="seconds")
-    _memory(memory, names, made)
+    _memory(memory, names, planned)
     for axes in (time, memory):
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.22), ncols=3, fontsize=8)
-    terms = [term for term in made.best[0].step.terms if term.seconds > 0]
-    _moved(moved, [term for term in terms if not term.flops and term.bytes], made, colors)
-    _computed(computed, [term for term in terms if term.flops], made, colors)
-    figure.suptitle(f"plan for {made.title}", x=0.01, ha="left")
+    terms = [term for term in planned.best[0].step.terms if term.seconds > 0]
+    _moved(moved, [term for term in terms if not term.flops and term.bytes], planned, colors)
+    _computed(computed, [term for term in terms if term.flops], planned, colors)
+    figure.suptitle(f"plan for {planned.title}", x=0.01, ha="left")
     return figure
 
 
@@ -81,10 +81,10 @@ def _kind(term: Any) -> str:
 
 
 def _by_kind(terms: Sequence[Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for term in terms:
-        found[_kind(term)] = found.get(_kind(term), 0.0) + term.seconds
-    return found
+        seconds[_kind(term)] = seconds.get(_kind(term), 0.0) + term.seconds
+    return seconds
 
 
 def _parts(layouts: Sequence[Mapping[str, float]]) -> tuple[Amounts, dict[str, str]]:
@@ -103,18 +103,18 @@ def _parts(layouts: Sequence[Mapping[str, float]]) -> tuple[Amounts, dict[str, s
     return parts, colors
 
 
-def _memory(axes: Axes, names: Sequence[str], made: Plan) -> None:
-    parts, colors = _parts([each.memory.parts for each in made.best])
+def _memory(axes: Axes, names: Sequence[str], planned: Plan) -> None:
+    parts, colors = _parts([each.memory.parts for each in planned.best])
     in_gib = {name: np.divide(sizes, 2**30) for name, sizes in parts.items()}
     stacked(axes, names, in_gib, colors)
-    axes.axvline(made.limit / 2**30, color=INK, ls="--", lw=1.5, label="limit")
+    axes.axvline(planned.limit / 2**30, color=INK, ls="--", lw=1.5, label="limit")
     axes.tick_params(labelleft=False)  # the layouts are those of the panel beside it
     axes.set(title="memory of a device by kind", xlabel="GiB")
 
 
-def _moved(axes: Axes, terms: Sequence[Any], made: Plan, colors: Mapping[str, str]) -> None:
+def _moved(axes: Axes, terms: Sequence[Any], planned: Plan, colors: Mapping[str, str]) -> None:
     """Draws the rates of parts without FLOPs, beside what limits them."""
-    limits = _limits(made.cluster.accelerator)
+    limits = _limits(planned.cluster.accelerator)
     used = [link for link in LINKS if any(term.resource == link for term in terms)]
     for place, link in enumerate(used):
         axes.plot([place - 0.4, place + 0.4], [limits[link] / 1e9] * 2, color=INK, lw=1.5)
@@ -124,9 +124,9 @@ def _moved(axes: Axes, terms: Sequence[Any], made: Plan, colors: Mapping[str, st
         rate = float(np.clip(term.rate / 1e9, lowest, highest))
         dot = (used.index(term.resource), rate)
         marker = "^" if rate == highest else "v" if rate == lowest else "o"
-        _dot(axes, dot, term, made, color=colors[_kind(term)], marker=marker)
+        _dot(axes, dot, term, planned, color=colors[_kind(term)], marker=marker)
     for place, link in enumerate(used):
-        longest = _longest([term for term in terms if term.resource == link], made)
+        longest = _longest([term for term in terms if term.resource == link], planned)
         if longest:
             side, x = ("right", -10) if place else ("left", 10)
             dot = (place, longest.rate / 1e9)
@@ -145,10 +145,10 @@ def _limits(a: Accelerator) -> dict[str, float]:
     return dict(zip(LINKS, rates, strict=True))
 
 
-def _computed(axes: Axes, terms: Sequence[Any], made: Plan, colors: Mapping[str, str]) -> None:
+def _computed(axes: Axes, terms: Sequence[Any], planned: Plan, colors: Mapping[str, str]) -> None:
     """Draws the roof, and the rates of parts with FLOPs below it."""
-    a = made.cluster.accelerator
-    peak = a.fp8_flops if made.best[0].config.model.products == "fp8" else a.bf16_flops
+    a = planned.cluster.accelerator
+    peak = a.fp8_flops if planned.best[0].config.model.products == "fp8" else a.bf16_flops
     ridge = peak / a.hbm_bandwidth
     intensities = [term.flops / term.bytes for term in terms if term.bytes]
     left, right = min([ridge, *intensities]) / 4, max([ridge, *intensities]) * 4
@@ -159,9 +159,9 @@ def _computed(axes: Axes, terms: Sequence[Any], made: Plan, colors: Mapping[str,
     places = {term: _place(term, right / 1.3) for term in terms}
     for term, place in places.items():
         marker = "o" if term.bytes else ">"
-        _dot(axes, place, term, made, color=colors[_kind(term)], marker=marker)
+        _dot(axes, place, term, planned, color=colors[_kind(term)], marker=marker)
     for kind in {_kind(term): 0 for term in terms}:
-        longest = _longest([term for term in terms if _kind(term) == kind], made)
+        longest = _longest([term for term in terms if _kind(term) == kind], planned)
         if longest:
             above = {"ha": "center", "va": "bottom", "xytext": (0, 13)}
             below = {"ha": "right", "va": "top", "xytext": (0, -10)}  # at the right edge
@@ -179,15 +179,15 @@ def _place(term: Any, edge: float) -> tuple[float, float]:
     return x, term.flops / term.seconds / 1e12
 
 
-def _dot(axes: Axes, place: tuple[float, float], term: Any, made: Plan, **style: Any) -> None:
-    size = max(SMALL, DOT * term.seconds / made.best[0].step.seconds)
+def _dot(axes: Axes, place: tuple[float, float], term: Any, planned: Plan, **style: Any) -> None:
+    size = max(SMALL, DOT * term.seconds / planned.best[0].step.seconds)
     axes.scatter(*place, s=size, alpha=0.75, linewidths=0, zorder=3, **style)
 
 
-def _longest(terms: Sequence[Any], made: Plan) -> Any:
+def _longest(terms: Sequence[Any], planned: Plan) -> Any:
     """The longest of some parts; None if it is too short for a name in the picture."""
     longest = max(terms, key=lambda term: term.seconds)
-    return longest if longest.seconds >= LABELLED * made.best[0].step.seconds else None
+    return longest if longest.seconds >= LABELLED * planned.best[0].step.seconds else None
 
 
 def _label(axes: Axes, term: Any, place: tuple[float, float], **style: Any) -> None:

@@ -66,8 +66,8 @@ def uneven(values: Values) -> tuple[int, ...]:
 
 def named(sentence: str) -> list[str]:
     """The drawn fields that a sentence names, each once."""
-    found = dict.fromkeys(_FIELD.findall(sentence))
-    return [name for name in found if name in DRAWN]
+    fields = dict.fromkeys(_FIELD.findall(sentence))
+    return [name for name in fields if name in DRAWN]
 
 
 def without_effect_of(config: Config) -> Iterator[str]:

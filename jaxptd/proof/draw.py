@@ -180,8 +180,8 @@ class Draws:
             if pair is None:
                 break
             drawn = [self._accepted(number, {**kept, **dict(pair)}) for _ in range(CANDIDATES)]
-            if found := [case for case in drawn if case]:
-                return max(found, key=lambda case: self.pairs.new(case.values))
+            if cases := [case for case in drawn if case]:
+                return max(cases, key=lambda case: self.pairs.new(case.values))
             if not kept:
                 self.pairs.refused.add(pair)
         while True:

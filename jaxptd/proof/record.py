@@ -33,15 +33,15 @@ class Record:
             texts = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot use {self._path}: {error}; name another folder") from error
-        found = [line for line in map(_read, texts) if line]
-        if not found:
+        records = [line for line in map(_read, texts) if line]
+        if not records:
             self._add(self.about)
-        elif found[0] != self.about:
+        elif records[0] != self.about:
             raise UserError(
-                f"{self._path} has other cases, {_words(found[0])}, not {_words(self.about)}; name "
-                "another folder with --out"
+                f"{self._path} has other cases, {_words(records[0])}, not {_words(self.about)}; "
+                "name another folder with --out"
             )
-        for line in found[1:]:
+        for line in records[1:]:
             self.lines[line["case"]] = line
 
     def begin(self, number: int) -> None:
@@ -65,10 +65,10 @@ class Record:
 def _read(text: str) -> dict[str, Any] | None:
     """A line; None for one that was cut off."""
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def _words(about: Mapping[str, Any]) -> str:

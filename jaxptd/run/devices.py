@@ -49,11 +49,11 @@ def simulate(devices: int) -> None:
     with contextlib.suppress(RuntimeError):  # JAX has started already
         jax.config.update("jax_num_cpu_devices", devices)
         jax.config.update("jax_platforms", "cpu")
-    found = _started()
-    if found[0].platform != "cpu" or len(found) < devices:
+    started = _started()
+    if started[0].platform != "cpu" or len(started) < devices:
         raise UserError(
-            f"simulate({devices}): JAX has started already, with {len(found)} x "
-            f"{found[0].device_kind}; restart Python (in a notebook its kernel), and call "
+            f"simulate({devices}): JAX has started already, with {len(started)} x "
+            f"{started[0].device_kind}; restart Python (in a notebook its kernel), and call "
             f"jaxptd.simulate({devices}) before anything else that uses JAX"
         )
 
@@ -84,13 +84,13 @@ def use_devices(number: int) -> str:
     with contextlib.suppress(RuntimeError):  # JAX has started already
         jax.config.update("jax_num_cpu_devices", number)
         _set_fraction()
-    found = _started(f"call jaxptd.simulate({number}) instead")
-    if len(found) < number:
+    started = _started(f"call jaxptd.simulate({number}) instead")
+    if len(started) < number:
         raise UserError(
-            f"use_devices({number}): there are {len(found)} x {found[0].device_kind}; restart "
+            f"use_devices({number}): there are {len(started)} x {started[0].device_kind}; restart "
             f"Python (in a notebook its kernel), and call jaxptd.simulate({number}) instead"
         )
-    return _description(found, number)
+    return _description(started, number)
 
 
 def ready(config: Config) -> tuple[Config, str]:

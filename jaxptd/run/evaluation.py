@@ -39,9 +39,9 @@ def read_batch(
 
     def rows_of(field: str, numbers: slice) -> np.ndarray:
         sample_B = first + np.arange(program.config.train.global_batch_size)[numbers]
-        found = family.rows(windows, field, sample_B, end_of_document=end_of_document)
-        inside = (sample_B < beyond).reshape(-1, *[1] * (found.ndim - 1))
-        return np.where(inside, found, NOT_COUNTED) if field in targets else found
+        rows = family.rows(windows, field, sample_B, end_of_document=end_of_document)
+        inside = (sample_B < beyond).reshape(-1, *[1] * (rows.ndim - 1))
+        return np.where(inside, rows, NOT_COUNTED) if field in targets else rows
 
     model = program.config.model
     family = family_of(model)

@@ -107,15 +107,15 @@ class RunDir:
         with run_dir_errors(self.path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path)  # unlike `exists`, it raises for a name that no file can have
-            found = next(each for each in (self.path, *self.path.parents) if os.path.lexists(each))
-            if not found.is_dir():
+            place = next(each for each in (self.path, *self.path.parents) if os.path.lexists(each))
+            if not place.is_dir():
                 raise UserError(
-                    f"train.run_dir={shown(self.path)}: {shown(found)} is a file; name a directory"
+                    f"train.run_dir={shown(self.path)}: {shown(place)} is a file; name a directory"
                 )
             has_config, has_checkpoints = self._config.exists(), self.checkpoints.exists()
             if has_config and not self._config.is_file():
                 raise UserError(f"{shown(self._config)} is not a regular file; remove it")
-            for each in (found, self.checkpoints) if has_checkpoints else (found,):
+            for each in (place, self.checkpoints) if has_checkpoints else (place,):
                 if not os.access(each, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if config.checkpoint.resume == "never" and (has_config or has_checkpoints):

@@ -91,9 +91,9 @@ class Generator:
         while len(text) < end:
             seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
             count = min(end - len(text), longest - len(seen))
-            found = self._write_on(params, seen, count, place=len(text))
-            text += found
-            if len(found) < count:
+            written = self._write_on(params, seen, count, place=len(text))
+            text += written
+            if len(written) < count:
                 break
         return text[len(prompt) :]
 
@@ -106,8 +106,8 @@ class Generator:
         first = len(prompt) // SHAPES * SHAPES or 1
         given = prompt[first:]
         count = min(SHAPES - 1 + tokens, self._model.seq_length - first)
-        found = self._write_on(params, prompt[:first], count, place=len(prompt), given=given)
-        return found[len(given) :][:tokens]
+        written = self._write_on(params, prompt[:first], count, place=len(prompt), given=given)
+        return written[len(given) :][:tokens]
 
     @property
     def _model(self) -> ModelConfig:
@@ -135,8 +135,8 @@ class Generator:
         given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=NONE)
         batch = self._writing.first(self._model, prompt)
         key = jax.random.fold_in(jax.random.key(self.sampling.seed), place)
-        found = np.asarray(self._write(params, batch, key, given_N))[:, 0]
-        return [token for token in found.tolist() if token != NONE]
+        written = np.asarray(self._write(params, batch, key, given_N))[:, 0]
+        return [token for token in written.tolist() if token != NONE]
 
     @cached_property
     def _write(self) -> Callable[..., Array]:
@@ -180,7 +180,7 @@ class Generator:
 
     def _places(self, batch: Batch, start: Array) -> TokenInfo:
         """The places of a batch's sequences; start: the position of the first token."""
-        found: TokenInfo | None = None
+        info: TokenInfo | None = None
         for each in family_of(self._model).sequences:
             if each.tokens in batch:
                 size, length = batch[each.tokens].shape
@@ -188,9 +188,9 @@ class Generator:
                 segment_BT = each.documents(batch)
                 segment_BCT = None if segment_BT is None else segment_BT[:, None]
                 sample_B = jnp.zeros(size, jnp.int32)
-                found = TokenInfo(sample_B, position_T, None, segment_BCT, found)
-        assert found is not None
-        return found
+                info = TokenInfo(sample_B, position_T, None, segment_BCT, info)
+        assert info is not None
+        return info
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:
         """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device."""

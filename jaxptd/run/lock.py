@@ -59,17 +59,17 @@ class Holder:
     def from_json(cls, text: str | bytes) -> Self:
         """Reads what `to_json` wrote. Raises ValueError for anything else."""
         try:
-            found = cls(**json.loads(text))
+            holder = cls(**json.loads(text))
         except (TypeError, RecursionError) as error:
             raise ValueError(f"not a holder: {error}") from error
-        words = (found.host, found.boot, found.since)
+        words = (holder.host, holder.boot, holder.since)
         if not all(isinstance(word, str) and word.isprintable() for word in words):
             raise ValueError("host, boot and since are text")
-        if type(found.pid) is not int or not 0 < found.pid < 2**31:
+        if type(holder.pid) is not int or not 0 < holder.pid < 2**31:
             raise ValueError("pid is the number of a process")
-        if found.started is not None and type(found.started) is not int:
+        if holder.started is not None and type(holder.started) is not int:
             raise ValueError("started is a number")
-        return found
+        return holder
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self)) + "\n"

@@ -179,9 +179,9 @@ class Sent:
 def _read(path: Path) -> tuple[str | None, int]:
     """The name and the last step of a service's run; None and 0 without a file that says so."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found["run"], str) and isinstance(found["step"], int):
-            return found["run"], found["step"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content["run"], str) and isinstance(content["step"], int):
+            return content["run"], content["step"]
     return None, 0
 
 

@@ -238,8 +238,8 @@ def _skipped(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _validation(row: Mapping[str, Any]) -> Iterator[str]:
     if "validation_loss" in row:
-        found = [text.format(row[name]) for name, text in SCORES.items() if name in row]
-        scores = f" ({', '.join(found)})" * bool(found)
+        texts = [text.format(row[name]) for name, text in SCORES.items() if name in row]
+        scores = f" ({', '.join(texts)})" * bool(texts)
         yield f"validation {row['validation_loss']:.4f}{scores}"
 
 

@@ -94,8 +94,8 @@ def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
         )
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
-            found = described_config(str(run_dir), checkpoints.description(step))
-            return _with_tokenizer(found, run_dir / BASE)
+            config = described_config(str(run_dir), checkpoints.description(step))
+            return _with_tokenizer(config, run_dir / BASE)
     raise _all_damaged(run_dir)
 
 
@@ -112,10 +112,10 @@ def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict
     Raises:
         UserError: all are damaged.
     """
-    found = checkpoints.restore_newest(target, report=_warn)
-    if found is None:
+    restored = checkpoints.restore_newest(target, report=_warn)
+    if restored is None:
         raise _all_damaged(run_dir)
-    return found[1]
+    return restored[1]
 
 
 def restore_weights(program: Program, path: Path) -> Params:

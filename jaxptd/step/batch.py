@@ -92,8 +92,8 @@ class Batches:
             return fields[field].padded(rows_of(field, numbers), shapes[field][1:])
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
-            found = rows(field, index[0])
-            return found[:, self.token_orders[field][index[1]]] if len(index) > 1 else found
+            rows_here = rows(field, index[0])
+            return rows_here[:, self.token_orders[field][index[1]]] if len(index) > 1 else rows_here
 
         shardings, make = self.shardings, jax.make_array_from_callback
         return {
@@ -126,22 +126,22 @@ def batch_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 def given_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """[B, ..] of each field of a global batch that users give."""
-    found = _shapes(config, config.model)
-    return {name: found[name] for name in batch_fields(config)}
+    shapes = _shapes(config, config.model)
+    return {name: shapes[name] for name in batch_fields(config)}
 
 
 def _shapes(config: Config, model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    found, size = family_of(model).fields(config), config.train.global_batch_size
+    fields, size = family_of(model).fields(config), config.train.global_batch_size
     return {
         name: (size, *(option(model, each) for each in field.sizes))
-        for name, field in found.items()
+        for name, field in fields.items()
     }
 
 
 def batch_specs(config: Config) -> dict[str, P]:
     """The spec of each field of a batch."""
-    found = family_of(config.model).fields(config)
-    return {name: BATCH_SPEC if each.length else SEQUENCE_SPEC for name, each in found.items()}
+    fields = family_of(config.model).fields(config)
+    return {name: BATCH_SPEC if each.length else SEQUENCE_SPEC for name, each in fields.items()}
 
 
 def check_batch(
@@ -172,10 +172,10 @@ def check_batch(
         if isinstance(kind, str) or not jnp.issubdtype(kind, abstract):
             raise UserError(f"a batch holds {name} of {kind}; use an array of {wanted}")
     if wrong := [name for name, x in batch.items() if x.shape != shapes[name]]:
-        found = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
+        given = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
         lengths = (f" x model.{size}" for size in kinds[wrong[0]].sizes)
         words = "train.global_batch_size" + "".join(lengths)
-        raise UserError(f"a batch holds {found}; use {shapes[wrong[0]]}, {words}")
+        raise UserError(f"a batch holds {given}; use {shapes[wrong[0]]}, {words}")
 
 
 def check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:

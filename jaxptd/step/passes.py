@@ -91,8 +91,8 @@ class ForwardBackward(Protocol):
 
 def in_total(losses: Losses, weights: Losses) -> tuple[Array, Losses]:
     """The sum of all losses that have a weight, each times its own, and these products."""
-    found = {name: losses[name] * weight for name, weight in weights.items()}
-    return total(found), found
+    weighted = {name: losses[name] * weight for name, weight in weights.items()}
+    return total(weighted), weighted
 
 
 def total(losses: Losses) -> Array:
@@ -157,8 +157,8 @@ class GradientAccumulation:
             return sum_of_all, (each, held)
 
         gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
-        (_, (found, held)), gradients = gradient(grad_slots_of(params))
-        losses = jax.tree.map(jnp.add, total[0], found)
+        (_, (loss_terms, held)), gradients = gradient(grad_slots_of(params))
+        losses = jax.tree.map(jnp.add, total[0], loss_terms)
         return (losses, added(params, total[1], gradients)), held
 
     def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:

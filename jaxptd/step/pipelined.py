@@ -158,8 +158,8 @@ class PipelineSchedule:
 
     def _outside(self, params: StepParams, ends: Params) -> Model:
         """The model without its layers; ends: its gradient slots, among `params`."""
-        own = {name: params[name] for name in ends}
-        return self.blueprint.build(attached(with_grad_slots(own, ends)))
+        named = {name: params[name] for name in ends}
+        return self.blueprint.build(attached(with_grad_slots(named, ends)))
 
     def _layers(self) -> list[Callable]:
         """The layer of each stack: (parameters and common ones, inputs, x) -> (x, cache)."""
@@ -167,21 +167,21 @@ class PipelineSchedule:
 
     def _trained_layers(self) -> list[Callable]:
         """The layers of each of `Plan.kinds`, which save what the model's policy says: -> x."""
-        found = []
+        runs = []
         for stack, layer in zip(self.plan.stacks, self._layers(), strict=True):
             run = partial(_without_cache, layer)
             remats = [] if self.plan.recompute else self.model.remats(self.plan.depth(stack))
             scanned = self.model.scan_layers
-            found += [with_remat(run, remat, scanned=scanned) for remat, _ in remats] or [run]
-        return found
+            runs += [with_remat(run, remat, scanned=scanned) for remat, _ in remats] or [run]
+        return runs
 
     def _layer(
         self, stack: str, params: tuple[Params, Params], inputs: LayerInputs, x: X
     ) -> tuple[X, Any]:
-        own, common = params
-        model = self.blueprint.build(own | common)
-        found: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
-        return found
+        layer_params, common = params
+        model = self.blueprint.build(layer_params | common)
+        result: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
+        return result
 
     def _terms(
         self, of: Terms, token_info: TokenInfo, outside: Model, micro: MicroBatches, x: X

@@ -82,8 +82,8 @@ def _difference(x: Any, like: jax.ShapeDtypeStruct) -> str:
     if x.is_deleted():
         return USED
     if (x.shape, x.dtype) != (like.shape, like.dtype):
-        found, wanted = f"{x.dtype}{list(x.shape)}", f"{like.dtype}{list(like.shape)}"
-        return f"is {quoted(found)}; this program has {quoted(wanted)}"
+        given, wanted = f"{x.dtype}{list(x.shape)}", f"{like.dtype}{list(like.shape)}"
+        return f"is {quoted(given)}; this program has {quoted(wanted)}"
     if like.sharding is not None and not x.sharding.is_equivalent_to(like.sharding, x.ndim):
         return "is on other devices, or sharded in another way; use jax.device_put(x, old.sharding)"
     return ""
@@ -166,9 +166,9 @@ class Program:
         layout, model = self.config.layout, self.config.model
         sizes = dict(self.mesh.shape)
         if list(sizes.items()) != list(layout.sizes.items()):
-            found = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+            axes = " ".join(f"{axis}={size}" for axis, size in sizes.items())
             raise UserError(
-                f"the mesh ({found}) is not that of config.layout ({layout}); use "
+                f"the mesh ({axes}) is not that of config.layout ({layout}); use "
                 "make_mesh(config.layout)"
             )
         family_of(model).check(self.config)

@@ -161,8 +161,8 @@ def resolve_for_decoding(config: Config, mesh: Mesh) -> ResolvedConfig:
         others: Any = tuple(layout.offloaded - {"activations"})
         layout = dataclasses.replace(layout, offload=others)
     resolved = resolve(dataclasses.replace(config, model=model, layout=layout), mesh)
-    made = resolved.model
-    unpadded = dataclasses.replace(model, attention=made.attention, kernels=made.kernels)
+    chosen = resolved.model
+    unpadded = dataclasses.replace(model, attention=chosen.attention, kernels=chosen.kernels)
     return dataclasses.replace(resolved, model=unpadded, tensor_parallel=for_decoding(layout))
 
 

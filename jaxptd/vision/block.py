@@ -162,8 +162,8 @@ def make_pairs(
     first: the number of the first one in the model.
     """
     keys = jax.random.split(rngs(), len(level.paths) // 2)
-    made: WindowPair = stacked(
+    pairs: WindowPair = stacked(
         lambda key: WindowPair(level, first, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)),
         keys,
     )
-    return made
+    return pairs

@@ -114,13 +114,13 @@ def find_images(source: str | Sequence[str]) -> list[ImageFile]:
     Raises:
         UserError: there are none, or a label is missing.
     """
-    found = [each for name in _names(source) for each in _of(name)]
-    if not found:
+    paths = [each for name in _names(source) for each in _of(name)]
+    if not paths:
         raise UserError(
             f"data.source={source!r} has no images; use folders with .npz files, or with image/ "
             "and label/ of .npy or .png files"
         )
-    return found
+    return paths
 
 
 def find_classes(source: str | Sequence[str], classes: int) -> list[ImageFile]:
@@ -139,7 +139,7 @@ def find_classes(source: str | Sequence[str], classes: int) -> list[ImageFile]:
             f"data.source={source!r} has folders of {len(names)} classes; use 2 to {classes}, of "
             "model.image_classes"
         )
-    found = []
+    ranked = []
     for number, name in enumerate(names):
         files = [
             path
@@ -147,10 +147,10 @@ def find_classes(source: str | Sequence[str], classes: int) -> list[ImageFile]:
             for path in sorted((folder / name).glob("*"))
             if path.suffix in ENDINGS
         ]
-        found += [((place + 0.5) / len(files), number, path) for place, path in enumerate(files)]
-    if not found:
+        ranked += [((place + 0.5) / len(files), number, path) for place, path in enumerate(files)]
+    if not ranked:
         raise UserError(f"data.source={source!r} has no {', '.join(ENDINGS)} file in its folders")
-    return [ImageFile(path, number) for _, number, path in sorted(found)]
+    return [ImageFile(path, number) for _, number, path in sorted(ranked)]
 
 
 def _names(source: str | Sequence[str]) -> Sequence[str]:
@@ -176,8 +176,8 @@ def _array(path: Path, name: str) -> np.ndarray:
     try:
         if path.suffix == PNG:
             return _pixels(path, name)
-        found = np.load(path, allow_pickle=False)
-        array = found[name] if isinstance(found, np.lib.npyio.NpzFile) else found
+        loaded = np.load(path, allow_pickle=False)
+        array = loaded[name] if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
         return np.asarray(array)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} has no array {name!r}: {error}") from error
@@ -185,10 +185,10 @@ def _array(path: Path, name: str) -> np.ndarray:
 
 def _pixels(path: Path, name: str) -> np.ndarray:
     """The pixels of a `.png`; labels may be the numbers of colors."""
-    found = read_png(path.read_bytes())
-    if found.palette and name == "image":
+    png = read_png(path.read_bytes())
+    if png.palette and name == "image":
         raise ValueError("its pixels are numbers of colors; save it as gray or RGB")
-    return found.pixels
+    return png.pixels
 
 
 # ---- samples by their numbers --------------------------------------------------------------------

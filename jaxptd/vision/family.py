@@ -59,8 +59,8 @@ def draw(config: Config, rng: np.random.Generator, *, of_pixels: bool) -> dict[s
 
 def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray:
     """A field of samples by their numbers."""
-    found: np.ndarray = samples.field(field, number_B)
-    return found
+    values: np.ndarray = samples.field(field, number_B)
+    return values
 
 
 # Fields that only models of tokens have, with what a config has where it says nothing.
@@ -273,8 +273,8 @@ def open_samples(config: Config, *, of_pixels: bool) -> Data:
         UserError: as `open_images`, or options of text are set.
     """
     images = images_of(config.model)
-    found = open_images(config.data, images, seed=config.train.seed, of_pixels=of_pixels)
-    return Data(*found)
+    data = open_images(config.data, images, seed=config.train.seed, of_pixels=of_pixels)
+    return Data(*data)
 
 
 def _family(name: str, *, of_pixels: bool) -> Family:

@@ -43,12 +43,12 @@ LEFT_OUT = (128, 128, 128)  # color of pixels that do not count
 
 def classes_field(config: Config) -> str:
     """The field of a batch with the classes of images. Raises UserError for other models."""
-    found = family_of(config.model).classes
-    if found is None:
+    field = family_of(config.model).classes
+    if field is None:
         raise UserError(
             f"model.family={config.model.family} gives no classes to images; use swin-unet or swin"
         )
-    return found
+    return field
 
 
 def of_pixels(config: Config) -> bool:
@@ -76,14 +76,14 @@ def classes_of(program: Program, params: Params, image_BSS: np.ndarray) -> np.nd
             f"images {list(image_BSS.shape)}; use {['B', *shapes['image']]}, of model.image_size "
             "and model.image_channels"
         )
-    size, found = program.config.train.global_batch_size, []
+    size, classes = program.config.train.global_batch_size, []
     for first in range(0, len(image_BSS), size):
         image = image_BSS[first : first + size].astype(np.float32)
         missing = [(0, size - len(image))] + [(0, 0)] * 3
         unknown = np.full((size, *shapes[label]), NOT_COUNTED, np.int32)
         batch: Any = {"image": np.pad(image, missing), label: unknown}  # placed by the step
-        found.append(np.asarray(program.classes(params, batch))[: len(image)])
-    return np.concatenate(found)
+        classes.append(np.asarray(program.classes(params, batch))[: len(image)])
+    return np.concatenate(classes)
 
 
 def palette(classes: int) -> list[Color]:
@@ -188,8 +188,8 @@ def final_picture(
 
 def held_out(config: Config, validation: Samples, field: str, count: int) -> np.ndarray:
     """A field of the first held-out images."""
-    found = family_of(config.model).rows(validation, field, np.arange(count))
-    return np.asarray(found)
+    batch = family_of(config.model).rows(validation, field, np.arange(count))
+    return np.asarray(batch)
 
 
 def write_pictures(files: Mapping[Path, bytes]) -> None:
@@ -225,10 +225,10 @@ def write_classes(
     names, image = images
     if has_masks := of_pixels(program.config):
         pillow("a mask is a PNG, which")  # before any is computed
-    found = classes_of(program, params, image)
+    classes = classes_of(program, params, image)
     if not has_masks:
-        return [{"image": n, "class": int(each)} for n, each in zip(names, found, strict=True)]
-    files = Masks(image, found, images_of(program.config.model).classes).files(folder, names)
+        return [{"image": n, "class": int(each)} for n, each in zip(names, classes, strict=True)]
+    files = Masks(image, classes, images_of(program.config.model).classes).files(folder, names)
     write_pictures(files)
     paths = [str(path) for path in files]
     rows = zip(names, paths[::2], paths[1::2], strict=True)
@@ -269,14 +269,14 @@ def inputs_of(config: Config, paths: Sequence[Path]) -> Inputs:
             f"two images are named {twice[0]}, and so would be their masks; give them one by one"
         )
     images = images_of(config.model)
-    found = [read_image(path, images.size, images.channels) for path in files]
-    return names, np.stack(found)
+    images_read = [read_image(path, images.size, images.channels) for path in files]
+    return names, np.stack(images_read)
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(each for each in path.iterdir() if each.suffix in ENDINGS)
-    if not found:
+    paths = sorted(each for each in path.iterdir() if each.suffix in ENDINGS)
+    if not paths:
         raise UserError(f"{path} has no {', '.join(ENDINGS)} file; name another folder")
-    return found
+    return paths

@@ -67,12 +67,12 @@ def read_png(data: bytes) -> Png:
         ValueError: they are damaged, or pixels of a kind that Pillow would change.
         UserError: Pillow is not installed.
     """
-    made = pillow("reading a PNG").PngImagePlugin.PngImageFile  # no limit of pixels but ours
+    reader = pillow("reading a PNG").PngImagePlugin.PngImageFile  # no limit of pixels but ours
     header = _header(data)
     try:
-        made(io.BytesIO(data)).verify()  # the sums of all parts; it cannot be loaded afterwards
+        reader(io.BytesIO(data)).verify()  # the sums of all parts; it cannot be loaded afterwards
         _check_rows(data, header)
-        with made(io.BytesIO(data)) as image:
+        with reader(io.BytesIO(data)) as image:
             pixels = np.asarray(image)
     except (SyntaxError, OSError, EOFError, LookupError, zlib.error, struct.error) as error:
         raise ValueError(f"it is damaged: {error}") from error
@@ -134,6 +134,6 @@ def _check_rows(data: bytes, header: _Header) -> None:
     for left, top, right, down in _PASSES if header.interlaced else ((0, 0, 1, 1),):
         rows, columns = -((top - header.height) // down), -((left - header.width) // right)
         wanted += rows * (1 + -(-columns * bits // 8)) * (rows > 0 and columns > 0)
-    found = len(zlib.decompressobj().decompress(b"".join(packed), wanted))
-    if found != wanted:
-        raise ValueError(f"it has {found} of {wanted} bytes of pixels")
+    unpacked = len(zlib.decompressobj().decompress(b"".join(packed), wanted))
+    if unpacked != wanted:
+        raise ValueError(f"it has {unpacked} of {wanted} bytes of pixels")

@@ -80,15 +80,15 @@ def start(stack: Any) -> Any:
     return _map(lambda leaf: leaf.sum if _adds(leaf) else jnp.zeros_like(_grad_slot(leaf)), stack)
 
 
-def with_layer(found: Any, gradients: Any, stack: Any, i: Any) -> Any:
+def with_layer(sums: Any, gradients: Any, stack: Any, i: Any) -> Any:
     """Gradients of a stack with those of layer i, as `start` says."""
 
     def one(leaf: Any, pool: Array, gradient: Array) -> Array:
         put = pools.add if _adds(leaf) else pools.put
-        found: Array = put(pool, gradient, i)
-        return found
+        updated: Array = put(pool, gradient, i)
+        return updated
 
-    return _map(one, stack, found, gradients)
+    return _map(one, stack, sums, gradients)
 
 
 def _has_place(leaf: Any) -> bool:

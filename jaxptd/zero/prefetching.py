@@ -105,8 +105,8 @@ def with_backward(loop: Loop, forward: Callable[..., tuple[tuple, Callable]]) ->
 
     differentiated: Any = jax.custom_vjp(loop)
     differentiated.defvjp(forward, backward)
-    made: Loop = differentiated
-    return made
+    with_own: Loop = differentiated
+    return with_own
 
 
 def _forward(
@@ -155,25 +155,25 @@ def _backward(
         of_params, dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
         return before, *of_params, dx
 
-    def send(found: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
+    def send(sums: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, what is sent of these)."""
         sent = reduce_scattered(gradients, layer_at(stack, i))
-        return accumulation.with_layer(found, sent, stack, i), sent
+        return accumulation.with_layer(sums, sent, stack, i), sent
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
-        blocks, gradients, total, dx, found = carry
+        blocks, gradients, total, dx, sums = carry
         i, kept = each
         blocks, of_layer, more, dx = back(i, blocks, kept, dx)
-        found, sent = send(found, gradients, i + 1)
+        sums, sent = send(sums, gradients, i + 1)
         dx = after(dx, sent) if blocks else dx
-        return (blocks, of_layer, jax.tree.map(jnp.add, total, more), dx, found), None
+        return (blocks, of_layer, jax.tree.map(jnp.add, total, more), dx, sums), None
 
     # Outside of a loop XLA would keep what forward computed, and not compute it again.
     blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
     start = *back(end, blocks, of_last, dy), accumulation.start(stack)
     others = jnp.arange(end, dtype=jnp.int32), kept
-    (_, gradients, total, dx, found), _ = lax.scan(trip, start, others, reverse=True)
-    return as_layer(stack, send(found, gradients, 0)[0]), total, dx
+    (_, gradients, total, dx, total_sums), _ = lax.scan(trip, start, others, reverse=True)
+    return as_layer(stack, send(total_sums, gradients, 0)[0]), total, dx
 
 
 def layer_at(stack: Any, i: Any) -> Any:
@@ -186,9 +186,9 @@ def inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
     return LayerInputs(inputs.token_info, *layer_at(inputs[1:], i))
 
 
-def _put(found: Array, one: Array, i: Any) -> Array:
+def _put(stacked: Array, one: Array, i: Any) -> Array:
     """Writes one layer's array into those of all layers."""
-    return lax.dynamic_update_index_in_dim(found, one, i, 0)
+    return lax.dynamic_update_index_in_dim(stacked, one, i, 0)
 
 
 # ---- a loop that adds gradients to sums ----------------------------------------------------------
@@ -209,8 +209,8 @@ def accumulating_scan(run: LayerFunction) -> Loop:
     """
 
     def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
-        def trip(x: Any, own: tuple[Any, ...]) -> tuple[Any, Any]:
-            return run((own[0], common), LayerInputs(inputs.token_info, *own[1:]), x)
+        def trip(x: Any, per_layer: tuple[Any, ...]) -> tuple[Any, Any]:
+            return run((per_layer[0], common), LayerInputs(inputs.token_info, *per_layer[1:]), x)
 
         return lax.scan(trip, x, (blocks_of(stack), *inputs[1:]))
 
@@ -236,14 +236,14 @@ def _backward_adding(
     """(sums with the gradients of the stack, gradients of common, of x)."""
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
-        total, dx, found = carry
+        total, dx, sums = carry
         i, kept = each
         params = layer_at(blocks_of(stack), i), common
         (of_layer, more), dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
-        found = accumulation.with_layer(found, of_layer, stack, i)
-        return (jax.tree.map(jnp.add, total, more), dx, found), None
+        sums = accumulation.with_layer(sums, of_layer, stack, i)
+        return (jax.tree.map(jnp.add, total, more), dx, sums), None
 
     start = jax.tree.map(jnp.zeros_like, common), dy, accumulation.start(stack)
     numbers = jnp.arange(len(inputs.number), dtype=jnp.int32)
-    (total, dx, found), _ = lax.scan(trip, start, (numbers, kept), reverse=True)
-    return as_layer(stack, found), total, dx
+    (total, dx, total_sums), _ = lax.scan(trip, start, (numbers, kept), reverse=True)
+    return as_layer(stack, total_sums), total, dx

@@ -53,7 +53,8 @@ def test_folders_without_a_place_of_their_own_have_one_for_each_module() -> None
     (order,) = (each for each in CONTRACTS["contracts"] if each["type"] == "layers")
     placed = {name for layer in order["layers"] for name in re.findall(r"[\w.]+", layer)}
     for folder in order["exhaustive_ignores"]:
-        modules = {path.stem for path in (PACKAGE / folder).glob("[!_]*")}
+        files = (PACKAGE / folder).glob("[!_]*.py"), (PACKAGE / folder).glob("*/__init__.py")
+        modules = {path.stem for path in files[0]} | {path.parent.name for path in files[1]}
         assert {name for name in placed if name.startswith(f"{folder}.")} == {
             f"{folder}.{name}" for name in modules
         }

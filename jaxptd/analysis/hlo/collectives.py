@@ -72,10 +72,10 @@ def _executed(
             yield each, times
         for body, inner in _called(each, computations, runs):
             known = times if inner is None else inner
-            found = list(_executed(computations, body, (known, trips)))
-            if inner is None and found:
+            inside = list(_executed(computations, body, (known, trips)))
+            if inner is None and inside:
                 raise ValueError(f"a collective that runs unknown times: {each.name}")
-            yield from found
+            yield from inside
 
 
 def _called(each: Instruction, computations: Computations, runs: tuple) -> Runs:

@@ -53,15 +53,15 @@ def largest(text: str, number: int, pipeline: Pipeline = WHOLE) -> list[tuple[in
     Returns:
         For each: bytes, executions, and its result with the end of the name that JAX gave it.
     """
-    found: dict[str, tuple[int, int]] = {}
+    bytes_by_name: dict[str, tuple[int, int]] = {}
     for kernel in kernels(text, pipeline):
         if kernel.kind != OTHER:
             continue
         each = kernel.instruction
         words = f"{each.result}  {each.op_name[-60:] or each.kind}"
-        size, count = found.get(words, (0, 0))
-        found[words] = (size + kernel.bytes, count + kernel.count)
-    rows = [(size, count, words) for words, (size, count) in found.items()]
+        size, count = bytes_by_name.get(words, (0, 0))
+        bytes_by_name[words] = (size + kernel.bytes, count + kernel.count)
+    rows = [(size, count, words) for words, (size, count) in bytes_by_name.items()]
     return sorted(rows, reverse=True)[:number]
 
 
@@ -211,5 +211,5 @@ def _attention(kernel: Instruction) -> int:
 
 
 def _numbers(each: Instruction, name: str) -> list[int]:
-    found = re.search(_LISTS.format(name=name), each.rest)
-    return [int(n) for n in re.findall(r"\d+", found[1])] if found else []
+    match = re.search(_LISTS.format(name=name), each.rest)
+    return [int(n) for n in re.findall(r"\d+", match[1])] if match else []

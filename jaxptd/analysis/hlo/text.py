@@ -114,8 +114,8 @@ def parse(text: str) -> tuple[Computations, str]:
 
 def scope_of(each: Instruction) -> str:
     """The name of the scope around a loop or conditional; empty if JAX gave none."""
-    found = re.fullmatch(r"(?:.*/)?([^/]+)/(?:while|cond)", each.op_name)
-    return found[1] if found else ""
+    match = re.fullmatch(r"(?:.*/)?([^/]+)/(?:while|cond)", each.op_name)
+    return match[1] if match else ""
 
 
 def branches_of(scope: str, trips: Mapping[str, int]) -> dict[int, int]:
@@ -155,12 +155,12 @@ def taken(conditional: Instruction, computations: Computations, trips: Mapping[s
     known = {f"{name}{number}_fun": n for number, n in branches_of(scope, trips).items()}
     if not known:
         return [(branch, None) for branch in conditional.branches]
-    found: Runs = []
+    executed: Runs = []
     for branch in conditional.branches:
         names = [each.op_name for each in computations[branch]]
         runs = (n for start, n in known.items() if any(x.startswith(start) for x in names))
-        found.append((branch, next(runs, 0)))
-    return found
+        executed.append((branch, next(runs, 0)))
+    return executed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +192,8 @@ class Pipeline:
             computations: of the program.
         """
         if each.kind == "conditional":
-            found = taken(each, computations, self.trips)
-            return [(name, times if runs is None else runs) for name, runs in found]
+            taken_runs = taken(each, computations, self.trips)
+            return [(name, times if runs is None else runs) for name, runs in taken_runs]
         if each.kind == "while":
             known = loop_runs(each, times, self.trips)
             return [(each.body, times if known is None else known)]

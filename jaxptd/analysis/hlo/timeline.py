@@ -112,36 +112,36 @@ class _Reader:
 
     def times(self, name: str, executions: int) -> Times:
         """One execution of a computation that is executed so often, added up over the stages."""
-        found, clock = Times(), 0.0
+        added, clock = Times(), 0.0
         free: dict[str, float] = {}  # when each link is free again
         ends: dict[str, tuple[float, AxisNames]] = {}  # of collectives under way
         scope = {each.name: each for each in self.computations[name]}
         for each in scope.values():
             if kind_of_collective(each):
                 if not each.kind.endswith("-done"):
-                    ends[each.name] = self._send(each, clock, free, found)
+                    ends[each.name] = self._send(each, clock, free, added)
                 if not each.kind.endswith("-start"):
                     begun = each.operands[0] if each.kind.endswith("-done") else each.name
                     end, axes = ends.pop(begun)
-                    found.exposed[axes] += max(end - clock, 0.0)
+                    added.exposed[axes] += max(end - clock, 0.0)
                     clock = max(end, clock)
                 continue
-            before = found.total
+            before = added.total
             if runs := self._runs(each, executions):
                 for body, number in runs:
-                    found.add(self.times(body, number), number / executions)
+                    added.add(self.times(body, number), number / executions)
             elif is_kernel(each):
-                found.kernels[kind_of(each, self.computations)] += self._seconds(each, scope)
-            clock += found.total - before
-        return found
+                added.kernels[kind_of(each, self.computations)] += self._seconds(each, scope)
+            clock += added.total - before
+        return added
 
     def _runs(self, each: Instruction, executions: int) -> list[tuple[str, int]]:
         """The computations that an instruction runs; of a conditional's branches all."""
-        found = self.pipeline.runs(each, executions, self.computations)
-        return [(body, number) for body, number in found if number]
+        runs = self.pipeline.runs(each, executions, self.computations)
+        return [(body, number) for body, number in runs if number]
 
     def _send(
-        self, each: Instruction, clock: float, free: dict[str, float], found: Times
+        self, each: Instruction, clock: float, free: dict[str, float], times: Times
     ) -> tuple[float, AxisNames]:
         """Puts a collective on its link; returns when it ends, and its axes."""
         kind, axes = kind_of_collective(each), axes_of(each, self.sizes)
@@ -149,7 +149,7 @@ class _Reader:
         sent = Collective(kind, axes, 1, payload(each) * operand).wire_bytes(self.sizes)
         link, rate = self.rates.link(axes)
         seconds = sent / rate if axes else 0.0
-        found.sent[axes] += seconds
+        times.sent[axes] += seconds
         free[link] = max(free.get(link, 0.0), clock) + seconds
         return free[link], axes
 
@@ -239,8 +239,8 @@ def moves(
     """
     computations, entry = parse(text)
     every = _moves(computations, entry, pipeline.stages, sizes, pipeline)
-    found = [dataclasses.replace(x, count=round(x.count / pipeline.stages)) for x in every]
-    return [each for each in found if each.count and (each.axes or not sizes)]
+    per_stage = [dataclasses.replace(x, count=round(x.count / pipeline.stages)) for x in every]
+    return [each for each in per_stage if each.count and (each.axes or not sizes)]
 
 
 def _moves(
@@ -308,12 +308,12 @@ def host_waits(text: str, pipeline: Pipeline = WHOLE) -> float:
 
 def _waits(computations: Computations, name: str, times: int, pipeline: Pipeline) -> int:
     """The waits of a computation that is executed so often."""
-    found = 0
+    waits = 0
     for each in computations[name]:
         runs = pipeline.runs(each, times, computations)
         if each.kind == "conditional":
-            found += times
+            waits += times
         elif each.kind == "while" and each.trip_count is None:
-            found += times + sum(number for _, number in runs)
-        found += sum(_waits(computations, body, number, pipeline) for body, number in runs)
-    return found
+            waits += times + sum(number for _, number in runs)
+        waits += sum(_waits(computations, body, number, pipeline) for body, number in runs)
+    return waits

@@ -104,12 +104,12 @@ class Loop:
         micro-batch sends a layer as one message, and on a grid, those of the layer.
         """
         config, sizes = self.config, self.sizes
-        own = working.layer(self.sublayers, self.stack.remat, at_once=self._at_once)
+        working_bytes = working.layer(self.sublayers, self.stack.remat, at_once=self._at_once)
         moved = (config.layout.fetches_layers + config.prefetches) * self._whole
         on_way = self._largest if config.prefetches and config.zero >= 2 else 0
         on_way = self.weights if config.scatters_last or config.layout.has_grid else on_way
         moved += on_way * sizes.master_itemsize // sizes.matrix_shards
-        return own + moved
+        return working_bytes + moved
 
     @property
     def _at_once(self) -> bool:
@@ -175,11 +175,11 @@ class Loop:
     def copies(self) -> int:
         """Copies of parameters that XLA makes for the loop."""
         split = self.shares or not self.config.model.scan_layers
-        found = self.parameters if split else 0
+        copied = self.parameters if split else 0
         if self.sizes.has_blocks:  # the matrix behind attention, transposed
             heads = sum(a.hidden * a.heads * a.head_size for a in self.stack.parts.attentions)
-            found += self.share(heads)
-        return found
+            copied += self.share(heads)
+        return copied
 
 
 def _first_weights(sublayer: Sublayer) -> int:
@@ -304,8 +304,8 @@ def peak(config: Config, state: Mapping[str, int], plan: Stages | None) -> Peak:
     """
     ends = ends_of(config)
     step = _Step(config, state, plan, ends, loops_of(config, state, plan, ends.parameters))
-    found = max(step.moments(), key=lambda each: each.total)
-    return dataclasses.replace(found, margin=round(MARGIN * (found.total - found.state)))
+    fullest = max(step.moments(), key=lambda each: each.total)
+    return dataclasses.replace(fullest, margin=round(MARGIN * (fullest.total - fullest.state)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,9 +337,9 @@ class _Step:
         """The state, where it is the device's, and the batch: tokens and targets."""
         sizes, train = Sizes(self.config), self.config.train
         tokens = sum(sizes.architecture.embedded) * sizes.sequences * train.micro_batches
-        own = self.state["parameters"] + self.state["optimizer"]
-        own -= memory_model.hosted(self.config.layout, self.state)
-        return own + 2 * ID * tokens // self.config.layout.cp
+        kept = self.state["parameters"] + self.state["optimizer"]
+        kept -= memory_model.hosted(self.config.layout, self.state)
+        return kept + 2 * ID * tokens // self.config.layout.cp
 
     def _gathered(self) -> int:
         """Whole parameters; with one micro-batch those outside the layers are counted elsewhere."""
@@ -441,7 +441,7 @@ class _Step:
 
     def _ticks(self, plan: Stages) -> Iterator[Peak]:
         """A tick: the loss, or a layer. All pools, sums of gradients and copies are there."""
-        found = dataclasses.replace(
+        moment = dataclasses.replace(
             self._before_backward,
             mail=memory_model.mail(self.config, plan),
             gradients=self.state["gradients"],
@@ -449,30 +449,30 @@ class _Step:
         )
         tables = 1 if self.config.model.tie_embeddings else 2
         logits = self.ends.logits + tables * self.ends.narrow
-        yield dataclasses.replace(found, logits=logits, working=working.ENDS * self.ends.x)
+        yield dataclasses.replace(moment, logits=logits, working=working.ENDS * self.ends.x)
         largest = max(each.working for each in self.loops)
-        yield dataclasses.replace(found, moment="layers", working=largest)
+        yield dataclasses.replace(moment, moment="layers", working=largest)
 
     # ---- the update ----------------------------------------------------------------------------
 
     def _update(self) -> Peak:
         """All gradients, and the sum of the largest, or what is back from the host of it."""
         layout, gradients = self.config.layout, self.state["gradients"]
-        found = Peak("update", state=self._from_step_to_step)
+        moment = Peak("update", state=self._from_step_to_step)
         largest = max(each.largest for each in self.loops)
         if layout.hosts_moments and layout.update_on == "device":
             # One array more, and one where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
             shards = layout.dp * layout.cp if self.config.zero == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
-            return dataclasses.replace(found, gradients=gradients, copies=more)
+            return dataclasses.replace(moment, gradients=gradients, copies=more)
         comes = layout.hosts_parameters and layout.update_on == "device"
         narrow = (comes or self.config.narrows) and not self._sums
         narrowing = self._narrowing if narrow else 1
         if self.config.zero == 0 and layout.dp * layout.cp > 1:
-            return dataclasses.replace(found, gradients=gradients + largest // narrowing)
+            return dataclasses.replace(moment, gradients=gradients + largest // narrowing)
         layers = sum(each.parameters for each in self.loops)
         # Of parameters one comes, one is updated and one goes; not all are the largest.
         copies = 5 * largest // 2 if comes and layout.zero == 0 else 0
         gradients += layers // narrowing - layers
-        return dataclasses.replace(found, gradients=gradients, copies=copies)
+        return dataclasses.replace(moment, gradients=gradients, copies=copies)

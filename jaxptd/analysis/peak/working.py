@@ -59,13 +59,13 @@ class SublayerBytes:
 
     def backward(self, remat: Remat) -> int:
         """Tensors between the backward passes of both products."""
-        found = self.forward + self.second + self.weight + self.moving + self.core
+        bytes_alive = self.forward + self.second + self.weight + self.moving + self.core
         if self.is_mlp:  # where it is made again, the product of its gradient makes it as it reads
-            return found + self.first - (self.second if computes_again(remat) else 0)
+            return bytes_alive + self.first - (self.second if computes_again(remat) else 0)
         # Whole scores are gone when products make the gradients of q, k and v of them; x that is
         # gathered again is there only later.
         later = self.taken if self.gathers and (self.again or remat == "dots") else 0
-        return found + (0 if self.scores else self.first) - later
+        return bytes_alive + (0 if self.scores else self.first) - later
 
     @property
     def waiting(self) -> int:
@@ -156,19 +156,19 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
     rows = sizes.rows * each.heads
     if sizes.has_blocks:
         return rows * part.key_tokens * 2 * wide
-    found = 0
+    elements = 0
     if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
-        found = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
+        elements = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
         if layout.ring == "rsa":
-            return found + rows * part.key_tokens * both
+            return elements + rows * part.key_tokens * both
     if not is_fused(sizes.config):
         halves = 1 + (ring > 1 and part.causal)  # of a block, see `attention.ring.Ring.at_once`
         queries_at_once = min(CHUNK, -(-part.tokens // ring // halves))
         keys_at_once = min(CHUNK, -(-part.key_tokens // ring // halves))
-        found += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both
+        elements += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both
         if queries_at_once < part.tokens // ring:  # sums over chunks
-            found += (queries + kv) * wide // narrow
-    return found
+            elements += (queries + kv) * wide // narrow
+    return elements
 
 
 def are_apart(config: Config) -> bool:
@@ -230,13 +230,13 @@ class EndBytes:
 def ends_of(config: Config) -> EndBytes:
     """The bytes outside a model's layers."""
     sizes, layout = Sizes(config), config.layout
-    found, wide, hidden = sizes.architecture, sizes.master_itemsize, sizes.hidden
+    architecture, wide, hidden = sizes.architecture, sizes.master_itemsize, sizes.hidden
     table = sizes.vocab * hidden * wide // sizes.matrix_shards
     narrow = table * sizes.itemsize // wide
-    positions = found.positions.rows * hidden if found.positions else 0
-    squares = sum(head.squares for head in found.heads) * hidden**2
+    positions = architecture.positions.rows * hidden if architecture.positions else 0
+    squares = sum(head.squares for head in architecture.heads) * hidden**2
     tables = 1 if config.model.tie_embeddings else 2
-    columns = sum(sizes.columns(head) for head in found.heads)
+    columns = sum(sizes.columns(head) for head in architecture.heads)
     parameters = tables * table + (positions + squares) * wide // (layout.row * layout.col)
     return EndBytes(
         parameters=parameters,
@@ -287,9 +287,9 @@ def _handed(config: Config, sublayers: Sequence[SublayerBytes], remat: Remat) ->
         yield from (sublayer.x for sublayer in sublayers)
     for sublayer in reversed(sublayers):
         if layout.has_grid:
-            made = again if sublayer.is_mlp else remat in ("attention", "full")
+            computed_again = again if sublayer.is_mlp else remat in ("attention", "full")
             yield from (
-                *[sublayer.second] * made,
+                *[sublayer.second] * computed_again,
                 sublayer.gradient,
                 *[sublayer.taken] * again,
                 sublayer.first,

@@ -92,11 +92,11 @@ class Scenario:
             return [(WHOLE_PART, stack.layers)]
         counts = self.plan.stacks[stack.name] if self.plan else (stack.layers,)
         remats = (each for count in counts for each in self.config.model.remats(count))
-        found = [(self._gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
+        rows = [(self._gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
         if not stack.norms_sums:
-            return found
+            return rows
         # The last sum enters a norm of the same layer.
-        return [(again._replace(last_product=again.products), n) for again, n in found]
+        return [(again._replace(last_product=again.products), n) for again, n in rows]
 
     def _gathering(self, again: Recomputed) -> Recomputed:
         """With the gathers for gradients of weights, beside those of products that run again."""

@@ -127,8 +127,8 @@ class CommsReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        found = {name: getattr(self, name) for name in self.titles}
-        rows = {name: [row.as_dict(self.sizes) for row in each] for name, each in found.items()}
+        counts = {name: getattr(self, name) for name in self.titles}
+        rows = {name: [row.as_dict(self.sizes) for row in each] for name, each in counts.items()}
         return {"mesh": self.sizes, **rows}
 
     def table(self, name: str) -> Table:

@@ -136,13 +136,13 @@ class SpanIds:
 
 
 def _find(tokenizer: Tokenizer, names: Sequence[str], objective: str) -> tuple[int, ...]:
-    found = {name: tokenizer.token_id(name) for name in names}
-    if missing := [name for name, number in found.items() if number is None]:
+    ids = {name: tokenizer.token_id(name) for name in names}
+    if missing := [name for name, number in ids.items() if number is None]:
         raise UserError(
             f"data.tokenizer has no token {' and no '.join(missing)}, which {objective} needs; "
             "add what is missing to its file, or use bytes"
         )
-    return tuple(number for number in found.values() if number is not None)
+    return tuple(number for number in ids.values() if number is not None)
 
 
 def _sentinels(tokenizer: Tokenizer) -> Iterator[int]:
@@ -241,7 +241,7 @@ class Prepared(Samples):
 
     def _make(self, indices: bytes) -> Mapping[str, np.ndarray]:
         number_B = np.frombuffer(indices, dtype=np.int64)
-        found = self.objective.fields(self.samples, number_B, seed=self.seed)
-        for array in found.values():
+        fields = self.objective.fields(self.samples, number_B, seed=self.seed)
+        for array in fields.values():
             array.setflags(write=False)  # callers share it
-        return found
+        return fields

@@ -131,11 +131,13 @@ class SpanCorruption:
         place_BP = before_BP + np.arange(spans)
         is_text = np.ones((batch, count + spans), dtype=bool)
         np.put_along_axis(is_text, place_BP, False, axis=1)
-        found = np.full((batch, length), fill, dtype=np.int32)
-        found[:, : count + spans][is_text] = token_BN.ravel()
-        np.put_along_axis(found, place_BP, np.array([self.ids.sentinels[:spans]], np.int32), axis=1)
-        found[:, count + spans] = self.ids.end
-        return found
+        marked = np.full((batch, length), fill, dtype=np.int32)
+        marked[:, : count + spans][is_text] = token_BN.ravel()
+        np.put_along_axis(
+            marked, place_BP, np.array([self.ids.sentinels[:spans]], np.int32), axis=1
+        )
+        marked[:, count + spans] = self.ids.end
+        return marked
 
     def _source_mask(self, batch: int) -> np.ndarray:
         mask_S = (np.arange(self.seq_length) < self.lengths.source).astype(np.int32)

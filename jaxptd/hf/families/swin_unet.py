@@ -108,11 +108,11 @@ def _read(config: Json) -> Json:
     Raises:
         UserError: there are not four levels, or the heads of one are not twice those before.
     """
-    found = read_levels({"depths": [2, 2, 2, 2]} | config)
-    depths = found["image_depths"]
+    levels = read_levels({"depths": [2, 2, 2, 2]} | config)
+    depths = levels["image_depths"]
     if len(depths) != LEVELS:
         raise UserError(f"depths={quoted([*depths])}; Swin-Unet's code has {LEVELS} levels, use 4")
-    return {**found, "image_decoder_depths": depths[:-1]}
+    return {**levels, "image_decoder_depths": depths[:-1]}
 
 
 def _write(model: ModelConfig) -> Json:

@@ -85,8 +85,8 @@ class SelfAttention(Heads):
                 or None.
         """
         linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
-        q_BTNH, *made = multiply(x_BTD, *linears)
-        k_BTKH, v_BTKH = self.local_keys_values(*made)
+        q_BTNH, *keys_values = multiply(x_BTD, *linears)
+        k_BTKH, v_BTKH = self.local_keys_values(*keys_values)
         q_BTNH = self._placed(q_BTNH, self.q_norm, token_info)
         k_BTKH = self._placed(k_BTKH, self.k_norm, token_info)
         if cache is None:

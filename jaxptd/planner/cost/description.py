@@ -162,10 +162,10 @@ def stage_layers(layers: int, stages: int) -> list[int]:
     >>> stage_layers(126, 8)
     [15, 16, 16, 16, 16, 16, 16, 15]
     """
-    found = [-(-layers // stages)] * stages
-    for i in range(sum(found) - layers):
-        found[i // 2 if i % 2 else -1 - i // 2] -= 1
-    return found
+    counts = [-(-layers // stages)] * stages
+    for i in range(sum(counts) - layers):
+        counts[i // 2 if i % 2 else -1 - i // 2] -= 1
+    return counts
 
 
 # ---- a step: model, layout, program, devices -----------------------------------------------------
@@ -309,15 +309,15 @@ class StepDescription:
     @cached_property
     def stages(self) -> Sequence[Mapping[tuple[str, Remat], int]]:
         """Layers of each stage, by their stack and by what they compute again."""
-        found: list[dict[tuple[str, Remat], int]] = []
+        by_stage: list[dict[tuple[str, Remat], int]] = []
         for placed in self.placed or self._even():
             stage: dict[tuple[str, Remat], int] = {}
             parts = ((stack, layers) for stack, sizes in placed.items() for layers in sizes)
             for stack, layers in parts:
                 for remat, count in self.parallelism.remats(layers):
                     stage[stack, remat] = stage.get((stack, remat), 0) + count
-            found.append(stage)
-        return found
+            by_stage.append(stage)
+        return by_stage
 
     def _even(self) -> Sequence[Mapping[str, Sequence[int]]]:
         (stack,) = self.model.stacks

@@ -143,17 +143,19 @@ class LayerTerms(NamedTuple):
 
 def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
     """Terms of one layer of a stack and micro-batch."""
-    found = list(_products(description, stack))
-    forward = [_product(description, each, (each.T, each.N, each.K), "forward") for each in found]
+    products = list(_products(description, stack))
+    forward = [
+        _product(description, each, (each.T, each.N, each.K), "forward") for each in products
+    ]
     return LayerTerms(
         forward,
         [term for each in stack.attentions for term in attention_forward(description, each)],
         _elementwise_forward(description, stack),
-        [_product(description, each, (each.T, each.K, each.N), "dx") for each in found],
-        [_product(description, each, (each.K, each.N, each.T), "dw") for each in found],
+        [_product(description, each, (each.T, each.K, each.N), "dx") for each in products],
+        [_product(description, each, (each.K, each.N, each.T), "dw") for each in products],
         [term for each in stack.attentions for term in attention_backward(description, each)],
         _elementwise_backward(description, stack),
-        _accumulation(description, stack, len(found)),
+        _accumulation(description, stack, len(products)),
         unread=[] if description.implementation.again_all else forward[-1:],
     )
 
@@ -292,11 +294,11 @@ def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Te
     """8-bit copies of what products read: x and w forward, gradients of results backward."""
     if not description.implementation.fp8:
         return []
-    found = list(_products(description, stack))
-    results = sum(each.T * each.N for each in found)
-    sources = sum(each.T * each.K + each.K * each.N for each in found)
+    products = list(_products(description, stack))
+    results = sum(each.T * each.N for each in products)
+    sources = sum(each.T * each.K + each.K * each.N for each in products)
     moves = QUANTISED * (sources if name == "forward" else results)
-    term = kernels.moved(description.cluster.accelerator, float(moves), 2 * len(found))
+    term = kernels.moved(description.cluster.accelerator, float(moves), 2 * len(products))
     return [term.named(f"8-bit copies {name}")]
 
 
@@ -327,8 +329,12 @@ def _head(description: StepDescription, head: Head) -> list[Term]:
 
 def update_terms(description: StepDescription) -> list[Term]:
     """The optimizer's pass over its shard of the state, once a step."""
-    own = description.updated
-    elements = description.stage_parameters / description.parallelism.shards if own is None else own
+    numbers = description.updated
+    elements = (
+        description.stage_parameters / description.parallelism.shards
+        if numbers is None
+        else numbers
+    )
     term = kernels.moved(
         description.cluster.accelerator, description.implementation.update * elements, 40
     )

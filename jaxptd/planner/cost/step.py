@@ -28,10 +28,10 @@ class StepTime:
 
     def by_kind(self) -> dict[str, float]:
         """Seconds of each kind of term, the longest first."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for term in self.terms:
-            found[term.kind] = found.get(term.kind, 0.0) + term.seconds
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            seconds[term.kind] = seconds.get(term.kind, 0.0) + term.seconds
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
     @property
     def bubble(self) -> float:
@@ -177,16 +177,16 @@ def layer_passes(
     description: StepDescription, kinds: Collection[Kind], places: CollectivesByPlace
 ) -> Layers:
     """The terms of each kind of layer, with what is exposed of their collectives."""
-    found = {}
+    passes = {}
     for stack in description.model.stacks:
         terms = layer_terms(description, stack)
         for remat in sorted(remat for name, remat in kinds if name == stack.name):
-            own = {
+            collectives = {
                 place: [each for each in placed if each.is_of(stack.name, remat)]
                 for place, placed in places.items()
             }
-            found[stack.name, remat] = _passes(description, terms, remat, own)
-    return found
+            passes[stack.name, remat] = _passes(description, terms, remat, collectives)
+    return passes
 
 
 def _passes(
@@ -273,8 +273,8 @@ def _hops(description: StepDescription) -> list[Term]:
     parallelism = description.parallelism
     if parallelism.pp == 1:
         return []
-    found = message_terms(description, inside=parallelism.gpus <= description.cluster.node_size)
-    return [term.times(2 * parallelism.virtual_stages) for term in found]
+    terms = message_terms(description, inside=parallelism.gpus <= description.cluster.node_size)
+    return [term.times(2 * parallelism.virtual_stages) for term in terms]
 
 
 def message_terms(description: StepDescription, *, inside: bool) -> list[Term]:

@@ -53,12 +53,12 @@ def scaled(terms: Sequence[Term], number: float) -> list[Term]:
 
 def merged(terms: Iterable[Term]) -> list[Term]:
     """Adds up the terms of the same name and resource, in their first order."""
-    found: dict[tuple[str, str], Term] = {}
+    terms_by_name: dict[tuple[str, str], Term] = {}
     for term in terms:
         key = term.name, term.resource
-        other = found.get(key)
-        found[key] = term if other is None else _sum(other, term)
-    return list(found.values())
+        other = terms_by_name.get(key)
+        terms_by_name[key] = term if other is None else _sum(other, term)
+    return list(terms_by_name.values())
 
 
 def _sum(a: Term, b: Term) -> Term:

@@ -75,9 +75,9 @@ class LayerCosts:
             remat: float(sum(s.layers * memory_model.layer(config, s, remat) for s in stacks))
             for remat in REMATS
         }
-        own = step.state["parameters"] + step.state["optimizer"]
+        held = step.state["parameters"] + step.state["optimizer"]
         matrices = sum(stack.layers * description.layer_parameters(stack) for stack in stacks)
-        return Fixed(config, description, kept, own, step.state["gradients"], 4 * matrices)
+        return Fixed(config, description, kept, held, step.state["gradients"], 4 * matrices)
 
     def _bare(self, layer_layout: LayerLayout, many: bool) -> LayerCost | None:
         """Without collectives and copies; None if the layout does not divide the model."""
@@ -104,9 +104,9 @@ class LayerCosts:
             message_terms(description, inside=self.space.gpus <= self.cluster.node_size)
         )
         kept = {remat: layer_layout.micro_batch * size for remat, size in fixed.kept.items()}
-        own = fixed.state, fixed.gradients, fixed.matrices
+        bytes_kept = fixed.state, fixed.gradients, fixed.matrices
         number = self.space.layers
-        return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *own)
+        return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *bytes_kept)
 
     def _whole(self, layer_layout: LayerLayout, many: bool, stages: bool) -> LayerCost | None:
         """With the collectives and copies of layers.
@@ -131,17 +131,19 @@ class LayerCosts:
 
         _, ends = self.predict.unit(config, implementation, "none")
         last = total(ends.last)
-        own = total(ends.first) + last
-        return dataclasses.replace(bare, layers=functools.cache(seconds), ends=own, last=last)
+        end_seconds = total(ends.first) + last
+        return dataclasses.replace(
+            bare, layers=functools.cache(seconds), ends=end_seconds, last=last
+        )
 
 
-def _implementation(found: Implementation, *, many: bool, stages: bool = False) -> Implementation:
+def _implementation(record: Implementation, *, many: bool, stages: bool = False) -> Implementation:
     """The record of a program without casts, which depend on the ZeRO stage."""
     return dataclasses.replace(
-        found,
+        record,
         cast=0,
         accumulate=ADDED if many else 0,
-        stacked=STACKED if stages else found.stacked,
+        stacked=STACKED if stages else record.stacked,
     )
 
 
@@ -211,18 +213,18 @@ class Search:
                 done.add(mesh_shape.sizes)
                 yield what
                 continue
-            for seconds, found in self._further(mesh_shape, what):
-                heapq.heappush(heap, (seconds, next(order), mesh_shape, found))
+            for seconds, item in self._further(mesh_shape, what):
+                heapq.heappush(heap, (seconds, next(order), mesh_shape, item))
 
     def _further(self, mesh_shape: MeshShape, what: Any) -> Iterator[tuple[float, Any]]:
         """Yields the items that an item of the heap stands for."""
         first, *others = self.space.choices
         if what is None or what is WHOLE:
-            found = list(self._least(mesh_shape, whole=what is WHOLE))
+            items = list(self._least(mesh_shape, whole=what is WHOLE))
             if what is WHOLE:
-                yield from found
-            elif found:
-                yield min(seconds for seconds, _ in found), WHOLE
+                yield from items
+            elif items:
+                yield min(seconds for seconds, _ in items), WHOLE
         elif isinstance(what, ScheduleChoice):
             bounds = self._bounds(mesh_shape)
             fits = bounds and bounds.of(what, first)
@@ -252,8 +254,8 @@ class Search:
         self, bounds: Bounds | None, pipe: ScheduleChoice, choices: Sequence[Choice]
     ) -> Iterator[tuple[float, Any]]:
         for choice in choices:
-            if found := bounds and bounds.of(pipe, choice):
-                yield found.seconds, (pipe, found)
+            if bound := bounds and bounds.of(pipe, choice):
+                yield bound.seconds, (pipe, bound)
 
     def _bounds(self, mesh_shape: MeshShape, *, whole: bool = True) -> Bounds | None:
         """The bounds of layouts with this mesh shape; whole: with what layers send."""
@@ -271,12 +273,12 @@ class Search:
         """The candidate with as few layers computed again as fit, or all; None if none fits."""
         self.counted += 1
         try:
-            found = self._fitting(mesh_shape, pipe, bound)
-            made = [
+            fitting = self._fitting(mesh_shape, pipe, bound)
+            candidates = [
                 Candidate(s.config, mesh_shape, self.layer_costs.predict(s), memory)
-                for s, memory in found
+                for s, memory in fitting
             ]
-            return min(made, key=lambda each: each.step.seconds, default=None)
+            return min(candidates, key=lambda each: each.step.seconds, default=None)
         except UserError:
             return None
 

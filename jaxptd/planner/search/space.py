@@ -110,12 +110,12 @@ class StageSplits:
     def fewer(self, stages: int, schedule: str, chunks: int | None, most: int) -> Sequence[int]:
         """Layers that the last part can have less than an equal share."""
         equal = stages == 1 or self._sizes is not None or not self._follow(schedule)
-        found = []
+        numbers = []
         for fewer in range(1 if equal else most + 1):
             with contextlib.suppress(UserError):
                 self.of(stages, schedule, chunks, fewer)
-                found.append(fewer)
-        return found
+                numbers.append(fewer)
+        return numbers
 
     def _follow(self, schedule: str) -> bool:
         """True if the parts follow from numbers: of one stack, and of a schedule that has a name.
@@ -164,7 +164,7 @@ def checked_pins(pins: Pins, config: Config) -> dict[str, Any]:
     Raises:
         UserError: a field cannot be pinned, or has no such value, or pins contradict each other.
     """
-    found = {}
+    values = {}
     for name, value in pins.items():
         if name not in PINNED:
             remedy = did_you_mean(name, PINNED, otherwise=f"use one of {', '.join(PINNED)}")
@@ -172,16 +172,16 @@ def checked_pins(pins: Pins, config: Config) -> dict[str, Any]:
         section, _, field = name.partition(".")
         kind = next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == field)
         try:
-            found[name] = convert(value, kind)
+            values[name] = convert(value, kind)
         except (OtherTypeError, ImpossibleError) as error:
             words = f"expected {describe(kind)}, got {quoted(str(value))}"
             raise UserError(f"{name}: {words}") from error
-        if name == "layout.offload" and isinstance(found[name], tuple):
+        if name == "layout.offload" and isinstance(values[name], tuple):
             raise UserError(f"{name}: a plan offloads one thing; name one, or none")
-        if name == "layout.offload" and found[name] == "parameters":
+        if name == "layout.offload" and values[name] == "parameters":
             raise UserError(f"{name}=parameters is not planned; use none, optimizer or activations")
-    _check_together(found, config)
-    return found
+    _check_together(values, config)
+    return values
 
 
 def _check_together(pins: Pins, config: Config) -> None:
@@ -439,15 +439,15 @@ class Space:
     def _schedules(self, mesh_shape: MeshShape) -> Iterator[tuple[str, int | None]]:
         """Schedules with their chunks; those of the same time and more memory are left out."""
         p, m = mesh_shape.pp, mesh_shape.micro_batches
-        found: list[tuple[str, int | None]] = [("1f1b", None)]
+        schedules: list[tuple[str, int | None]] = [("1f1b", None)]
         if p > 1 and m % p == 0:
-            found += [("interleaved", c) for c in CHUNKS if self.layers % (p * c) == 0]
+            schedules += [("interleaved", c) for c in CHUNKS if self.layers % (p * c) == 0]
         if 1 < p <= LONGEST_SPLIT:
-            found += [("zb-h1", None)] * (m >= p) + [("zb-v", None)] * (m >= 2 * p - 1)
+            schedules += [("zb-h1", None)] * (m >= p) + [("zb-v", None)] * (m >= 2 * p - 1)
         if asked := self.pins.get("layout.schedule"):
-            own = [(asked, self.pins.get("layout.virtual_stages"))] if p > 1 else []
-            found = [each for each in found if each[0] == asked] or own
-        for schedule, chunks in found:
+            pinned = [(asked, self.pins.get("layout.virtual_stages"))] if p > 1 else []
+            schedules = [each for each in schedules if each[0] == asked] or pinned
+        for schedule, chunks in schedules:
             if not self._other("layout.virtual_stages", chunks):
                 yield schedule, chunks
 
@@ -482,5 +482,5 @@ def _divisors(number: int, most: int | None = None) -> Sequence[int]:
     [1, 2, 3, 4]
     """
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    found = sorted({*small, *(number // n for n in small)})
-    return [n for n in found if most is None or n <= most]
+    divisors = sorted({*small, *(number // n for n in small)})
+    return [n for n in divisors if most is None or n <= most]

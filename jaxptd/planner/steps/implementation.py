@@ -232,8 +232,8 @@ def _plan(
 def layers_by_stage(plan: Stages) -> list[dict[str, tuple[int, ...]]]:
     """For each stage, the layers of each stack in each of its parts."""
     schedule = plan.schedule
-    found = []
+    stages = []
     for stage in range(schedule.stages):
         parts = [schedule.part(stage, chunk) for chunk in range(schedule.chunks)]
-        found.append({name: tuple(sizes[p] for p in parts) for name, sizes in plan.stacks.items()})
-    return found
+        stages.append({name: tuple(sizes[p] for p in parts) for name, sizes in plan.stacks.items()})
+    return stages

@@ -343,6 +343,6 @@ class Memory:
 
 def memory_of(step: ConfigStep) -> Memory:
     """Predicts the bytes that a step needs on each GPU."""
-    found = peak(step.config, step.state, step.plan)
+    predicted = peak(step.config, step.state, step.plan)
     others = {each.name: each.bytes for each in outside(step.config.layout)}
-    return Memory({name: size for name, size in found.parts.items() if size} | others)
+    return Memory({name: size for name, size in predicted.parts.items() if size} | others)

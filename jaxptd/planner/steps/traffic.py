@@ -124,7 +124,7 @@ class Compiled:
         )
 
 
-def remade(step: StepTime, alone: StepTime, found: Figures) -> StepTime:
+def remade(step: StepTime, alone: StepTime, figures: Figures) -> StepTime:
     """Predicts a step again.
 
     Kernels other than products take the time of the bytes that were compiled. Collectives of layers
@@ -134,12 +134,12 @@ def remade(step: StepTime, alone: StepTime, found: Figures) -> StepTime:
     Args:
         step: as it was predicted.
         alone: the same with nothing beside the collectives of layers.
-        found: of the compiled step.
+        figures: of the compiled step.
     """
     moved = sum(term.bytes for term in step.terms if _is_pass(term))
-    times = found.moved / moved if moved else 1.0
+    times = figures.moved / moved if moved else 1.0
     full = {(term.name, term.resource): term.seconds for term in alone.terms if _in_layers(term)}
-    exposed = _exposed(step, full, found.hidden)
+    exposed = _exposed(step, full, figures.hidden)
     terms = []
     for term in step.terms:
         key = term.name, term.resource
