@@ -99,11 +99,11 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config quickstart --layout.dp 2 --layout.cp 2 --layout.tp 1 --json",
         "--run-dir runs/quickstart --layout.zero 3 --compiled false",
     )
-    command = run_parser("comms", main.__doc__ or "", examples=examples)
+    parser = run_parser("comms", main.__doc__ or "", examples=examples)
     quiet = "print only if the step moves what the formula says"
-    add_words(command, json="the counts", quiet=quiet, picture="the bytes by axis")
-    add_compiled(command)
-    return command
+    add_words(parser, json="the counts", quiet=quiet, picture="the bytes by axis")
+    add_compiled(parser)
+    return parser
 
 
 callable_module(__name__)

@@ -216,8 +216,8 @@ def parser() -> Parser:
         "jaxptd generate --config quickstart --tokens 500 --temperature 0.5 --seed 1",
         "jaxptd generate --run-dir runs/swin-unet-shapes --images slices/ --out masks",
     )
-    command = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
-    add = command.add_argument
+    parser = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
+    add = parser.add_argument
     help_text = "train.run_dir of the run, or a Hugging Face directory"
     add("--run-dir", type=path_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
@@ -243,8 +243,8 @@ def parser() -> Parser:
     platforms = ("auto", "cpu")
     add("--platform", "--train.platform", choices=platforms, default="auto", help=help_text)
     quiet = "print only what the model adds, or the files"
-    add_words(command, json="prompt and text, or images and files,", quiet=quiet)
-    return command
+    add_words(parser, json="prompt and text, or images and files,", quiet=quiet)
+    return parser
 
 
 def _run_dir(args: Any) -> Path:

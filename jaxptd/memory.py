@@ -76,11 +76,11 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config quickstart --layout.zero 3 --model.remat full --compiled false",
         "--run-dir runs/quickstart --json",
     )
-    command = run_parser("memory", main.__doc__ or "", examples=examples)
+    parser = run_parser("memory", main.__doc__ or "", examples=examples)
     quiet = "print only what the compiled step holds"
-    add_words(command, json="the table", quiet=quiet, picture="the bytes of each part")
-    add_compiled(command)
-    return command
+    add_words(parser, json="the table", quiet=quiet, picture="the bytes of each part")
+    add_compiled(parser)
+    return parser
 
 
 def _compiled(report: MemoryReport) -> MemoryReport:

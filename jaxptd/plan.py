@@ -208,35 +208,26 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config llama3-70b --gpus 512 --gpu h100 --layout.tp 8 --explain 1",
         "--config llama3-70b --gpus 512 --gpu h100 --tokens 2e12 --out plan.yaml",
     )
-    command = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
-    _add(command, "gpus", int, None, "N", "devices")
-    _add(command, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
-    _add(command, "node", int, 0, "N", "devices of a node; default: as many as NVLink joins")
+    parser = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
+    _add(parser, "gpus", int, None, "N", "devices")
+    _add(parser, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
+    _add(parser, "node", int, 0, "N", "devices of a node; default: as many as NVLink joins")
     help_text = "a YAML file of accelerators, beside the packaged ones"
-    command.add_argument("--hardware", metavar="F", help=help_text)
+    parser.add_argument("--hardware", metavar="F", help=help_text)
     _add(
-        command,
-        "max_memory",
-        float,
-        MAX_MEMORY,
-        "SHARE",
-        "of a device's memory that a step may use",
+        parser, "max_memory", float, MAX_MEMORY, "SHARE", "of a device's memory that a step may use"
     )
-    _add(command, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
-    _add(command, "compile", int, 0, "K", "compile the best K layouts, and rank them again")
-    _add(command, "explain", int, None, "K", "print every part of the time of the K-th layout")
-    _add(
-        command, "tokens", float, None, "N", "print the days that training on so many tokens takes"
-    )
-    _add(
-        command, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well"
-    )
+    _add(parser, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
+    _add(parser, "compile", int, 0, "K", "compile the best K layouts, and rank them again")
+    _add(parser, "explain", int, None, "K", "print every part of the time of the K-th layout")
+    _add(parser, "tokens", float, None, "N", "print the days that training on so many tokens takes")
+    _add(parser, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well")
     help_text = "write the config of the best layout"
-    command.add_argument("--out", metavar="F", help=help_text)
-    command.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
+    parser.add_argument("--out", metavar="F", help=help_text)
+    parser.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
     quiet = "print the options of the best layout only"
-    add_words(command, json="the layouts", quiet=quiet, picture="time, memory and a roofline")
-    return command
+    add_words(parser, json="the layouts", quiet=quiet, picture="time, memory and a roofline")
+    return parser
 
 
 def _add(parser: Any, name: str, kind: type, default: Any, metavar: str, text: str) -> None:

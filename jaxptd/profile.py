@@ -87,16 +87,14 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config quickstart --picture step.svg",
         "--config gpt2-124m --layout.dp 1 --steps 10 --trace trace",
     )
-    command = run_parser("profile", main.__doc__ or "", examples=examples)
-    command.add_argument(
-        "--steps", type=int, default=5, help="steps in the trace, after two others"
-    )
-    command.add_argument("--trace", metavar="D", help="new directory that keeps the trace")
+    parser = run_parser("profile", main.__doc__ or "", examples=examples)
+    parser.add_argument("--steps", type=int, default=5, help="steps in the trace, after two others")
+    parser.add_argument("--trace", metavar="D", help="new directory that keeps the trace")
     quiet = "print the table only"
     add_words(
-        command, json="the seconds of each part", quiet=quiet, picture="the times of the parts"
+        parser, json="the seconds of each part", quiet=quiet, picture="the times of the parts"
     )
-    return command
+    return parser
 
 
 def _checked_trace(options: Mapping[str, Any]) -> Path | None:

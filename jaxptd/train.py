@@ -66,10 +66,10 @@ def parser() -> jsonargparse.ArgumentParser:
         "--from models/llama --data.source texts.jsonl --run-dir runs/tuned     (fine-tunes)",
         "--run-dir runs/quickstart --train.steps 2400     (resumes a run, on any layout)",
     )
-    command = run_parser("train", main.__doc__ or "", examples=examples, usual=(*USUAL, *RUN))
+    parser = run_parser("train", main.__doc__ or "", examples=examples, usual=(*USUAL, *RUN))
     quiet = "print nothing but warnings; metrics.jsonl has the numbers"
-    add_words(command, json="rows of metrics and messages, one a line,", quiet=quiet)
-    return command
+    add_words(parser, json="rows of metrics and messages, one a line,", quiet=quiet)
+    return parser
 
 
 @checked("jaxptd.train")

@@ -103,10 +103,10 @@ def parser() -> jsonargparse.ArgumentParser:
         "--run-dir runs/quickstart --layout.dp 4 --layout.zero 3 --quiet",
         "--random 100 --seed 1 --minutes 10",
     )
-    command = run_parser("verify", main.__doc__ or "", examples=examples)
-    add_options(command)
-    add_words(command, json="all comparisons", quiet="print the verdicts only")
-    return command
+    parser = run_parser("verify", main.__doc__ or "", examples=examples)
+    add_options(parser)
+    add_words(parser, json="all comparisons", quiet="print the verdicts only")
+    return parser
 
 
 def _precisions(config: Config) -> list[Precision]:

@@ -76,20 +76,20 @@ def parser() -> Parser:
         "jaxptd plan calibrate --out cluster.yaml",
         "jaxptd plan calibrate --out cluster.yaml --gpu h200 --name mynode",
     )
-    command = Parser(prog="jaxptd plan calibrate", description=main.__doc__, examples=examples)
+    parser = Parser(prog="jaxptd plan calibrate", description=main.__doc__, examples=examples)
     help_text = "the hardware file to write; it must not exist yet"
-    command.add_argument("--out", type=path_option, metavar="F", help=help_text)
+    parser.add_argument("--out", type=path_option, metavar="F", help=help_text)
     help_text = "the accelerator's name in that file; default: the file's"
-    command.add_argument("--name", metavar="N", help=help_text)
+    parser.add_argument("--name", metavar="N", help=help_text)
     help_text = "the accelerator whose limits to start from; default: found from the device"
-    command.add_argument("--gpu", metavar="G", help=help_text)
+    parser.add_argument("--gpu", metavar="G", help=help_text)
     help_text = "a YAML file of accelerators, beside the packaged ones"
-    command.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    parser.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
     help_text = f"after which no other program is timed; default: {SECONDS:g}"
-    command.add_argument("--seconds", type=float, metavar="S", help=help_text)
-    command.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-    add_words(command, json="shares and times", quiet="print the shares only, no progress")
-    return command
+    parser.add_argument("--seconds", type=float, metavar="S", help=help_text)
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    add_words(parser, json="shares and times", quiet="print the shares only, no progress")
+    return parser
 
 
 def read(args: Any) -> Options:
@@ -136,35 +136,35 @@ def run(options: Options) -> int:
     return 0
 
 
-def calibrate(started: Sequence[Any], options: Options, *, deadline: float) -> CalibrationReport:
+def calibrate(devices: Sequence[Any], options: Options, *, deadline: float) -> CalibrationReport:
     """Times samples on devices until the deadline.
 
     Args:
-        started: the devices.
+        devices: to time.
         options: of the command.
         deadline: of `time.monotonic()`.
 
     Raises:
         UserError: the devices have no limits in the table, or nothing was measured.
     """
-    simulated = started[0].platform == "cpu"
-    base = options.gpu or table_name(started[0].device_kind, options.figures)
-    figures = _with_multiprocessors(options.figures[base], started[0])
-    machine = find_machine(started, fp8=figures["fp8_flops"].value > 0)
+    simulated = devices[0].platform == "cpu"
+    base = options.gpu or table_name(devices[0].device_kind, options.figures)
+    figures = _with_multiprocessors(options.figures[base], devices[0])
+    machine = find_machine(devices, fp8=figures["fp8_flops"].value > 0)
     sizes = CPU if simulated else ACCELERATOR
     samples = suite(machine, sizes)
     show = _silent if options.quiet or not coordination.is_first() else _progress()
-    timed, left = measure(samples, Timer(started), deadline=deadline, show=show)
+    timed, left = measure(samples, Timer(devices), deadline=deadline, show=show)
     report = CalibrationReport(
         name=options.name,
         base=base,
         figures=figures,
         machine=machine,
-        where=_where(started),
+        where=_where(devices),
         simulated=simulated,
         timed=timed,
         left=left,
-        attention=attention_model(Attention(*sizes.attention[0]), started[0]).attention,
+        attention=attention_model(Attention(*sizes.attention[0]), devices[0]).attention,
     )
     if not report.shares:
         reason = left[0][1] if left else "times are too short"
@@ -199,12 +199,12 @@ def _with_multiprocessors(figures: Mapping[str, Figure], device: Any) -> dict[st
     return {**figures, "multiprocessors": Figure(int(count), MEASURED, "the count of the device")}
 
 
-def _where(started: Sequence[Any]) -> str:
+def _where(devices: Sequence[Any]) -> str:
     """Date, devices and versions."""
-    simulated = started[0].platform == "cpu"
-    kind = "simulated CPU devices" if simulated else f"x {quoted(started[0].device_kind)}"
+    simulated = devices[0].platform == "cpu"
+    kind = "simulated CPU devices" if simulated else f"x {quoted(devices[0].device_kind)}"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
-    return f"{datetime.now(UTC):%Y-%m-%d}, {len(started)} {kind}, {versions}"
+    return f"{datetime.now(UTC):%Y-%m-%d}, {len(devices)} {kind}, {versions}"
 
 
 def _write(report: CalibrationReport, options: Options) -> None:

@@ -129,7 +129,7 @@ def parse_all(
     parser: jsonargparse.ArgumentParser,
     argv: Sequence[str] | None,
     *,
-    check: Callable[[Parsed], None] = lambda found: None,
+    check: Callable[[Parsed], None] = lambda parsed: None,
 ) -> Parsed:
     """Reads a command line as `parse` does, with what else is known of it.
 

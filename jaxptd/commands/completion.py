@@ -198,9 +198,9 @@ def parser() -> Parser:
         "jaxptd completion zsh > ~/.zfunc/_jaxptd          (a folder of $fpath)",
         "jaxptd completion fish > ~/.config/fish/completions/jaxptd.fish",
     )
-    command = Parser(prog="jaxptd completion", description=main.__doc__, examples=examples)
-    command.add_argument("shell", choices=tuple(SCRIPTS), help="the shell")
-    return command
+    parser = Parser(prog="jaxptd completion", description=main.__doc__, examples=examples)
+    parser.add_argument("shell", choices=tuple(SCRIPTS), help="the shell")
+    return parser
 
 
 def _options_and_words(parser: argparse.ArgumentParser) -> tuple[list[Option], Choices]:

@@ -66,24 +66,24 @@ def parser() -> Parser:
         "jaxptd data --source 'text/*.txt' more.jsonl --tokenizer tokenizer.json --out train.bin",
         "jaxptd data --config quickstart --out quickstart.bin",
     )
-    command = Parser(prog="jaxptd data", description=main.__doc__, examples=examples)
+    parser = Parser(prog="jaxptd data", description=main.__doc__, examples=examples)
     help_text = "stdlib, or paths or globs of text, .jsonl, .csv or .parquet, also compressed"
     names = ("--source", "--data.source")
-    command.add_argument(
+    parser.add_argument(
         *names, nargs="+", action="extend", type=pattern_option, metavar="F", help=help_text
     )
     help_text = "bytes (the default), or the path of a tokenizers JSON, or of its folder"
-    command.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
+    parser.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
     for name, kind in (("special_tokens", SpecialTokens), ("begin_token", BeginToken)):
         options = (f"--{name.replace('_', '-')}", f"--data.{name}")
-        command.add_argument(*options, choices=get_args(kind), help=f"as data.{name} of a config")
+        parser.add_argument(*options, choices=get_args(kind), help=f"as data.{name} of a config")
     help_text = "field of records that holds a document; default: text"
-    command.add_argument("--text-field", "--data.text_field", metavar="NAME", help=help_text)
-    add_config(command)
+    parser.add_argument("--text-field", "--data.text_field", metavar="NAME", help=help_text)
+    add_config(parser)
     help_text = "the .bin file to write; it must not exist yet"
-    command.add_argument("--out", type=path_option, metavar="F", required=True, help=help_text)
-    add_words(command, json="what was written", quiet="print nothing, no progress either")
-    return command
+    parser.add_argument("--out", type=path_option, metavar="F", required=True, help=help_text)
+    add_words(parser, json="what was written", quiet="print nothing, no progress either")
+    return parser
 
 
 def _corpus(args: Any) -> tuple[str | list[str], DataConfig]:

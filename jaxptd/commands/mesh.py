@@ -32,18 +32,18 @@ def parser() -> Parser:
         "jaxptd mesh --config quickstart",
         "jaxptd mesh --run-dir runs/quickstart --world-size 64 --json",
     )
-    command = Parser(prog="jaxptd mesh", description=main.__doc__, examples=examples)
+    parser = Parser(prog="jaxptd mesh", description=main.__doc__, examples=examples)
     help_text = "number of devices; default: the config's"
-    command.add_argument("--world-size", type=int, metavar="N", help=help_text)
+    parser.add_argument("--world-size", type=int, metavar="N", help=help_text)
     for axis in Axis:
         rest = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
-        command.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
+        parser.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
     split_help = "of an encoder and a decoder: the decoder's first stage"
-    command.add_argument("--split-rank", type=int, metavar="N", help=split_help)
-    add_config(command)
+    parser.add_argument("--split-rank", type=int, metavar="N", help=split_help)
+    add_config(parser)
     quiet = "print the groups without a drawing"
-    add_words(command, json="the groups", quiet=quiet, picture="the mesh")
-    return command
+    add_words(parser, json="the groups", quiet=quiet, picture="the mesh")
+    return parser
 
 
 def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layout | None) -> Layout:

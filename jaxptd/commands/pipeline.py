@@ -96,8 +96,8 @@ def parser() -> Parser:
         "jaxptd pipeline --stages 8 --micro-batches 32 --compare",
         "jaxptd pipeline --config quickstart --layout.pp 2 --train.micro_batches 4",
     )
-    command = Parser(prog="jaxptd pipeline", description=main.__doc__, examples=examples)
-    add = command.add_argument
+    parser = Parser(prog="jaxptd pipeline", description=main.__doc__, examples=examples)
+    add = parser.add_argument
     known = f"{', '.join(SCHEDULES)}, or a .csv file"
     add("--schedule", "--layout.schedule", metavar="S", help=f"{known}; default: 1f1b")
     add("--stages", "--layout.pp", type=int, metavar="P", help="pipeline stages")
@@ -105,16 +105,16 @@ def parser() -> Parser:
     add(*names, type=int, metavar="M", help="micro-batches of a step")
     names = ("--virtual-stages", "--layout.virtual_stages")
     add(*names, type=int, metavar="V", help="chunks per stage, for interleaved")
-    add_config(command)
+    add_config(parser)
     times = "times of a stage's forward, input gradient, weight gradients; default: 1 1 1"
     letters, equal = ("F", "B", "W"), list(statistics.EQUAL)
     add("--durations", type=float, nargs=3, metavar=letters, default=equal, help=times)
     add("--compare", action="store_true", help="print a table of all schedules")
-    add_words(command, json="the numbers", quiet="print the numbers only", picture="the schedule")
+    add_words(parser, json="the numbers", quiet="print the numbers only", picture="the schedule")
     add("--trace", type=path_option, metavar="F", help="write a .json trace for ui.perfetto.dev")
     help_text = "write the table, to edit and use as --schedule"
     add("--csv", type=path_option, metavar="F", help=help_text)
-    return command
+    return parser
 
 
 def _filled_in(args: argparse.Namespace) -> argparse.Namespace:

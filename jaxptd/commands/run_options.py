@@ -52,7 +52,7 @@ def read_run(
     Raises:
         UserError: as `parse`, or there is no such run.
     """
-    check = _check_chosen if new else lambda found: None
+    check = _check_chosen if new else lambda parsed: None
     parsed = parse_all(parser, _expanded(argv, new=new), check=check)
     return parsed.config, parsed.options
 

@@ -38,18 +38,18 @@ def parser() -> Parser:
         "jaxptd plan validate --rows measured.csv --hardware cluster.yaml",
         "jaxptd plan validate --run-dir runs/gpt2-124m --gpu h200",
     )
-    command = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
+    parser = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
     help_text = "measured rows (.csv)"
-    command.add_argument("--rows", type=path_option, metavar="F", help=help_text)
+    parser.add_argument("--rows", type=path_option, metavar="F", help=help_text)
     help_text = "runs, predicted as plan does; needs --gpu"
-    command.add_argument("--run-dir", type=path_option, nargs="+", metavar="D", help=help_text)
-    command.add_argument("--gpu", metavar="NAME", help="the accelerator that the runs are of")
+    parser.add_argument("--run-dir", type=path_option, nargs="+", metavar="D", help=help_text)
+    parser.add_argument("--gpu", metavar="NAME", help="the accelerator that the runs are of")
     help_text = "devices of its node; default: as many as NVLink joins"
-    command.add_argument("--node", type=int, default=0, metavar="N", help=help_text)
+    parser.add_argument("--node", type=int, default=0, metavar="N", help=help_text)
     help_text = "a YAML file of accelerators, beside the packaged ones"
-    command.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
-    add_words(command, json="rows, errors and bars", quiet="print the errors only, not the rows")
-    return command
+    parser.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    add_words(parser, json="rows, errors and bars", quiet="print the errors only, not the rows")
+    return parser
 
 
 def _check(args: Any) -> None:
