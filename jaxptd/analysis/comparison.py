@@ -200,10 +200,10 @@ class Row:
         return self.error <= self.allowed  # False for NaN
 
 
-def _relative(found: ArrayLike, other: ArrayLike, expected: ArrayLike) -> float:
+def _relative(tensor: ArrayLike, other: ArrayLike, expected: ArrayLike) -> float:
     """Norm of the difference / norm of the expected tensor."""
     scale = np.linalg.norm(np.asarray(expected, np.float64))
-    difference = np.linalg.norm(np.asarray(found, np.float64) - np.asarray(other, np.float64))
+    difference = np.linalg.norm(np.asarray(tensor, np.float64) - np.asarray(other, np.float64))
     return float(difference / scale) if scale else float(difference)
 
 

@@ -183,7 +183,7 @@ class Saving:
 
 def savings(before: Saving, mesh: Any) -> list[Saving]:
     """Further settings that make a step need less on the same devices, the best first."""
-    config, need, savings_found = before.config, before.need, []
+    config, need, candidates = before.config, before.need, []
     for names, fields in _others(before, on_cpu=_on_cpu(mesh)):
         with contextlib.suppress(UserError):
             other = _with(config, fields)
@@ -192,10 +192,8 @@ def savings(before: Saving, mesh: Any) -> list[Saving]:
                 if "layout" in fields
                 else dataclasses.replace(need, activations=_activations(other, mesh))
             )
-            savings_found.append(Saving((*before.names, *names), other, less, before.replicas))
-    return sorted(
-        (each for each in savings_found if each.least < before.least), key=lambda x: x.least
-    )
+            candidates.append(Saving((*before.names, *names), other, less, before.replicas))
+    return sorted((each for each in candidates if each.least < before.least), key=lambda x: x.least)
 
 
 def _remedy(program: Program, there: int | None, spread: Layout | None) -> str:

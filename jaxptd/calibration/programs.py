@@ -47,8 +47,8 @@ class Work(NamedTuple):
 
 def inputs_of(work: Work) -> tuple[Array, ...]:
     """Inputs of varied values: a GPU computes with zeros faster than with data."""
-    arrays = {shape: _varied(shape) for shape in work.inputs}
-    return tuple(arrays[shape]() for shape in work.inputs)
+    makers = {shape: _varied(shape) for shape in work.inputs}
+    return tuple(makers[shape]() for shape in work.inputs)
 
 
 def _varied(shape: jax.ShapeDtypeStruct) -> Callable[[], Array]:

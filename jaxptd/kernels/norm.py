@@ -82,8 +82,8 @@ def _forward(
 def _backward(
     norm: FusedNorm, saved: tuple[Array, Array, list[Array]], grads: tuple[Array, ...]
 ) -> tuple[Array, Array, Array | None]:
-    (x, w_D, (scale_R, *mean)), (*residual_grads, dy) = saved, grads
-    x_RD, dy_RD, *own_RD = (each.reshape(-1, x.shape[-1]) for each in (x, dy, *residual_grads))
+    (x, w_D, (scale_R, *mean)), (*residual, dy) = saved, grads
+    x_RD, dy_RD, *residual_RD = (each.reshape(-1, x.shape[-1]) for each in (x, dy, *residual))
     rows, size = x_RD.shape
     _, tile = _tiles(size)
     tiles = tile.grid(rows, size)[0]
@@ -91,7 +91,7 @@ def _backward(
     sums_PD = jax.ShapeDtypeStruct((programs, size), jnp.float32)
     dx_RD, *sums = call(
         partial(_backward_kernel, tile=tile),
-        (x_RD, dy_RD, own_RD, w_D, scale_R, mean),
+        (x_RD, dy_RD, residual_RD, w_D, scale_R, mean),
         [x_RD] + [sums_PD] * (1 + norm.centred),
         grid=(programs,),
         warps=tile.warps,
@@ -155,7 +155,7 @@ def _dot(a: Sequence[Array], b: Sequence[Array], run: Instructions) -> Array:
 def _backward_kernel(
     x: Any,
     dy: Any,
-    residual_grads: Sequence[Any],
+    residual: Sequence[Any],
     w: Any,
     scale: Any,
     mean: Sequence[Any],
@@ -181,18 +181,18 @@ def _backward_kernel(
     def read(step: Array) -> tuple[list[list[Array]], list[Array]]:
         """Arrays in pieces, in their type so that they wait in few registers, and statistics."""
         pieces = places_of(step)
-        arrays = [
-            [load(a, each.both, wide=False) for each in pieces] for a in (x, dy, *residual_grads)
-        ]
+        arrays = [[load(a, each.both, wide=False) for each in pieces] for a in (x, dy, *residual)]
         return arrays, [load(each, pieces[0].rows)[:, None] for each in (scale, *mean)]
 
     def add_tile(step: Array, carry: Any) -> Any:
         (dw, *db), (arrays, statistics) = carry
         following = read(jnp.minimum(step + 1, steps - 1))
-        x_RD, dy_RD, *own_RD = [[each.astype(jnp.float32) for each in array] for array in arrays]
+        x_RD, dy_RD, *residual_RD = [
+            [each.astype(jnp.float32) for each in array] for array in arrays
+        ]
         n_RD, g_RD = _gradients(x_RD, dy_RD, weights, statistics, size, run)
-        for places, each, *more in zip(places_of(step), g_RD, *own_RD, strict=True):
-            scaled = run.fma(each, statistics[0], *more) if residual_grads else each * statistics[0]
+        for places, each, *more in zip(places_of(step), g_RD, *residual_RD, strict=True):
+            scaled = run.fma(each, statistics[0], *more) if residual else each * statistics[0]
             store(dx, places.both, scaled)
         dw = [run.fma(*each) for each in zip(dy_RD, n_RD, dw, strict=True)]
         return [dw, *([a + b for a, b in zip(each, dy_RD, strict=True)] for each in db)], following

@@ -94,21 +94,21 @@ def _words(layers: Mapping[str, int]) -> str:
 
 def _chunks(layers: Sequence[int], chunks: int) -> list[int]:
     """Divides the chunks of a stage among stacks by their layers, at least one for each."""
-    numbers = [1] * len(layers)
+    counts = [1] * len(layers)
     for _ in range(chunks - len(layers)):
-        numbers[max(range(len(layers)), key=lambda i: layers[i] / numbers[i])] += 1
-    return numbers
+        counts[max(range(len(layers)), key=lambda i: layers[i] / counts[i])] += 1
+    return counts
 
 
 def _cut(sizes: Sequence[int], layers: Mapping[str, int]) -> Stacks:
     """The layers of each stack in parts of these sizes."""
     ends = [*itertools.accumulate(sizes)]
-    ranges, begin = {}, 0
+    by_stack, begin = {}, 0
     for name, count in layers.items():
         inside = [min(max(end - begin, 0), count) for end in (0, *ends)]
-        ranges[name] = tuple(after - before for before, after in itertools.pairwise(inside))
+        by_stack[name] = tuple(after - before for before, after in itertools.pairwise(inside))
         begin += count
-    return ranges
+    return by_stack
 
 
 def part_sizes(

@@ -137,12 +137,12 @@ def value_of(atom: Any, values: Values) -> Any:
 def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The equations that these results depend on, in their order."""
     wanted = {var for var in results if is_variable(var)}
-    variables = []
+    dependencies = []
     for eqn in reversed(equations):
         if not wanted.isdisjoint(eqn.outvars):
             wanted |= {var for var in eqn.invars if is_variable(var)}
-            variables.append(eqn)
-    return variables[::-1]
+            dependencies.append(eqn)
+    return dependencies[::-1]
 
 
 def without(equations: Sequence[Any], some: Sequence[Any]) -> list[Any]:
@@ -174,20 +174,20 @@ def evaluated_again(
     """
     maker = {var: eqn for eqn in done for var in eqn.outvars}
     order = {var: i for i, var in enumerate([*of_first, *maker])}
-    equations_again: dict[Any, None] = {}
+    remade: dict[Any, None] = {}
     known, missing = {*have}, {*of_first}
     for var in sorted(passed, key=order.__getitem__):
         variables = _made_of(var, maker, known, missing)
-        equations_again |= dict.fromkeys(variables or ())
+        remade |= dict.fromkeys(variables or ())
         known.add(var)
-    return _making(equations_again, done)
+    return _making(remade, done)
 
 
 def _made_of(
     var: Var, maker: Mapping[Var, Any], known: set[Var], missing: set[Var]
 ) -> list[Var] | None:
     """The variables between `known` ones and this one; None if the second half cannot make them."""
-    inputs, todo = [], [(var, False)]
+    between, todo = [], [(var, False)]
     while todo:
         each, is_named = todo.pop()
         if each in missing and each not in known:
@@ -198,9 +198,9 @@ def _made_of(
         is_named |= eqn.params.get("name") == AGAIN
         if is_heavy(eqn) or not (is_named or eqn.primitive.name in {*_VIEWS, _BARRIER}):
             return None
-        inputs.append(each)
+        between.append(each)
         todo += [(source, is_named) for source in _sources(eqn, each)]
-    return inputs
+    return between
 
 
 def _sources(equation: Any, result: Var) -> list[Var]:

@@ -107,8 +107,8 @@ class LayerKind:
 
     def get(self, pools: Sequence[Any], slot: Array, offset: Array) -> list[Array]:
         """The arrays of the layer at an offset in a part in a slot; pools: one for each kind."""
-        saved: list[Array] = self.fetched(get(pools[self.number], slot, offset - self.kind.begin))
-        return saved
+        arrays: list[Array] = self.fetched(get(pools[self.number], slot, offset - self.kind.begin))
+        return arrays
 
     def put(
         self,

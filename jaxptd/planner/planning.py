@@ -52,8 +52,8 @@ class Compiling:
             ranking: the best by prediction first.
             wanted: how many have to fit.
         """
-        ranked: list[Candidate] = []
-        for number, (each, figures) in enumerate(self._compiled(iter(ranking), wanted, ranked), 1):
+        fitting: list[Candidate] = []
+        for number, (each, figures) in enumerate(self._compiled(iter(ranking), wanted, fitting), 1):
             words = f"compiled {number}: {each.config.layout}: "
             try:
                 compiled = self._made(each, figures.result())
@@ -65,19 +65,19 @@ class Compiling:
                 self.say(f"{words}dropped, {known}: the limit is {gib_text(self.limit)}")
                 continue
             self.say(f"{words}{known}")
-            ranked.append(dataclasses.replace(each, compiled=compiled))
-        return tuple(sorted(ranked, key=lambda each: each.seconds))
+            fitting.append(dataclasses.replace(each, compiled=compiled))
+        return tuple(sorted(fitting, key=lambda each: each.seconds))
 
     def _compiled(
-        self, ranking: Iterator[Candidate], wanted: int, best: list[Candidate]
+        self, ranking: Iterator[Candidate], wanted: int, fitting: list[Candidate]
     ) -> Iterator[tuple[Candidate, "Future[Figures]"]]:
         """Yields candidates in their order, until so many are found; none in vain."""
         waiting: collections.deque[tuple[Candidate, Future[Figures]]] = collections.deque()
         pool = ThreadPoolExecutor(min(wanted, os.cpu_count() or 1))
         memory = int(self.cluster.accelerator.hbm_bytes)
         try:
-            while len(best) < wanted:
-                while len(best) + len(waiting) < wanted and (each := next(ranking, None)):
+            while len(fitting) < wanted:
+                while len(fitting) + len(waiting) < wanted and (each := next(ranking, None)):
                     waiting.append((each, pool.submit(self.measure, each.config, memory)))
                 if not waiting:
                     return

@@ -184,7 +184,7 @@ def _gathered(description: StepDescription) -> list[Placed]:
     (stack,) = description.model.stacks
     layer = description.layer_parameters(stack)
     weights, gradients = 2 * layer, description.implementation.gradient * layer
-    collectives = (
+    shard = (
         description.implementation.gradient
         * description.stage_parameters
         / description.parallelism.shards
@@ -193,7 +193,7 @@ def _gathered(description: StepDescription) -> list[Placed]:
         Placed("weights", ALL_GATHER, ("shard",), 1, weights, "forward", "layer"),
         Placed("weights again", ALL_GATHER, ("shard",), 1, weights, "backward", "layer"),
         Placed("gradients", REDUCE_SCATTER, ("shard",), 1, gradients, "backward", "layer"),
-        Placed("gradients of copies", ALL_REDUCE, ("replica",), 1, collectives, "step"),
+        Placed("gradients of copies", ALL_REDUCE, ("replica",), 1, shard, "step"),
     ]
 
 

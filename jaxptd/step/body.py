@@ -79,11 +79,11 @@ class StepBody:
             classes = jnp.argmax(logits, -1).astype(jnp.int32)
             return self.resolved.tensor_parallel.axes.gather_images(classes)
 
-        per_image = lax.map(of_one, micro_batches)
+        classes = lax.map(of_one, micro_batches)
         spec = batch_specs(self.resolved.config)[self.resolved.family.classes or ""]
-        alike = tuple(sorted(varying_axes(per_image) - set(spec)))  # only typed as varying
-        per_image = lax.pmax(per_image, alike) if alike else per_image
-        return per_image.reshape(-1, *per_image.shape[2:])
+        alike = tuple(sorted(varying_axes(classes) - set(spec)))  # only typed as varying
+        classes = lax.pmax(classes, alike) if alike else classes
+        return classes.reshape(-1, *classes.shape[2:])
 
     def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[MicroBatches, TokenInfo]:
         """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are."""

@@ -153,8 +153,8 @@ class GradientAccumulation:
         ) -> tuple[Array, tuple[Losses, GenerationState]]:
             given = attached(with_grad_slots(params, grad_slots)), micro, token_info
             losses, held = self._terms(*given, of=LOSSES)
-            sum_of_all, each = in_total(losses, weights)
-            return sum_of_all, (each, held)
+            sum_of_all, weighted = in_total(losses, weights)
+            return sum_of_all, (weighted, held)
 
         gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
         (_, (loss_terms, held)), gradients = gradient(grad_slots_of(params))

@@ -105,8 +105,8 @@ def with_backward(loop: Loop, forward: Callable[..., tuple[tuple, Callable]]) ->
 
     differentiated: Any = jax.custom_vjp(loop)
     differentiated.defvjp(forward, backward)
-    with_own: Loop = differentiated
-    return with_own
+    both_ways: Loop = differentiated
+    return both_ways
 
 
 def _forward(
@@ -163,10 +163,10 @@ def _backward(
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
         blocks, gradients, total, dx, sums = carry
         i, kept = each
-        blocks, of_layer, more, dx = back(i, blocks, kept, dx)
+        blocks, of_layer, of_common, dx = back(i, blocks, kept, dx)
         sums, sent = send(sums, gradients, i + 1)
         dx = after(dx, sent) if blocks else dx
-        return (blocks, of_layer, jax.tree.map(jnp.add, total, more), dx, sums), None
+        return (blocks, of_layer, jax.tree.map(jnp.add, total, of_common), dx, sums), None
 
     # Outside of a loop XLA would keep what forward computed, and not compute it again.
     blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
@@ -239,9 +239,9 @@ def _backward_adding(
         total, dx, sums = carry
         i, kept = each
         params = layer_at(blocks_of(stack), i), common
-        (of_layer, more), dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
+        (of_layer, of_common), dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
         sums = accumulation.with_layer(sums, of_layer, stack, i)
-        return (jax.tree.map(jnp.add, total, more), dx, sums), None
+        return (jax.tree.map(jnp.add, total, of_common), dx, sums), None
 
     start = jax.tree.map(jnp.zeros_like, common), dy, accumulation.start(stack)
     numbers = jnp.arange(len(inputs.number), dtype=jnp.int32)

@@ -53,15 +53,15 @@ def largest(text: str, number: int, pipeline: Pipeline = WHOLE) -> list[tuple[in
     Returns:
         For each: bytes, executions, and its result with the end of the name that JAX gave it.
     """
-    bytes_by_name: dict[str, tuple[int, int]] = {}
+    sums: dict[str, tuple[int, int]] = {}
     for kernel in kernels(text, pipeline):
         if kernel.kind != OTHER:
             continue
         each = kernel.instruction
         words = f"{each.result}  {each.op_name[-60:] or each.kind}"
-        size, count = bytes_by_name.get(words, (0, 0))
-        bytes_by_name[words] = (size + kernel.bytes, count + kernel.count)
-    rows = [(size, count, words) for words, (size, count) in bytes_by_name.items()]
+        size, count = sums.get(words, (0, 0))
+        sums[words] = (size + kernel.bytes, count + kernel.count)
+    rows = [(size, count, words) for words, (size, count) in sums.items()]
     return sorted(rows, reverse=True)[:number]
 
 

@@ -112,28 +112,28 @@ class _Reader:
 
     def times(self, name: str, executions: int) -> Times:
         """One execution of a computation that is executed so often, added up over the stages."""
-        added, clock = Times(), 0.0
+        times, clock = Times(), 0.0
         free: dict[str, float] = {}  # when each link is free again
         ends: dict[str, tuple[float, AxisNames]] = {}  # of collectives under way
         scope = {each.name: each for each in self.computations[name]}
         for each in scope.values():
             if kind_of_collective(each):
                 if not each.kind.endswith("-done"):
-                    ends[each.name] = self._send(each, clock, free, added)
+                    ends[each.name] = self._send(each, clock, free, times)
                 if not each.kind.endswith("-start"):
                     begun = each.operands[0] if each.kind.endswith("-done") else each.name
                     end, axes = ends.pop(begun)
-                    added.exposed[axes] += max(end - clock, 0.0)
+                    times.exposed[axes] += max(end - clock, 0.0)
                     clock = max(end, clock)
                 continue
-            before = added.total
+            before = times.total
             if runs := self._runs(each, executions):
                 for body, number in runs:
-                    added.add(self.times(body, number), number / executions)
+                    times.add(self.times(body, number), number / executions)
             elif is_kernel(each):
-                added.kernels[kind_of(each, self.computations)] += self._seconds(each, scope)
-            clock += added.total - before
-        return added
+                times.kernels[kind_of(each, self.computations)] += self._seconds(each, scope)
+            clock += times.total - before
+        return times
 
     def _runs(self, each: Instruction, executions: int) -> list[tuple[str, int]]:
         """The computations that an instruction runs; of a conditional's branches all."""

@@ -156,19 +156,19 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
     rows = sizes.rows * each.heads
     if sizes.has_blocks:
         return rows * part.key_tokens * 2 * wide
-    elements = 0
+    total = 0
     if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
-        elements = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
+        total = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
         if layout.ring == "rsa":
-            return elements + rows * part.key_tokens * both
+            return total + rows * part.key_tokens * both
     if not is_fused(sizes.config):
         halves = 1 + (ring > 1 and part.causal)  # of a block, see `attention.ring.Ring.at_once`
         queries_at_once = min(CHUNK, -(-part.tokens // ring // halves))
         keys_at_once = min(CHUNK, -(-part.key_tokens // ring // halves))
-        elements += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both
+        total += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both
         if queries_at_once < part.tokens // ring:  # sums over chunks
-            elements += (queries + kv) * wide // narrow
-    return elements
+            total += (queries + kv) * wide // narrow
+    return total
 
 
 def are_apart(config: Config) -> bool:

@@ -21,10 +21,10 @@ GRADIENTS = 1  # psums of the gradients of probabilities, which are as precise a
 
 def windows(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """Attention in windows."""
-    here = step.of_stack(stack)
+    sized_step = step.of_stack(stack)
     for again, layers in step.recomputed(stack):
-        for each in here.sizes.windows(stack):
-            yield from _scores(here, each, again, layers)
+        for each in sized_step.sizes.windows(stack):
+            yield from _scores(sized_step, each, again, layers)
 
 
 def image_ends(step: Scenario) -> Iterator[Collective]:
@@ -60,10 +60,10 @@ def _on_grid(step: Scenario, ends: ImageEnds) -> Iterator[Collective]:
     """Products in blocks, the statistics of norms, and the sums of logits over hidden units."""
     times = step.config.train.micro_batches
     for each in ends.resamplings:
-        here = step.with_tokens(each.tokens)
+        sized_step = step.with_tokens(each.tokens)
         contract = step.sizes.padded(each.hidden) * each.joined
         out = step.sizes.padded(each.out) * each.parted
-        yield from product(here, contract, out, forwards=1, times=times)
+        yield from product(sized_step, contract, out, forwards=1, times=times)
     for tokens in ends.norms:
         yield from norms(step.with_tokens(tokens), ends.statistics, forwards=1, times=times)
     images, cp = images_in_strips(step), step.config.layout.cp

@@ -28,9 +28,9 @@ def ring(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """A stack's keys and values, forward and backward; their gradients, in masters' precision."""
     for again, layers in step.recomputed(stack):
         for attention in step.sizes.of_stack(stack).attentions(stack):
-            here = step.of_stack(stack)
-            one = _gathered_blocks if here.sizes.has_blocks else _rings
-            yield from one(here, attention, again, layers)
+            sized_step = step.of_stack(stack)
+            one = _gathered_blocks if sized_step.sizes.has_blocks else _rings
+            yield from one(sized_step, attention, again, layers)
 
 
 def _gathered_blocks(
@@ -144,10 +144,10 @@ class Panels:
 
 def layers_on_grid(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """A stack's products, norms and attention in blocks; attention by heads is in `ring.py`."""
-    here = step.of_stack(stack)
+    sized_step = step.of_stack(stack)
     for again, layers in step.recomputed(stack):
         times = step.config.train.micro_batches * layers
-        yield from _layers(here, stack, again, times=times)
+        yield from _layers(sized_step, stack, again, times=times)
 
 
 def ends_on_grid(step: Scenario) -> Iterator[Collective]:
@@ -303,12 +303,12 @@ SOURCE_ROUNDS = FORWARD + BACKWARD + 1  # of a first product alone
 def layers_one_way(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """The layers of a stack: activations of b*T/cp*D at every collective."""
     products = _in_rounds if step.config.layout.collective_matmul else _around_products
-    here = step.of_stack(stack)
+    sized_step = step.of_stack(stack)
     for again, count in step.recomputed(stack):
         times = step.config.train.micro_batches * count
-        yield from products(here, stack, again, times=times)
-        yield from gathered_kv(here, stack, again, times=times)
-        yield from _sources(here, stack, again, times=times)
+        yield from products(sized_step, stack, again, times=times)
+        yield from gathered_kv(sized_step, stack, again, times=times)
+        yield from _sources(sized_step, stack, again, times=times)
 
 
 def ends_one_way(step: Scenario) -> Iterator[Collective]:

@@ -329,11 +329,11 @@ def _head(description: StepDescription, head: Head) -> list[Term]:
 
 def update_terms(description: StepDescription) -> list[Term]:
     """The optimizer's pass over its shard of the state, once a step."""
-    numbers = description.updated
+    updated = description.updated
     elements = (
         description.stage_parameters / description.parallelism.shards
-        if numbers is None
-        else numbers
+        if updated is None
+        else updated
     )
     term = kernels.moved(
         description.cluster.accelerator, description.implementation.update * elements, 40

@@ -75,9 +75,9 @@ class LayerCosts:
             remat: float(sum(s.layers * memory_model.layer(config, s, remat) for s in stacks))
             for remat in REMATS
         }
-        held = step.state["parameters"] + step.state["optimizer"]
+        state = step.state["parameters"] + step.state["optimizer"]
         matrices = sum(stack.layers * description.layer_parameters(stack) for stack in stacks)
-        return Fixed(config, description, kept, held, step.state["gradients"], 4 * matrices)
+        return Fixed(config, description, kept, state, step.state["gradients"], 4 * matrices)
 
     def _bare(self, layer_layout: LayerLayout, many: bool) -> LayerCost | None:
         """Without collectives and copies; None if the layout does not divide the model."""
@@ -104,9 +104,9 @@ class LayerCosts:
             message_terms(description, inside=self.space.gpus <= self.cluster.node_size)
         )
         kept = {remat: layer_layout.micro_batch * size for remat, size in fixed.kept.items()}
-        bytes_kept = fixed.state, fixed.gradients, fixed.matrices
+        sizes = fixed.state, fixed.gradients, fixed.matrices
         number = self.space.layers
-        return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *bytes_kept)
+        return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *sizes)
 
     def _whole(self, layer_layout: LayerLayout, many: bool, stages: bool) -> LayerCost | None:
         """With the collectives and copies of layers.
@@ -287,11 +287,11 @@ class Search:
     ) -> list[tuple[ConfigStep, Memory]]:
         """The steps with all layers computed again, and with as few as fit, and their memory."""
         whole = ConfigStep(self.space.config_of(mesh_shape, pipe, bound.choice))
-        every = found = whole, memory_of(whole)
-        if found[1].total > self.limit:
+        every = fitting = whole, memory_of(whole)
+        if fitting[1].total > self.limit:
             return []
         if bound.choice.remat == "none" or "model.remat_layers" in self.space.pins:
-            return [found]
+            return [fitting]
         high = self.space.cut(mesh_shape, pipe).depth
         low = max(1, int(bound.share * high))
         middle = low  # the bound is often what fits
@@ -299,8 +299,8 @@ class Search:
             step = ConfigStep(self.space.config_of(mesh_shape, pipe, bound.choice, middle))
             memory = memory_of(step)
             if memory.total <= self.limit:
-                found, high = (step, memory), middle
+                fitting, high = (step, memory), middle
             else:
                 low = middle + 1
             middle = (low + high) // 2
-        return [found, every]
+        return [fitting, every]

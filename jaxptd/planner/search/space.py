@@ -72,15 +72,15 @@ def cut(
     parts = outline(schedule, stages=stages, micro_batches=stages, virtual_stages=chunks)
     asked = sizes is not None or fewer > 0
     *others, last = part_sizes(layers + fewer, parts.parts, sizes)
-    found = (*others, last - fewer)
-    if found[-1] < 0 or (fewer and found == part_sizes(layers, parts.parts)):
+    counts = (*others, last - fewer)
+    if counts[-1] < 0 or (fewer and counts == part_sizes(layers, parts.parts)):
         raise UserError(f"the last of {parts.parts} parts cannot have {fewer} layers fewer")
     of_stage = [0] * stages
-    for part, size in enumerate(found):
+    for part, size in enumerate(counts):
         of_stage[parts.where(part)[0]] += size
     loss = parts.where(parts.parts - 1)[0]
     ends = of_stage[0] / layers, of_stage[loss] / layers
-    return StageSplit(found if asked else None, *ends, max(of_stage) / layers, max(found))
+    return StageSplit(counts if asked else None, *ends, max(of_stage) / layers, max(counts))
 
 
 class StageSplits:
