@@ -96,14 +96,14 @@ class Answers:
     def _split(self, context: str, continuation: str) -> Question:
         """The ids of both; spaces between them are the continuation's, as tokens have them."""
         stripped = context.rstrip()
-        whole, known = self._ids(context + continuation), self._ids(stripped)
-        asked = whole[len(known) :]
-        if not asked:
+        ids, known = self._ids(context + continuation), self._ids(stripped)
+        continuation_ids = ids[len(known) :]
+        if not continuation_ids:
             raise UserError(
                 f"a request asks for the likelihood of {quoted(repr(continuation))} after "
                 f"{quoted(repr(context[-40:]))}, which is no token; correct the task's choices"
             )
-        return Question(self._begun(known), asked)
+        return Question(self._begun(known), continuation_ids)
 
     def _begun(self, ids: list[int]) -> list[int]:
         """The ids behind those that a text begins with, at least one, unless they are there."""

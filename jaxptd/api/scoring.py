@@ -73,11 +73,11 @@ class Scorer:
         for length, numbers in _by_length(questions, longest).items():
             rows = max(1, AT_ONCE // length) * replicas
             for first in range(0, len(numbers), rows):
-                some = numbers[first : first + rows]
-                texts = np.array([_row(questions[number], length) for number in some])
-                padded = np.pad(texts, ((0, rows - len(some)), (0, 0), (0, 0)), mode="edge")
+                batch = numbers[first : first + rows]
+                texts = np.array([_row(questions[number], length) for number in batch])
+                padded = np.pad(texts, ((0, rows - len(batch)), (0, 0), (0, 0)), mode="edge")
                 sums_B, greedy_B = self._score(params, padded[:, 0], padded[:, 1])
-                for number, total, likeliest in zip(some, sums_B, greedy_B, strict=False):
+                for number, total, likeliest in zip(batch, sums_B, greedy_B, strict=False):
                     scores[number] = Score(float(total), bool(likeliest))
         return scores
 
@@ -141,5 +141,5 @@ def _score_function(program: Program) -> Any:
         return tuple(as_same(all_gather(x, Axis.DP, 0)) for x in (sums_B, greedy_B.astype(int)))
 
     specs = (program.states.specs["params"], P(Axis.DP), P(Axis.DP))
-    whole = partial(jax.shard_map, mesh=program.mesh, check_vma=True)
-    return jax.jit(whole(run, in_specs=specs, out_specs=P()))
+    mapped = partial(jax.shard_map, mesh=program.mesh, check_vma=True)
+    return jax.jit(mapped(run, in_specs=specs, out_specs=P()))

@@ -152,8 +152,8 @@ def _logits_function(program: Program) -> Any:
         return as_same(logits(params, tokens_BT))
 
     specs = (program.states.specs["params"], P())
-    whole = partial(jax.shard_map, mesh=program.mesh, check_vma=True)
-    return jax.jit(whole(run, in_specs=specs, out_specs=P()))
+    mapped = partial(jax.shard_map, mesh=program.mesh, check_vma=True)
+    return jax.jit(mapped(run, in_specs=specs, out_specs=P()))
 
 
 def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarray:

@@ -131,10 +131,12 @@ def _check_number(where: str, text: str) -> None:
     if match := LEADING_ZERO.fullmatch(text):
         digits = match[2].replace("_", "").lstrip("0") or "0"
         octal = int(digits, 8) if set(digits) <= set("01234567") else None
-        other = "" if octal is None or str(octal) == digits else f", or {match[1]}{octal} for octal"
+        remedy = (
+            "" if octal is None or str(octal) == digits else f", or {match[1]}{octal} for octal"
+        )
         raise UserError(
             f"{where}: {quoted(text)} begins with 0, which some readers of YAML take for octal; "
-            f"write {match[1]}{quoted(digits)}{other}"
+            f"write {match[1]}{quoted(digits)}{remedy}"
         )
     if BASE_60.fullmatch(text):
         raise UserError(

@@ -255,14 +255,14 @@ class ModelConfig:
             padded: rounds a number of tokens up.
         """
         length, targets = self.seq_length, self.decoder_seq_length
-        longer, others = padded(length), targets and padded(targets)
-        if (longer, others) == (length, targets):
+        longer, longer_targets = padded(length), targets and padded(targets)
+        if (longer, longer_targets) == (length, targets):
             return self
         learned = self.block.positions == "learned"
         return dataclasses.replace(
             self,
             seq_length=longer,
-            decoder_seq_length=others,
+            decoder_seq_length=longer_targets,
             max_positions=self.num_positions if learned else self.max_positions,
             window=self.window if self.reach < length else None,
         )

@@ -95,9 +95,9 @@ def nearest_key(key: str, options: Iterable[str] = ()) -> str:
     others = {name.lstrip("-"): name for name in options if "." not in name}
     sectionless = {name: option for name, option in others.items() if name not in section_names()}
     fields = {field.rpartition(".")[2]: field for field in field_types()}
-    meant = sectionless | fields
-    near = nearest(key.rpartition(".")[2].lstrip("-"), meant)
-    return f"did you mean {meant[near]}?" if near else "see jaxptd train --help-all"
+    candidates = sectionless | fields
+    near = nearest(key.rpartition(".")[2].lstrip("-"), candidates)
+    return f"did you mean {candidates[near]}?" if near else "see jaxptd train --help-all"
 
 
 def describe_type(annotation: Any) -> str:

@@ -222,8 +222,8 @@ def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
 
 
 def _remedy(num_tokens: int, shortest: int) -> str:
-    others = "more data or a smaller model.seq_length"
+    otherwise = "more data or a smaller model.seq_length"
     least = math.ceil(1000 * shortest / num_tokens)
     if least > 500:
-        return f"use {others}, or data.validation_fraction=0"
-    return f"use {least / 1000} to {(1000 - least) / 1000}, 0 for no validation, {others}"
+        return f"use {otherwise}, or data.validation_fraction=0"
+    return f"use {least / 1000} to {(1000 - least) / 1000}, 0 for no validation, {otherwise}"

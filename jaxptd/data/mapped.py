@@ -193,13 +193,13 @@ def change(now: Identity, before: Identity) -> str | None:
     """Says what has changed in the data, of the first source that differs; None for nothing."""
     if len(now) != len(before):
         return f"data.source has {len(now)} sources, not {len(before)}"
-    for name, found, was in zip(now, now.values(), before.values(), strict=True):
+    for name, current, previous in zip(now, now.values(), before.values(), strict=True):
         source = f"data.source {name}" if name else "data.source"
-        if found == was:
+        if current == previous:
             continue
-        if found["tokens"] == was["tokens"]:
+        if current["tokens"] == previous["tokens"]:
             return f"{source} has other tokens now (the text or the tokenizer has changed) than"
-        return f"{source} has {found['tokens']:,} tokens now, and had {was['tokens']:,}"
+        return f"{source} has {current['tokens']:,} tokens now, and had {previous['tokens']:,}"
     return None
 
 

@@ -21,13 +21,13 @@ def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
     """
     needs = f"it needs columns of strings, {' and '.join(map(json.dumps, fields))}"
     file = _opened(path)
-    there = file.schema_arrow.names
+    columns = file.schema_arrow.names
     for name in fields:
-        if there.count(name) != 1:
-            what = "two columns" if name in there else "no column"
-            shown = ", ".join(map(json.dumps, map(quoted, there[:LISTED]))) or "none"
+        if columns.count(name) != 1:
+            many = "two columns" if name in columns else "no column"
+            shown = ", ".join(map(json.dumps, map(quoted, columns[:LISTED]))) or "none"
             raise UserError(
-                f"data.source: {path} has {what} {json.dumps(name)}; {needs}, and there are {shown}"
+                f"data.source: {path} has {many} {json.dumps(name)}; {needs}, and there are {shown}"
             )
     row = 0
     for batch in _batches(file, path, fields):

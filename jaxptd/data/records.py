@@ -55,11 +55,11 @@ def check_signature(path: Path, start: bytes, *, ids: bool = False, inner: bool 
         ids: the file should hold ids, in which two bytes at the start tell nothing.
         inner: these bytes were decompressed.
     """
-    for magic, what, remedy in _KNOWN:
+    for magic, kind, remedy in _KNOWN:
         if start.startswith(magic) and not (ids and len(magic) == 2):
             if inner:
-                what, remedy = f"{what}, once decompressed", "name the file that is in it"
-            raise UserError(f"data.source: {path} is {what}; {remedy}")
+                kind, remedy = f"{kind}, once decompressed", "name the file that is in it"
+            raise UserError(f"data.source: {path} is {kind}; {remedy}")
 
 
 def is_pointer(start: bytes) -> bool:
@@ -250,14 +250,14 @@ def _texts(record: Any, fields: Fields, where: str, needs: str) -> list[str]:
     for field in fields:
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
             if isinstance(record, dict) and field in record:
-                kind, what = type(record[field]).__name__, json.dumps(field)
+                kind, name = type(record[field]).__name__, json.dumps(field)
                 raise UserError(
-                    f"data.source: {where} has no string {what}, but {_JSON.get(kind, kind)}; "
+                    f"data.source: {where} has no string {name}, but {_JSON.get(kind, kind)}; "
                     f"{needs}"
                 )
-            there = f"; {_there(record, fields)}" if isinstance(record, dict) else ""
+            hint = f"; {_there(record, fields)}" if isinstance(record, dict) else ""
             raise UserError(
-                f"data.source: {where} has no string {json.dumps(field)}; {needs}{there}"
+                f"data.source: {where} has no string {json.dumps(field)}; {needs}{hint}"
             )
     return [checked(record[field], where) for field in fields]
 
@@ -301,14 +301,14 @@ def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
             names = rows.fieldnames or []
             for field in fields:
                 if names.count(field) != 1:
-                    if len(names) == 1 and (other := _separator(names[0], field)):
+                    if len(names) == 1 and (separator := _separator(names[0], field)):
                         raise UserError(
-                            f"data.source: {path} has its columns between {other!r}, and by its "
-                            f"name they are between {delimiter!r}; write it so, or as .jsonl"
+                            f"data.source: {path} has its columns between {separator!r}, and by "
+                            f"its name they are between {delimiter!r}; write it so, or as .jsonl"
                         )
                     many = "two columns" if field in names else "no column"
-                    there = _there(dict.fromkeys(names), fields)
-                    raise UserError(f"data.source: {path} has {many} {json.dumps(field)}; {there}")
+                    hint = _there(dict.fromkeys(names), fields)
+                    raise UserError(f"data.source: {path} has {many} {json.dumps(field)}; {hint}")
             for row in rows:
                 if None in row or None in row.values():
                     raise UserError(

@@ -116,17 +116,17 @@ def _files_of(
     source: Path, config: Config, say: Callable[[str], None] = lambda line: None
 ) -> Files:
     """The files of a base as a run has them."""
-    others = _small(source, (CONFIG, GENERATION, *OF_IMAGES), say)
+    configs = _small(source, (CONFIG, GENERATION, *OF_IMAGES), say)
     theirs = _small(source, OF_TOKENIZER, say)
     if not family_of(config.model).has_vocabulary:
-        return others | theirs
+        return configs | theirs
     ours = tokenizer_files(config.data.tokenizer, say=say)
     if ours.get(TOKENIZER) == theirs.get(TOKENIZER):
-        return others | theirs | ours
+        return configs | theirs | ours
     ids = _ids(config, tokenizer_of(config))
-    for name in {CONFIG, GENERATION} & set(others):
-        others[name] = as_json(_with_ids(read_json(source / name), ids))
-    return others | ours
+    for name in {CONFIG, GENERATION} & set(configs):
+        configs[name] = as_json(_with_ids(read_json(source / name), ids))
+    return configs | ours
 
 
 def _ids(config: Config, tokenizer: Tokenizer) -> Json:

@@ -41,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not launchers.find(ProcessesConfig(), os.environ).alone:
         raise UserError("convert runs in one process; start it without srun, mpirun or torchrun")
     if args.check is not None:
-        found = check(args.check)
+        result = check(args.check)
     else:
-        found = _from_hf(args) if args.to_hf is None else _to_hf(args)
+        result = _from_hf(args) if args.to_hf is None else _to_hf(args)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
     elif not args.quiet:
-        print(_text(found))
-    if problems := found.get("problems"):
+        print(_text(result))
+    if problems := result.get("problems"):
         raise UserError(next(iter(problems.values())))
 
 
@@ -59,21 +59,21 @@ def parser() -> Parser:
         "jaxptd convert --from-hf models/gpt2 --out runs/gpt2",
         "jaxptd convert --to-hf runs/gpt2 --out exported --dtype bfloat16 --shard-size 5GB",
     )
-    made = Parser(prog="jaxptd convert", description=main.__doc__, examples=examples)
+    command = Parser(prog="jaxptd convert", description=main.__doc__, examples=examples)
     help_text = "directory to make a run of, at step 0"
-    made.add_argument("--from-hf", type=path_option, metavar="DIR", help=help_text)
+    command.add_argument("--from-hf", type=path_option, metavar="DIR", help=help_text)
     help_text = "run whose newest checkpoint to write as a Hugging Face directory"
-    made.add_argument("--to-hf", type=path_option, metavar="RUN_DIR", help=help_text)
+    command.add_argument("--to-hf", type=path_option, metavar="RUN_DIR", help=help_text)
     help_text = "directory whose headers to read: can it be trained, and generated from"
-    made.add_argument("--check", type=path_option, metavar="DIR", help=help_text)
+    command.add_argument("--check", type=path_option, metavar="DIR", help=help_text)
     help_text = "directory to write; it must not exist yet"
-    made.add_argument("--out", type=path_option, metavar="D", help=help_text)
+    command.add_argument("--out", type=path_option, metavar="D", help=help_text)
     help_text = "precision of the tensors; default: that of the checkpoint"
-    made.add_argument("--dtype", choices=list(DTYPES), help=help_text)
+    command.add_argument("--dtype", choices=list(DTYPES), help=help_text)
     help_text = "most bytes of a file, as 500MB; default: 5GB"
-    made.add_argument("--shard-size", type=_bytes, metavar="SIZE", help=help_text)
-    add_words(made, json="what was done", quiet="print nothing")
-    return made
+    command.add_argument("--shard-size", type=_bytes, metavar="SIZE", help=help_text)
+    add_words(command, json="what was done", quiet="print nothing")
+    return command
 
 
 def _bytes(text: str) -> int:
@@ -113,12 +113,12 @@ def _to_hf(args: Any) -> dict[str, Any]:
     }
 
 
-def _text(found: dict[str, Any]) -> str:
+def _text(result: dict[str, Any]) -> str:
     """Says in a few lines what was done."""
-    if "verdict" in found:
-        return "\n".join([*([table(found)] if "mapping" in found else []), *lines(found)])
-    facts = [f"{name} {value}" for name, value in found.items() if name != "out"]
-    return f"{found['out']}: {', '.join(facts)}"
+    if "verdict" in result:
+        return "\n".join([*([table(result)] if "mapping" in result else []), *lines(result)])
+    facts = [f"{name} {value}" for name, value in result.items() if name != "out"]
+    return f"{result['out']}: {', '.join(facts)}"
 
 
 if __name__ == "__main__":

@@ -106,9 +106,9 @@ class Rule:
         """The size of each factor."""
         sizes: dict[str, int] = {}
         for number, dim in zip(self._kept, self._factors, strict=True):
-            known = {factor: int(found[0]) for factor in dim if (found := _NUMBER.match(factor))}
-            others = ours[number] // math.prod(known.values())
-            sizes |= {factor: known.get(factor, others) for factor in dim}
+            known = {factor: int(match[0]) for factor in dim if (match := _NUMBER.match(factor))}
+            rest = ours[number] // math.prod(known.values())
+            sizes |= {factor: known.get(factor, rest) for factor in dim}
         return sizes
 
     # ---- ours -> the tensor ---------------------------------------------------------------------
@@ -172,8 +172,8 @@ class Rule:
 
 def _parse(dims: str) -> list[tuple[str, ...]]:
     """`L D [0] (P 2)` -> the factors of each dim."""
-    found = re.findall(r"\(([^)]*)\)|(\S+)", dims)
-    return [tuple((group or single).split()) for group, single in found]
+    matches = re.findall(r"\(([^)]*)\)|(\S+)", dims)
+    return [tuple((group or single).split()) for group, single in matches]
 
 
 def _pieces(dim: tuple[str, ...], held: Held, sizes: Mapping[str, int]) -> list[slice]:
@@ -198,5 +198,5 @@ def _assembled(
     dim = len(chosen)
     if dim == len(pieces):
         return tensor[chosen]
-    found = [_assembled(tensor, pieces, (*chosen, piece)) for piece in pieces[dim]]
-    return found[0] if len(found) == 1 else np.concatenate(found, dim)
+    parts = [_assembled(tensor, pieces, (*chosen, piece)) for piece in pieces[dim]]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, dim)

@@ -57,12 +57,12 @@ class Directory:
     @cached_property
     def _keys(self) -> dict[str, tuple[Any, list[str]]]:
         """Name of each file -> the open file, and the names of its tensors."""
-        found = {}
+        files = {}
         for name in self._files:
             with _explained(self.path / name):
                 file = _safe_open(self.path / name)
-                found[name] = file, list(file.keys())
-        return found
+                files[name] = file, list(file.keys())
+        return files
 
     @cached_property
     def _open(self) -> dict[str, Any]:
@@ -94,17 +94,17 @@ class Directory:
 
     def remarks(self) -> list[str]:
         """Lines for files that are there without effect, and for tensors that are there twice."""
-        found = []
+        lines = []
         if self._files == [SINGLE] and os.path.lexists(self.path / INDEX):
-            found.append(f"{INDEX} is not read: {SINGLE} goes first, as in transformers")
+            lines.append(f"{INDEX} is not read: {SINGLE} goes first, as in transformers")
         names = [key for _, keys in self._keys.values() for key in keys]
         if twice := [key for key, times in Counter(names).items() if times > 1]:
             last = [file for file, (_, keys) in self._keys.items() if twice[0] in keys][-1]
-            found.append(
+            lines.append(
                 f"several files have {quoted(twice[0])}; that of {quoted(last)} is read, the last "
                 "one, as in transformers"
             )
-        return found
+        return lines
 
     def _refuse_without_tensors(self) -> None:
         names = sorted(os.listdir(self.path))
@@ -197,10 +197,10 @@ def read_json(path: Path) -> dict[str, Any]:
             raise UserError(f"{path} is no regular file; {AGAIN}")
         if path.stat().st_size > LARGEST:
             raise UserError(f"{path} has more than {LARGEST} bytes; {AGAIN}")
-        found = json.loads(path.read_bytes())
-    if not isinstance(found, dict):
+        content = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
         raise UserError(f"{path} is no JSON object; {AGAIN}")
-    return found
+    return content
 
 
 def _is_file_name(name: object) -> bool:

@@ -145,8 +145,8 @@ def check_chosen(config: Config, path: Path, *, tokenizer: bool) -> None:
             f"{path} for its weights and tokenizer too, or --checkpoint.start {RANDOM} to draw new "
             "ones"
         )
-    there = os.path.isfile(path / TOKENIZER) and _reads_text(config.model.family)
-    if there and not tokenizer:
+    has_tokenizer = os.path.isfile(path / TOKENIZER) and _reads_text(config.model.family)
+    if has_tokenizer and not tokenizer:
         raise UserError(
             f"--model.from {path} gives sizes only, and data.tokenizer={config.data.tokenizer} "
             f"while {path} has a {TOKENIZER}; use --data.tokenizer {path}, or "

@@ -151,13 +151,13 @@ def _read(
     for rule in mapped.rules[name]:
         names = rule.names(target.shape)
         for layer, place in _places(rule, ranges):
-            there = mapped.names[names[layer]]
-            tensor = directory.tensor(there)
+            key = mapped.names[names[layer]]
+            tensor = directory.tensor(key)
             with np.errstate(over="ignore"):
                 array[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
             if not np.isfinite(array[place]).all():
-                bad = directory.not_finite(there, target.dtype)
-                check_finite(f"{directory}: {there}", bad)
+                bad = directory.not_finite(key, target.dtype)
+                check_finite(f"{directory}: {key}", bad)
     return array
 
 

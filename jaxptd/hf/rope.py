@@ -156,8 +156,8 @@ def _yarn(values: Json, factor: float) -> Json:
     if not (given["mscale"] and given["mscale_all_dim"]):
         return {}
     stretched = math.log(max(factor, 1.0))
-    one, other = (0.1 * number(key, given[key]) * stretched + 1 for key in _LENGTHS[1:])
-    return {"rope_attention_factor": one / other}
+    numerator, denominator = (0.1 * number(key, given[key]) * stretched + 1 for key in _LENGTHS[1:])
+    return {"rope_attention_factor": numerator / denominator}
 
 
 def _whole(key: str, value: Any) -> int:

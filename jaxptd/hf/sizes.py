@@ -68,13 +68,13 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
     """Raises UserError, with the field, if a config contradicts the sizes of a directory."""
     names = [name for name in ("seq_length", "max_positions") if name in sizes]
     lengths = {name: getattr(model, name) for name in names}
-    there = dataclasses.replace(model, **(dict(sizes) | lengths))
+    other = dataclasses.replace(model, **(dict(sizes) | lengths))
     for name in (name for name in sizes if name not in lengths):
-        mine, wanted = option(model, name), option(there, name)
-        if mine != wanted:
+        ours, theirs = option(model, name), option(other, name)
+        if ours != theirs:
             raise UserError(
-                f"model.{name}={mine}, but {where} has {wanted}; use --model.{name}="
-                f"{str(wanted).lower() if isinstance(wanted, bool) else wanted}, or --from "
+                f"model.{name}={ours}, but {where} has {theirs}; use --model.{name}="
+                f"{str(theirs).lower() if isinstance(theirs, bool) else theirs}, or --from "
                 f"{where} for all sizes"
             )
     longest = sizes.get("max_positions") or math.inf

@@ -55,9 +55,9 @@ class ShardingAxes(Specs):
             head_size: H without padding.
         """
         heads, devices = kv.shape[-2], lax.axis_size(self.inner)
-        whole = collectives.all_gather(kv, self.inner, kv.ndim - 1)[..., :head_size]
+        gathered = collectives.all_gather(kv, self.inner, kv.ndim - 1)[..., :head_size]
         first = lax.axis_index(self.inner) * heads // devices
-        return lax.dynamic_slice_in_dim(whole, first, max(1, heads // devices), kv.ndim - 2)
+        return lax.dynamic_slice_in_dim(gathered, first, max(1, heads // devices), kv.ndim - 2)
 
     # ---- vocabulary ----
 

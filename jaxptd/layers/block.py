@@ -199,7 +199,7 @@ def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
     each = with_gathering(run) if is_gathered(stack) else with_narrow_gradients(run)
 
     return lambda stack, common, inputs, x: over(
-        lambda x, own: each((own[0], common), LayerInputs(inputs.token_info, *own[1:]), x),
+        lambda x, layer: each((layer[0], common), LayerInputs(inputs.token_info, *layer[1:]), x),
         x,
         (stack, inputs.number, inputs.cache),
     )

@@ -129,11 +129,11 @@ def _times_each(
     y, dw = _zeros((x.shape[0], x.shape[1] * size, w.shape[-1]), x), None
     for step in range(size):
         x, y = lax.optimization_barrier((x, y))
-        source, now = (me - step) % size, x
+        source, block = (me - step) % size, x
         x = checkpoint_name(shift(x, axis), AGAIN) if step < size - 1 else x
-        y = _put(y, block_matmul(now, w, LAST_BY_FIRST, now.dtype), source)
+        y = _put(y, block_matmul(block, w, LAST_BY_FIRST, block.dtype), source)
         if other is not None:
-            dw = _added(dw, _transposed_times(_take(other, source, size), now, block_matmul))
+            dw = _added(dw, _transposed_times(_take(other, source, size), block, block_matmul))
     return y, dw
 
 
@@ -151,10 +151,10 @@ def _sum_of_each(
     for step in range(size):
         total, h = lax.optimization_barrier((total, h))
         x, dw = lax.optimization_barrier((x, dw))
-        arrived, now = None if total is None else shift(total, axis), x
+        arrived, block = None if total is None else shift(total, axis), x
         x = x if x is None or step == size - 1 else shift(x, axis)
-        if now is not None:
-            dw = _added(dw, _transposed_times(now, before, block_matmul))
+        if block is not None:
+            dw = _added(dw, _transposed_times(block, before, block_matmul))
         before = _take(h, (me - 1 - step) % size, size)
         # Without this barrier the product would add to what arrived, and so wait for it.
         term = block_matmul(before, w, LAST_BY_FIRST, before.dtype)

@@ -28,8 +28,8 @@ def fields(config: Config) -> Mapping[str, Field]:
         "tokens": Field("seq_length", lowest=0, end=size),
         "targets": Field("seq_length", end=size),
     }
-    apart = {"segments": Field("seq_length")} if config.data.documents == "apart" else {}
-    return shapes | apart
+    segments = {"segments": Field("seq_length")} if config.data.documents == "apart" else {}
+    return shapes | segments
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:

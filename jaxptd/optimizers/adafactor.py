@@ -76,8 +76,8 @@ def _new_factors(block: Array, old: Factors, kept: Array, sums: Sums) -> Factors
     new = (sums.mean(squares, "c"), sums.mean(squares, "r"))
     return Factors(
         *(
-            kept * mean + (1 - kept) * (now.squeeze(sums.dims(kind)) + LEAST)
-            for mean, now, kind in zip(old, new, "cr", strict=True)
+            kept * mean + (1 - kept) * (square.squeeze(sums.dims(kind)) + LEAST)
+            for mean, square, kind in zip(old, new, "cr", strict=True)
         )
     )
 

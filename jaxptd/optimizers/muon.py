@@ -52,8 +52,8 @@ def scale_by_orthogonal(momentum: float, stored: Mapping[str, Stored]) -> Update
         steps, mu = state.steps + 1, optax.tree.update_moment(grads, state.mu, momentum, 1)
         mu = chosen(sound, mu, state.mu)
         ahead = optax.tree.bias_correction(mu, momentum, steps + 1)
-        now = optax.tree.bias_correction(grads, momentum, steps)
-        nesterov = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, ahead, now)
+        corrected = optax.tree.bias_correction(grads, momentum, steps)
+        nesterov = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, ahead, corrected)
         direction = jax.tree_util.tree_map_with_path(_orthogonal, nesterov)
         return direction, Momentum(chosen(sound, steps, state.steps), mu)
 

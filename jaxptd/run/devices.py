@@ -142,10 +142,10 @@ def _check_flags(flags: str) -> None:
         return
     command = [sys.executable, "-c", "from jaxlib import _jax; _jax.CompileOptions()"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        asked = subprocess.run(
+        answer = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=60
         )
-        if asked.returncode and (match := _FLAG_ERROR.search(asked.stderr)):
+        if answer.returncode and (match := _FLAG_ERROR.search(answer.stderr)):
             raise UserError(
                 f"the environment has XLA_FLAGS={quoted(flags)}: {quoted(match[0], 2 * QUOTED)}; "
                 "unset it, or mend it"

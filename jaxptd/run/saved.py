@@ -132,11 +132,11 @@ def restore_weights(program: Program, path: Path) -> Params:
         path = _folder(path, steps[-1])
     saved = described_config(str(path), read_description(path)).model
     for field in dataclasses.fields(saved):
-        mine, there = option(program.config.model, field.name), option(saved, field.name)
-        if field.name not in _NO_WEIGHTS and mine != there:
+        ours, theirs = option(program.config.model, field.name), option(saved, field.name)
+        if field.name not in _NO_WEIGHTS and ours != theirs:
             raise UserError(
-                f"model.{field.name}={mine}, but checkpoint.start={path} has {there}; use a config "
-                "with the same model"
+                f"model.{field.name}={ours}, but checkpoint.start={path} has {theirs}; use a "
+                "config with the same model"
             )
     target = {"params": abstract_canonical(program)["params"]}
     restored = restore_part(path, target)

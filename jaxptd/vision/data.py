@@ -99,13 +99,13 @@ def read_label(path: Path, size: int, classes: int) -> np.ndarray:
             f"{path}: label {list(label.shape)}; use {[size, size]}, of model.image_size: resize "
             "it first"
         )
-    whole: np.ndarray = label.astype(np.int32)
-    if ((whole != label) | (whole < -1) | (whole >= classes)).any():
+    integers: np.ndarray = label.astype(np.int32)
+    if ((integers != label) | (integers < -1) | (integers >= classes)).any():
         raise UserError(
             f"{path}: labels from {label.min()} to {label.max()}; use whole numbers from 0 to "
             f"{classes - 1}, of model.image_classes, or -1 where none counts"
         )
-    return whole
+    return integers
 
 
 def find_images(source: str | Sequence[str]) -> list[ImageFile]:
@@ -165,8 +165,8 @@ def _of(name: str) -> list[ImageFile]:
     for path in pairs:
         if not (folder / "label" / path.name).is_file():
             raise UserError(f"{path} has no label; {folder / 'label' / path.name} is missing")
-    whole = [ImageFile(path, path) for path in sorted(folder.glob("*.npz"))]
-    return whole + [ImageFile(path, folder / "label" / path.name) for path in pairs]
+    archives = [ImageFile(path, path) for path in sorted(folder.glob("*.npz"))]
+    return archives + [ImageFile(path, folder / "label" / path.name) for path in pairs]
 
 
 def _array(path: Path, name: str) -> np.ndarray:
@@ -233,8 +233,8 @@ class ImageSamples(Samples):
 
     def field(self, name: str, indices: np.ndarray) -> np.ndarray:
         """`image` float32[B, S, S, channels], or `label` int32[B, S, S] or [B], of numbers[B]."""
-        which = ("image", "label").index(name)
-        return np.stack([self._sample(int(number))[which] for number in indices])
+        position = ("image", "label").index(name)
+        return np.stack([self._sample(int(number))[position] for number in indices])
 
     @cached_property
     def _sample(self) -> Callable[[int], Pair]:
@@ -333,8 +333,8 @@ def open_images(
             drawn(partial(draw, seed, stream, size=images.size), images.channels)
             for stream in (TRAINING, HELD_OUT)
         )
-        others = ImageSamples(last, HELD_OUT_PHANTOMS) if held_out else None
-        return train(first, ENDLESS), others
+        held_out_samples = ImageSamples(last, HELD_OUT_PHANTOMS) if held_out else None
+        return train(first, ENDLESS), held_out_samples
     if config.source == STDLIB:
         raise UserError("data.source=stdlib is text; use shapes, or folders of images")
     files = find_images(config.source) if of_pixels else find_classes(config.source, images.classes)

@@ -37,11 +37,11 @@ def images_of(model: ModelConfig) -> Images:
 def fields(config: Config, *, of_pixels: bool) -> Mapping[str, Field]:
     """image, and the label of each pixel, or of each image; labels below 0 do not count."""
     end = images_of(config.model).classes
-    whole = Field(
+    image = Field(
         "image_size", others=("image_size", "image_channels"), dtype="float32", ring=False
     )
     label = Field("image_size" if of_pixels else None, end=end, ring=False)
-    return {"image": whole, "label": label._replace(others=("image_size",) * of_pixels)}
+    return {"image": image, "label": label._replace(others=("image_size",) * of_pixels)}
 
 
 def draw(config: Config, rng: np.random.Generator, *, of_pixels: bool) -> dict[str, np.ndarray]:
@@ -106,8 +106,8 @@ def sharing(model: ModelConfig, layout: Layout) -> int:
 
     Those along cp have strips of them, and share whole ones only in levels without strips.
     """
-    whole = 1 if first_whole(model, layout) is None else layout.cp
-    return _before_strips(layout) * whole
+    along_cp = 1 if first_whole(model, layout) is None else layout.cp
+    return _before_strips(layout) * along_cp
 
 
 def _before_strips(layout: Layout) -> int:

@@ -146,9 +146,9 @@ def _percentile(one_BKRQ: Array, other_BKRQ: Array) -> Array:
     )
     low_BK, high_BK = (jnp.sqrt(end.astype(jnp.float32)) for end in ends)
     score_BK = low_BK + (place_BK % 20) / 20 * (high_BK - low_BK)
-    some, more = (jnp.any(mask, (-2, -1)) for mask in (one_BKRQ, other_BKRQ))
+    in_one, in_other = (jnp.any(mask, (-2, -1)) for mask in (one_BKRQ, other_BKRQ))
     diagonal = (rows**2 + cols**2) ** 0.5
-    return jnp.where(some & more, score_BK, jnp.where(some | more, diagonal, 0.0))
+    return jnp.where(in_one & in_other, score_BK, jnp.where(in_one | in_other, diagonal, 0.0))
 
 
 def _border(mask_RQ: Array) -> Array:

@@ -209,13 +209,13 @@ class WindowBias(nnx.Module):
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
-        places, heads = (2 * windows.size - 1) ** 2, config.num_heads
+        offsets, heads = (2 * windows.size - 1) ** 2, config.num_heads
         self.table = param(
             rngs(),
-            (places, heads),
+            (offsets, heads),
             INIT,
             spec=(None, *tensor_parallel.axes.by_head_spec()),
-            padded=(places, counts_of(config, tensor_parallel).queries),
+            padded=(offsets, counts_of(config, tensor_parallel).queries),
             decay=False,
         )
         self.windows = windows

@@ -137,12 +137,12 @@ class SpanIds:
 
 def _find(tokenizer: Tokenizer, names: Sequence[str], objective: str) -> tuple[int, ...]:
     ids = {name: tokenizer.token_id(name) for name in names}
-    if missing := [name for name, number in ids.items() if number is None]:
+    if missing := [name for name, token_id in ids.items() if token_id is None]:
         raise UserError(
             f"data.tokenizer has no token {' and no '.join(missing)}, which {objective} needs; "
             "add what is missing to its file, or use bytes"
         )
-    return tuple(number for number in ids.values() if number is not None)
+    return tuple(token_id for token_id in ids.values() if token_id is not None)
 
 
 def _sentinels(tokenizer: Tokenizer) -> Iterator[int]:

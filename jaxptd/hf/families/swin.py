@@ -33,14 +33,14 @@ def block_rules(ours: str, theirs: str, first: int) -> tuple[Rule, ...]:
         names = f"{ours}.{name}", dims, f"{theirs}.{tensor}", tensor_dims
         return Rule(*names, first=first, step=len(BLOCKS))
 
-    heads, found = "attention.self", []
+    heads, rules = "attention.self", []
     for entry, name in enumerate(("query", "key", "value")):
-        found += [
+        rules += [
             rule("attention.qkv.w", f"L D [{entry}] N H", f"{heads}.{name}.weight", "(N H) D"),
             rule("attention.qkv.b", f"L [{entry}] N H", f"{heads}.{name}.bias", "(N H)"),
         ]
     table = f"{heads}.relative_position_bias_table"
-    found += [
+    rules += [
         rule("attention.window_bias.table", "L R N", table, "R N"),
         rule("attention.out.w", "L N H D", "attention.output.dense.weight", "D (N H)"),
         rule("attention.out.b", "L D", "attention.output.dense.bias", "D"),
@@ -50,11 +50,11 @@ def block_rules(ours: str, theirs: str, first: int) -> tuple[Rule, ...]:
         rule("mlp.down.b", "L D", "output.dense.bias", "D"),
     ]
     for name, norm in (("attention_norm", "layernorm_before"), ("mlp_norm", "layernorm_after")):
-        found += [
+        rules += [
             rule(f"{name}.w", "L D", f"{norm}.weight", "D"),
             rule(f"{name}.b", "L D", f"{norm}.bias", "D"),
         ]
-    return tuple(found)
+    return tuple(rules)
 
 
 def _level(number: int) -> tuple[Rule, ...]:

@@ -39,7 +39,7 @@ _BLOCK = (
 
 def rules(levels: int, patch: int) -> tuple[Rule, ...]:
     """The rules of a model of so many levels, whose patches have so many pixels in a row."""
-    found = [
+    all_rules = [
         Rule("patches.w", "S Y X D", f"{PREFIX}patch_embed.proj.weight", "D S Y X"),
         Rule("patches.b", "D", f"{PREFIX}patch_embed.proj.bias", "D"),
         *_norm("patches.norm", "patch_embed.norm"),
@@ -49,11 +49,11 @@ def rules(levels: int, patch: int) -> tuple[Rule, ...]:
         Rule("head.w", "(D 1y 1x) K", f"{PREFIX}output.weight", "K D 1y 1x"),
     ]
     for level in range(levels):
-        found += _blocks(f"down{level}", f"layers.{level}")
+        all_rules += _blocks(f"down{level}", f"layers.{level}")
     for level in range(levels - 1):
-        found += _merging(f"merge{level + 1}", f"layers.{level}.downsample")
-        found += _up(level, levels - 1 - level)
-    return tuple(found)
+        all_rules += _merging(f"merge{level + 1}", f"layers.{level}.downsample")
+        all_rules += _up(level, levels - 1 - level)
+    return tuple(all_rules)
 
 
 def _blocks(ours: str, theirs: str) -> Iterator[Rule]:
