@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from jaxptd.proof.draw import Share, run_in_processes
 
 
@@ -11,6 +13,7 @@ def test_each_case_has_one_share_and_four_in_a_row_have_the_same() -> None:
     assert owners == [[case // 4 % 3] for case in range(16)]
 
 
+@pytest.mark.slow
 def test_each_process_has_its_share() -> None:
     assert run_in_processes(_end, 2, 5) == [0, 5]
 

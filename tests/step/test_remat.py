@@ -62,6 +62,7 @@ def test_a_pipeline_recomputes_whole_parts_and_a_mix_only_their_first_layers() -
     assert mixed - none == 2 * 2 * (5 + 2)  # one layer of each part, two parts, two micro-batches
 
 
+@pytest.mark.slow
 def test_cudnn_is_recomputed_only_where_the_core_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolved, "choose_kernel", lambda *_, **__: ("cudnn", None))
     choice = {"dtype": "bfloat16", "hidden_size": 32}
