@@ -14,12 +14,12 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 from jaxptd.calibration import timer as machine
 from jaxptd.commands import calibrate as command
-from jaxptd.calibration.suite import Sizes
+from jaxptd.calibration.suite import SampleSizes
 from jaxptd.errors import run_command
 from jaxptd.plan import main
 
 machine._node = lambda device: device.process_index
-command.CPU = Sizes(((256, 256, 256),), (2**18,), ((64, 2),), (2**18,))
+command.CPU = SampleSizes(((256, 256, 256),), (2**18,), ((64, 2),), (2**18,))
 command.Timer = functools.partial(command.Timer, repetitions=2, long_enough=0.002)
 if __name__ == "__main__":
     run_command(main)

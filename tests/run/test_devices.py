@@ -25,7 +25,7 @@ from jaxptd.run.devices import prepare
 from jaxptd.attention.kernel import Dropout, Scores
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.ring_attention import attend
 
 layout = Layout(cp=8, ring="rsa")
@@ -33,7 +33,7 @@ prepare(Config(layout=layout))
 
 def both_ways(q, k, v, do):
     how = dict(ring=Ring("cp", "rsa"), kernel=Xla(Dropout(0.0, None)), scores=Scores(32**-0.5))
-    o, back = jax.vjp(lambda *qkv: attend(*qkv, Tokens(), **how), q, k, v)
+    o, back = jax.vjp(lambda *qkv: attend(*qkv, AttentionInputs(), **how), q, k, v)
     return o, *back(do)
 
 cut, mesh = P(None, "cp"), make_mesh(layout)
