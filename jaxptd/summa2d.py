@@ -49,8 +49,8 @@ def matmul(a: Array, b: Array, grid: Grid, block_matmul: BlockMatmul = block_mat
     """A B: a[.., M/row, K/col], b[K/row, N/col] -> [.., M/row, N/col].
 
     Leading dims of a count as rows. b moves in a's precision; products, of two blocks by
-    `block_matmul`, are summed in float32 at least. A gradient has the precision of its operand, and
-    is reduced in it, too.
+    `block_matmul`, are summed in float32 at least. A gradient is reduced, and returned, in the
+    precision of its operand.
     """
     a_MK, b_KN = _matrices(a, b, grid)
     return _ab(a_MK, b_KN, grid, block_matmul).reshape(*a.shape[:-1], -1)

@@ -348,8 +348,9 @@ class _Parts(NamedTuple):
 def _visible_parts(source: Array, lengths: Lengths, spec: AttentionSpec) -> _Parts:
     half = Lengths(*(length // 2 for length in lengths))
     if spec.scores.causal and spec.ring.kind == "zigzag":
-        # The first chunk of `source` is before this device's second chunk. If `source` is a later
-        # device, its second chunk is, too; else its first chunk is before this device's first one.
+        # The first chunk of `source` always precedes this device's second chunk. If `source` is a
+        # later device, so does its second chunk; if an earlier one, its first chunk also precedes
+        # this device's first chunk.
         same = jnp.where(source > lax.axis_index(spec.ring.axis), half.keys, 0)
         query_2 = jnp.stack([jnp.full_like(same, half.keys), same])
         return _Parts(query_2, jnp.stack([jnp.zeros_like(same), same]), half, source, lengths)

@@ -111,7 +111,7 @@ def _check_complete(given: dict[str, str | int | None], hints: _LauncherHints | 
     if not missing:
         return
     present = [f"processes.{name}={value}" for name, value in given.items() if value is not None]
-    source = f" ({hints.launcher} has no more)" if hints else ""
+    source = f" ({hints.launcher} sets no others)" if hints else ""
     raise UserError(
         f"{' and '.join(missing)} missing beside {', '.join(present)}{source}; give "
         f"{' '.join(f'--{name} ...' for name in missing)}, or --processes.count 1 for a run of "

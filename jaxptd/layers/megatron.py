@@ -2,7 +2,7 @@
 
 In `TensorParallel1D` a collective stands before the first and after the second product of a pair:
 `copy_to` and `reduce_from`, or, with sequence parallelism, `all_gather` and `reduce_scatter`. In
-`CollectiveMatmul1D` (sequence parallelism, too) gather and scatter run in steps inside the
+`CollectiveMatmul1D` (also sequence parallelism) gather and scatter run in steps inside the
 products. For each method's purpose, and the letters, see `tensor_parallel.py`.
 
 Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.

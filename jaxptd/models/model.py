@@ -11,8 +11,10 @@ from typing import Any, Protocol
 from jax import Array
 
 from jaxptd.config import ModelConfig
+from jaxptd.fields import check_argument
 from jaxptd.layers.block import number_of_layers, run_blocks
 from jaxptd.layers.dropout import TokenInfo
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.pipeline.pools import X
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
@@ -66,6 +68,13 @@ class Model(Protocol):
 
     def empty_state(self, batch: int) -> GenerationState:
         """The state of all stacks before the first token, for this device's heads."""
+
+
+def check_arguments(model: Any, config: ModelConfig, tensor_parallel: TensorParallel) -> None:
+    """Raises UserError in the constructor of a model for an argument of another type."""
+    name = f"jaxptd.{type(model).__name__}"
+    check_argument(name, "config", config, ModelConfig)
+    check_argument(name, "tensor_parallel", tensor_parallel, TensorParallel)
 
 
 def run_layers(

@@ -12,7 +12,6 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
-from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.block import Block, drop_residual, make_blocks
@@ -21,6 +20,7 @@ from jaxptd.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParal
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.models.model import check_arguments
 from jaxptd.params import Initialiser
 
 
@@ -108,10 +108,7 @@ class TextModel(nnx.Module):
 
 def check_made(model: nnx.Module, config: ModelConfig, tensor_parallel: TensorParallel) -> None:
     """Checks the arguments of a model's class."""
-    check_argument(f"jaxptd.{type(model).__name__}", "config", config, ModelConfig)
-    check_argument(
-        f"jaxptd.{type(model).__name__}", "tensor_parallel", tensor_parallel, TensorParallel
-    )
+    check_arguments(model, config, tensor_parallel)
     if config.vocab_size is None:
         raise ValueError("model.vocab_size is not set; take it from the tokenizer")
 

@@ -98,7 +98,8 @@ class FlatProgram:
 def run_without_dead_code(program: Callable, *arguments: Any) -> Any:
     """Runs `program(*arguments)`, but no equation that its results do not need.
 
-    So `jax.vjp` of a function with collectives does not run those of its forward pass in vain.
+    Taking `jax.vjp` of a function and using only its gradients then skips the collectives of the
+    forward pass.
     """
     flat = FlatProgram.trace(program, *arguments)
     return flat.run(needed(flat.equations, flat.results), flat.bind(*arguments))

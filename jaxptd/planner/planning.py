@@ -71,7 +71,7 @@ class Compiling:
     def _compiled(
         self, ranking: Iterator[Candidate], wanted: int, fitting: list[Candidate]
     ) -> Iterator[tuple[Candidate, "Future[Figures]"]]:
-        """Yields candidates in their order, until so many are found; none in vain."""
+        """Compiles candidates in order of rank until `wanted` fit, and starts none it can skip."""
         waiting: collections.deque[tuple[Candidate, Future[Figures]]] = collections.deque()
         pool = ThreadPoolExecutor(min(wanted, os.cpu_count() or 1))
         memory = int(self.cluster.accelerator.hbm_bytes)

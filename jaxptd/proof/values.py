@@ -15,7 +15,7 @@ from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D, RingKind
 
 Values = Mapping[str, Any]  # of fields, by `section.name`
 
-OWN = ("own.csv", "own-split.csv", "own-v.csv")  # tables that are drawn, too
+OWN = ("own.csv", "own-split.csv", "own-v.csv")  # schedules from files, drawn as well
 UNEVEN = "uneven"  # of layout.stage_layers: drawn when the number of parts is known
 _SIZES = (1, 2, 4, 3, 8)
 

@@ -94,7 +94,7 @@ def _difference(x: Any, like: jax.ShapeDtypeStruct) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledStep:
-    """A jitted function of arrays and a batch; has its methods, `lower` and `trace`, too.
+    """A jitted function of arrays and a batch, with its methods `lower` and `trace`.
 
     Args:
         jitted: (arrays, batch on devices) -> anything.

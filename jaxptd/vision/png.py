@@ -24,7 +24,7 @@ GRAY, PALETTE = 0, 3
 _SAMPLES = {GRAY: 1, 2: 3, PALETTE: 1, 4: 2, 6: 4}  # of a pixel, by type; 4 and 6 have alpha
 _STEPS = {2: 85, 4: 17}  # between the numbers that Pillow makes of gray of so many bits
 LONGEST = 2**15  # pixels in a row, or rows
-# Of each pass of an interlaced file: its first column and row, and the steps between its own.
+# Each pass of an interlaced file: its first column and row, and the steps to its next ones.
 _PASSES = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
     *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),

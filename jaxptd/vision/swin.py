@@ -17,10 +17,10 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import Images, ModelConfig
-from jaxptd.fields import check_argument
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.models.model import check_arguments
 from jaxptd.vision.block import Level, Skipping, WindowPair, drop_patches, make_pairs
 from jaxptd.vision.family import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
 from jaxptd.vision.losses import (
@@ -61,10 +61,7 @@ class Swin(nnx.Module):
         rngs: nnx.Rngs,
         offload: bool = False,
     ) -> None:
-        check_argument(f"jaxptd.{type(self).__name__}", "config", config, ModelConfig)
-        check_argument(
-            f"jaxptd.{type(self).__name__}", "tensor_parallel", tensor_parallel, TensorParallel
-        )
+        check_arguments(self, config, tensor_parallel)
         assert config.images is not None
         self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
         self.strips = Strips.of(tensor_parallel)

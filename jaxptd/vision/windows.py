@@ -172,7 +172,7 @@ class Windows:
     def seen(self, row_R: Array) -> Array:
         """The patches of a shifted window that each of its patches sees, bool[W, T, T].
 
-        A shifted image is rolled, so that windows at its end have patches of its beginning, too.
+        A shifted image is rolled, so windows at its end also contain patches from its beginning.
         """
         region_RQ = 3 * self._region(row_R)[:, None] + self._region(jnp.arange(self.rows))
         region_WT = self.split(region_RQ[None])[0]
@@ -318,7 +318,7 @@ def _attend(q, k, v, bias_NTT, coordinates, *, scale, rate, whole):  # type: ign
     s = whole(s) * scale + bias_NTT.astype(wide)
     if coordinates.seen_WTT is not None:
         s = jnp.where(coordinates.seen_WTT[:, None], s, -jnp.inf)
-    # Of fewer dims, for which XLA searches fewer tilings: less memory, compiled in less time.
+    # Flattened: with fewer dims XLA searches fewer tilings, and compiles faster with less memory.
     p = jax.nn.softmax(s.reshape(-1, *s.shape[3:]), axis=-1).reshape(s.shape)
     if coordinates.seed_BN2 is not None and rate:
         seed = coordinates.seed_BN2[:, None, :, None, None]

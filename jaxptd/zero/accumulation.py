@@ -7,8 +7,8 @@ micro-batch. So a micro-batch's gradients are never in memory as a whole. For ea
     stage 1, the last micro-batch (below)      reduce_scattered(sum[i] + dw[i])
     stages 2 and 3 (`prefetching.py`)          sum[i] += reduce_scattered(dw[i])
 
-This is for layers in a loop. Of a stack in two loops (`model.remat_layers`) sums are copied apart
-and together, which is worth it for shards; `Config.sums_in_loops` says where else it is done.
+This is for layers in a loop. A stack in two loops (`model.remat_layers`) needs its sums split and
+joined again, which pays off for shards only; `Config.sums_in_loops` lists the other cases.
 """
 
 import dataclasses
@@ -130,7 +130,7 @@ def with_narrow_gradients(
 ) -> Callable[[Any, LayerInputs, Any], Any]:
     """Makes `run(layer, inputs, x)` give gradients to the gradient slots of a layer's `LazyParam`s.
 
-    Their shards are whole blocks. Of other parameters nothing changes.
+    Their shards are whole blocks. Other parameters are unchanged.
     """
 
     def block(leaf: Any) -> Any:

@@ -139,7 +139,7 @@ def test_of_several_launchers_the_innermost_counts(environ, inner):
             NOTHING,
             without(TORCHRUN, "MASTER_PORT"),
             "processes.coordinator missing beside processes.count=16, processes.id=9 (torchrun's "
-            "environment without MASTER_PORT has no more); give --processes.coordinator ...",
+            "environment without MASTER_PORT sets no others); give --processes.coordinator ...",
         ),
         (NOTHING, without(TORCHRUN, "WORLD_SIZE"), "processes.count missing beside"),
         (
@@ -151,7 +151,7 @@ def test_of_several_launchers_the_innermost_counts(environ, inner):
         (
             NOTHING,
             without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri"),  # version 5, several hosts
-            "processes.coordinator missing beside processes.count=4, processes.id=3 (Open MPI has",
+            "processes.coordinator missing beside processes.count=4, processes.id=3 (Open MPI sets",
         ),
         (NOTHING, KUBERNETES, "processes.count missing beside processes.coordinator=pre-train-0."),
         (

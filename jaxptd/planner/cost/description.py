@@ -43,7 +43,7 @@ class Implementation:
         cast: bytes moved to cast a parameter to 16 bits, forward and backward each.
         stacked: how often what a layer keeps is moved again, forward and backward each, because
             layers that run in a loop keep it in an array of all of them.
-        again_all: full recomputation runs a layer's last product, too, whose result nothing reads.
+        again_all: full recomputation also reruns a layer's last matmul, whose result is unused.
         pieces: products are cut into so many, by tokens.
         fp8: the products of layers are of 8-bit numbers.
         apart: queries, keys and values are products of their own, which add their biases as they

@@ -120,7 +120,7 @@ class StageSplits:
     def _follow(self, schedule: str) -> bool:
         """True if the parts follow from numbers: of one stack, and of a schedule that has a name.
 
-        Of several stacks, or of a schedule of one's own, only the means are known.
+        With several stacks, or a schedule from a file, only the averages are known.
         """
         return len(self._stacks) == 1 and schedule in SCHEDULES
 
@@ -151,9 +151,9 @@ def satisfies_pins(pins: Pins, model: ModelConfig, layout: Layout) -> bool:
     if not pinned:
         return True
     kept = dataclasses.replace(model, remat="none", remat_layers=None)
-    vain = {sentence.partition("=")[0] for sentence in without_effect(kept, layout)}
+    ineffective = {sentence.partition("=")[0] for sentence in without_effect(kept, layout)}
     return all(
-        getattr(layout, name) == pins[f"layout.{name}"] and f"layout.{name}" not in vain
+        getattr(layout, name) == pins[f"layout.{name}"] and f"layout.{name}" not in ineffective
         for name in pinned
     )
 

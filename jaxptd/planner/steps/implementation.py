@@ -220,7 +220,7 @@ def _plan(
     recompute: bool,
     first: int | None,
 ) -> Plan:
-    """A plan of as many micro-batches as fill the pipeline: more take no more slots."""
+    """A plan with just enough micro-batches to fill the pipeline: others reuse its slots."""
     name, p, m = schedule.name, schedule.stages, schedule.micro_batches
     whole = name == "gpipe" or name.endswith(".csv")
     few = make_schedule(
