@@ -17,12 +17,12 @@ import jsonargparse
 from rich.console import Console
 
 from jaxptd import plot
-from jaxptd.analysis.collective import add_up, subtract
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
 from jaxptd.analysis.traffic.step import CommsReport
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.common_options import add_compiled, add_words, picture_path
 from jaxptd.config import Config
+from jaxptd.costs.collective import add_up, subtract
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.fields import checked

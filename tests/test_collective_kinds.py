@@ -9,8 +9,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxptd import collectives
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
 from jaxptd.analysis.count import collectives_of
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
 from jaxptd.mesh import Axis
 from tests.test_collectives import (
     CUT,

@@ -9,9 +9,9 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd import collectives
-from jaxptd.analysis.collective import ALL_GATHER
 from jaxptd.analysis.count import collectives_of
 from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.costs.collective import ALL_GATHER
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 N = 4

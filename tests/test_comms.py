@@ -8,7 +8,7 @@ import tiny
 
 from jaxptd import Config, TrainConfig, comms
 from jaxptd.analysis import count
-from jaxptd.analysis.collective import ALL_REDUCE, Collective
+from jaxptd.costs.collective import ALL_REDUCE, Collective
 from jaxptd.mesh import Layout
 
 OPTIONS = [f"--model.{k}={v}" for k, v in vars(tiny.MODEL).items() if v is not None]

@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from turns import latin, slow
 
-from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
 from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
 from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
+from jaxptd.costs.collective import Collective
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.ring_attention import attend
 from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain

@@ -18,11 +18,11 @@ from grid_products import FORMS, PLAIN, Case, both_ways, dense, hold, run
 from jax import Array
 from turns import by_turns, slow
 
-from jaxptd.analysis.collective import (
+from jaxptd.config.xla import KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, PATIENCE
+from jaxptd.costs.collective import (
     ALL_GATHER,
     PERMUTE,
 )
-from jaxptd.config.xla import KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, PATIENCE
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import multiply
 

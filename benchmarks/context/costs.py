@@ -20,7 +20,13 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import ring_attention
-from jaxptd.analysis.collective import (
+from jaxptd.analysis.count import collectives_of, per_layer
+from jaxptd.analysis.hardware import PEAK_FLOPS
+from jaxptd.attention.kernel import Kernel, Lengths, Saved, Scores
+from jaxptd.attention.ring import AttentionInputs, Ring
+from jaxptd.collectives import alike
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     PERMUTE,
@@ -28,12 +34,6 @@ from jaxptd.analysis.collective import (
     Collective,
     subtract,
 )
-from jaxptd.analysis.count import collectives_of, per_layer
-from jaxptd.analysis.hardware import PEAK_FLOPS
-from jaxptd.attention.kernel import Kernel, Lengths, Saved, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
-from jaxptd.collectives import alike
-from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.remat import SAVED_MATMUL_OUT
 from jaxptd.step import Program

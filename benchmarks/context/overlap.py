@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from benchmarks.lib.compiler import compile_only, compiler_options, on_h200s
 from benchmarks.lib.pages import append, head, joined, parser
-from jaxptd.analysis.collective import PERMUTE
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.timeline import Move, moves
 from jaxptd.analysis.report import table
 from jaxptd.commands.command_line import parse
+from jaxptd.costs.collective import PERMUTE
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 

@@ -19,12 +19,12 @@ from benchmarks.context import costs, long_context, overlap, ring
 from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.pages import RESULTS
 from benchmarks.lib.timing import TOLERANCE
-from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.hlo.timeline import Move, Work
 from jaxptd.attention.kernel import Dropout, Scores
 from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.commands.command_line import load_config
+from jaxptd.costs.collective import Collective
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import Layout, RingKind, make_mesh

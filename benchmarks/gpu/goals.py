@@ -28,10 +28,10 @@ from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import OTHER, kernels
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
-from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.config import Config
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.parts.sizes import elements_on_device
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import EQUAL, expected_bubble, makespan

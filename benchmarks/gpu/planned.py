@@ -13,9 +13,9 @@ from benchmarks.gpu.compiled import CASES, read_budget
 from benchmarks.lib.pages import head, joined, parser, renew
 from jaxptd.analysis.hardware import BANDWIDTH
 from jaxptd.analysis.report import table
+from jaxptd.costs.terms import HBM
 from jaxptd.errors import run_command
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost.terms import HBM
 from jaxptd.planner.steps.step import predict
 
 KERNELS = ("elementwise", "accumulation", "optimizer")

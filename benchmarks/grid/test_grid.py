@@ -17,10 +17,10 @@ from benchmarks.grid.__main__ import Held, held
 from benchmarks.grid.gpu import Compiled, laid_out
 from benchmarks.lib.timing import TOLERANCE, DifferentError
 from jaxptd import comms
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.hlo.timeline import Move, Work
 from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, TrainConfig
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program

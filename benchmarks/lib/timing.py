@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from benchmarks.lib.compiler import axis_sizes
-from jaxptd.analysis.collective import Collective, add_up
 from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.costs.collective import Collective, add_up
 from jaxptd.errors import UserError
 
 TOLERANCE = 1e-5  # relative, float32: another order of sums

@@ -19,10 +19,10 @@ import jax
 
 from jaxptd import load_config, make_mesh, simulate
 from jaxptd.analysis import verification
-from jaxptd.analysis.collective import subtract
 from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.verification import REFERENCE_DTYPE
 from jaxptd.config import Config
+from jaxptd.costs.collective import subtract
 from jaxptd.step import Program
 
 TINY = "model.seq_length=8 model.vocab_size=13 train.global_batch_size=8 train.micro_batches=2"

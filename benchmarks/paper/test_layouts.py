@@ -13,9 +13,9 @@ from benchmarks.lib.compiler import UNTRIED, Memory, compiled_memory
 from benchmarks.paper import layouts
 from benchmarks.paper.layouts import FIGURE_7, FIGURE_11, REMATS, TABLE_2, Found, Row, Step, gpu
 from benchmarks.paper.published import MODELS, communication, iteration, numbers, parameters, sizes
-from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.analysis.hlo.timeline import Move, Work
 from jaxptd.commands.command_line import load_config
+from jaxptd.costs.collective import ALL_REDUCE
 from jaxptd.mesh import Layout
 
 GIB = 2**30

@@ -13,7 +13,13 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxptd.analysis.collective import (
+from jaxptd.analysis.compiled_step import compile_to_read
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.analysis.jaxprs import branches, traced
+from jaxptd.analysis.traffic import expected
+from jaxptd.collectives import moved_along
+from jaxptd.config import Config
+from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -24,12 +30,6 @@ from jaxptd.analysis.collective import (
     add_up,
     subtract,
 )
-from jaxptd.analysis.compiled_step import compile_to_read
-from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.analysis.jaxprs import branches, traced
-from jaxptd.analysis.traffic import expected
-from jaxptd.collectives import moved_along
-from jaxptd.config import Config
 from jaxptd.fields import checked
 from jaxptd.mesh import Axis, on_gpus
 from jaxptd.models.families import architecture_of, family_of

@@ -16,13 +16,12 @@ from jaxptd.analysis.compiled_step import compile_to_read
 from jaxptd.analysis.jaxprs import equations, inside, scans, traced
 from jaxptd.analysis.memory_needs import out_of_memory_explained
 from jaxptd.analysis.peak import Peak, outside, peak
-from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config, Remat
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.models.families import architecture_of, family_of, has_times
+from jaxptd.models.families import architecture_of, family_of, has_times, sizes_of
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
@@ -148,14 +147,14 @@ def _state(program: Program) -> Iterator[Row]:
 def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
     """One layer of each kind and one micro-batch: every tensor that it keeps, and the total."""
     for stack in memory_model.stacks(config, plan):
-        for kept in memory_model.kept_by_layer(config, stack.parts):
+        for kept in memory_model.kept_by_layer(config, stack.stack):
             if times := kept.times.get(stack.remat, 0):
                 name = f"  {kept.name}" + (f", {times} times" if times > 1 else "")
                 yield {"part": name, "formula": times * kept.bytes}
         yield {
             "part": f"a layer, remat {stack.remat}",
             "published": _published_layer(config, stack.remat),
-            "formula": memory_model.layer(config, stack.parts, stack.remat),
+            "formula": memory_model.layer(config, stack.stack, stack.remat),
         }
 
 
@@ -166,7 +165,7 @@ _FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # of ZeRO, as p
 
 def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str, int]:
     """Bytes of the state by table 1: P/N, G/N, A/N on N devices; with ZeRO's third stage 2P/N."""
-    layout, sizes = config.layout, Sizes(config)
+    layout, sizes = config.layout, sizes_of(config)
     devices = sizes.matrix_shards * layout.pp
     whole = sum(math.prod(info.shape) for info in infos.values()) * sizes.master_itemsize / devices
     shards = {n: layout.dp * layout.cp if layout.zero >= z else 1 for n, z in _FROM_STAGE.items()}
@@ -179,7 +178,7 @@ def published_layer(config: Config, remat: Remat) -> int | None:
 
     None for `dots`, about which nothing is published.
     """
-    layout, model, sizes = config.layout, config.padded_model, Sizes(config)
+    layout, model, sizes = config.layout, config.padded_model, sizes_of(config)
     sbh = sizes.tokens * model.hidden_size
     scores = 5 * model.num_heads * model.seq_length / model.hidden_size
     shards = sizes.matrix_shards
@@ -195,7 +194,7 @@ def published_layer(config: Config, remat: Remat) -> int | None:
 def _published_layer(config: Config, remat: Remat) -> int | None:
     """None also for layers of several stacks, or of images: what is published is of GPT's."""
     stacks = architecture_of(config.model).stacks
-    alike = len(stacks) == 1 and not stacks[0].windows
+    alike = len(stacks) == 1 and not stacks[0].of_images
     return published_layer(config, remat) if alike else None
 
 
@@ -250,7 +249,7 @@ def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
     model = program.config.model
     family = family_of(model)
-    before = 2 * len(architecture_of(model).streams)
+    before = 2 * len(architecture_of(model).stacks)
     behind = len(program.infos) + len(family.losses(model))
     return [var.aval for var in scan.outvars][before:-behind]
 

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.attention.kernel import Saved, ScoreCoordinates
 from jaxptd.calibration.suite import SIZE, SMALL, Attention, Exchange, Pass, Product, SmallKernels
 from jaxptd.collectives import as_varying, shift, varying_axes
 from jaxptd.config import Config, ModelConfig
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.layers.attention.heads import choose_kernel, make_kernel, make_scores
 from jaxptd.layers.fp8 import fp8_matmul
 from jaxptd.mesh import Axis, Layout, in_process_order, make_mesh

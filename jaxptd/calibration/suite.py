@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
+from jaxptd.costs.terms import WAITING, Term
 from jaxptd.hardware import Cluster, Group
-from jaxptd.planner.cost import kernels
-from jaxptd.planner.cost.terms import WAITING, Term
 
 # ---- samples: kernels and collectives that are timed, each with its time by the cost model -------
 # A sample's `number` is the share that it measures. Its term leaves out every other limit that

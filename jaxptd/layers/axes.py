@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd import collectives
-from jaxptd.layers.specs import Specs
 from jaxptd.mesh import Axis
+from jaxptd.parts.specs import Specs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,9 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder, encoder
-from jaxptd.models.architecture import MLP, Architecture, Attention, Stack
 from jaxptd.models.family import Derived, Family, Field, Sequence, Writing, imported
+from jaxptd.parts.architecture import Architecture, Stack
+from jaxptd.parts.cross_attention import CrossAttentionShape
 
 
 def fields(config: Config) -> Mapping[str, Field]:
@@ -84,30 +85,30 @@ def architecture(model: ModelConfig) -> Architecture:
     """Two stacks between a decoder's table and its head."""
     decoder_parts = decoder.architecture(model)
     (stack,) = decoder_parts.stacks
-    source, mlp = stack.sublayers
-    assert isinstance(source, Attention) and isinstance(mlp, MLP)
-    source = dataclasses.replace(source, causal=False)
-    length = model.target_length
-    targets = dataclasses.replace(source, tokens=length, reach=length, causal=True)
-    cross = dataclasses.replace(
-        targets,
-        reach=model.seq_length,
-        source=model.seq_length,
-        source_statistics=stack.statistics,
-        buckets=0,
+    *_, mlp = stack.parts
+    length, targets_length = model.seq_length, model.target_length
+    source = decoder.attention(model, length, reach=length, causal=False)
+    targets = decoder.attention(model, targets_length, reach=targets_length, causal=True)
+    cross = CrossAttentionShape(
+        **decoder.heads(model),
+        tokens=targets_length,
+        reach=length,
         causal=False,
+        source=length,
+        source_statistics=stack.statistics,
     )
     stacks = (
-        dataclasses.replace(stack, name="encoder", sublayers=(source, mlp)),
+        dataclasses.replace(stack, name="encoder", parts=(source, mlp)),
         Stack(
             name="decoder",
             layers=model.decoder_layers,
-            sublayers=(targets, cross, mlp),
+            parts=(targets, cross, mlp),
             statistics=stack.statistics,
             norms_sums=False,
         ),
     )
-    return dataclasses.replace(decoder_parts, stacks=stacks, embedded=(model.seq_length, length))
+    embedded = (length, targets_length)
+    return dataclasses.replace(decoder_parts, stacks=stacks, embedded=embedded)
 
 
 def check(config: Config) -> None:

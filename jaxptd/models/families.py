@@ -7,14 +7,16 @@ in `jaxptd.hf.families`: they too are rows of a table.
 import functools
 from collections.abc import Callable, Mapping
 
+from jaxptd.attention.obstacle import obstacle
 from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
 from jaxptd.errors import UserError
-from jaxptd.models.architecture import Architecture
 from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
 from jaxptd.models.encoder_decoder import ENCODER_DECODER
 from jaxptd.models.family import Family, Work
+from jaxptd.parts.architecture import Architecture
+from jaxptd.parts.sizes import Sizes
 from jaxptd.vision.family import IMAGES, PIXELS
 
 FAMILIES: Mapping[FamilyName, Family] = {
@@ -38,6 +40,29 @@ def family_of(model: ModelConfig) -> Family:
 def architecture_of(model: ModelConfig) -> Architecture:
     """The parts of a model; formulas of many layouts ask for the same one."""
     return _made(family_of(model).architecture, model)
+
+
+def sizes_of(config: Config) -> Sizes:
+    """Sizes of a config's training step on one device, of the sequences of the last stack."""
+    length = architecture_of(config.padded_model).stacks[-1].tokens
+    return Sizes(config, length, _has_fused_attention(config))
+
+
+def _has_fused_attention(config: Config) -> bool:
+    """True if GPUs compute attention with a fused kernel; as `layers/attention` chooses it."""
+    model, layout = config.model, config.layout
+    if layout.unfused_attention or model.attention == "xla":
+        return False
+    reason = obstacle(
+        "gpu",
+        model.dtype,
+        head_size=model.block.head_size,
+        dropout=model.dropout,
+        documents=family_of(model).has_documents(config),
+        bias=model.block.relative is not None,
+        window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
+    )
+    return reason is None
 
 
 def has_times(model: ModelConfig) -> bool:

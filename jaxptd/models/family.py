@@ -10,7 +10,7 @@ import numpy as np
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
 from jaxptd.layout import Layout
-from jaxptd.models.architecture import Architecture
+from jaxptd.parts.architecture import Architecture
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
     from jaxptd.models.model import Model

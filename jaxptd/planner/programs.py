@@ -12,8 +12,9 @@ import dataclasses
 import types
 from collections.abc import Iterable, Mapping
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from jaxptd.planner.cost import Implementation, Placed, StepDescription
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.costs.program import Implementation
+from jaxptd.planner.cost import Placed, StepDescription
 from jaxptd.planner.cost.collectives import Under
 from jaxptd.planner.steps.implementation import ADDED
 
@@ -150,8 +151,7 @@ def _sharded_sums(description: StepDescription, x: float) -> list[Placed]:
 def _ring(description: StepDescription) -> Iterable[Placed]:
     """Keys and values of all devices of a ring; backward moves them again, and their gradients."""
     (stack,), parallelism = description.model.stacks, description.parallelism
-    (attention,) = stack.attentions
-    heads = 2 * attention.kv_heads * attention.head_size / parallelism.tp
+    heads = 2 * sum(part.key_columns for part in stack.parts) / parallelism.tp
     size = 2.0 * description.tokens(stack) * parallelism.cp * heads
     yield Placed("keys and values", ALL_GATHER, ("cp",), 1, size, "forward", "attention")
     yield Placed("keys and values again", ALL_GATHER, ("cp",), 1, size, "backward", "attention")

@@ -7,11 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+from jaxptd.costs.program import Parallelism, Remat
 from jaxptd.errors import UserError, did_you_mean, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
-from jaxptd.models.architecture import MLP, Architecture, Attention, Head, Stack, Table
-from jaxptd.planner.cost import Parallelism, StepDescription, StepTime, step_time
-from jaxptd.planner.cost.description import Remat
+from jaxptd.parts.architecture import Architecture, Stack
+from jaxptd.parts.attention import AttentionShape
+from jaxptd.parts.ends import Head, Table
+from jaxptd.parts.mlp import MLPShape
+from jaxptd.planner.cost import StepDescription, StepTime, step_time
 from jaxptd.planner.programs import PROGRAMS, published_collectives
 
 
@@ -48,8 +51,10 @@ class Shape:
         """The parts of the model."""
         D, T, V = self.hidden_size, self.seq_length, self.vocab_size
         head_size = D // self.num_heads
-        attention = Attention(D, self.num_heads, self.kv_heads, head_size, 1, T, T, has_norm=False)
-        mlp = MLP(D, self.ffn, self.gated)
+        attention = AttentionShape(
+            D, self.num_heads, self.kv_heads, head_size, 1, T, T, has_norm=False
+        )
+        mlp = MLPShape(D, self.ffn, self.gated)
         return Architecture(
             D,
             tokens=Table(V, D),

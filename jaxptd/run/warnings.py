@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from jaxptd.config import Config
 from jaxptd.config.effects import without_effect
-from jaxptd.layers.specs import Specs
 from jaxptd.matmul.padding import heads_for, padded_for
 from jaxptd.models.families import architecture_of
 from jaxptd.models.stages import in_terms_of_config
+from jaxptd.parts.specs import Specs
 from jaxptd.pipeline.statistics import longer_than_needed
 from jaxptd.step import Program
 
@@ -78,16 +77,16 @@ def _padded_sizes(config: Config) -> Iterator[str]:
     """A sentence for heads, and for many rows of a vocabulary, that are padding."""
     model, layout = config.model, config.layout
     stacks = [] if Specs.of(layout).head_dim else architecture_of(model).stacks
-    parts: list[Any] = [p for stack in stacks for p in (*stack.attentions, *stack.windows)]
-    for part in parts:
-        counts = heads_for(layout, part.heads, part.kv_heads, part.head_size)
-        if counts.queries > part.heads:
-            shared = part.kv_heads < part.heads
-            keys = f" ({part.kv_heads} of keys and values to {counts.keys})" if shared else ""
+    shapes = [part.head_shape for stack in stacks for part in stack.parts]
+    for heads in filter(None, shapes):
+        counts = heads_for(layout, *heads)
+        if counts.queries > heads.queries:
+            shared = heads.keys < heads.queries
+            keys = f" ({heads.keys} of keys and values to {counts.keys})" if shared else ""
             yield (
-                f"{part.heads} heads of attention are padded to {counts.queries}{keys}, to split "
-                f"over {layout.tp * layout.col} devices, which compute the padding too; use a "
-                f"layout.tp or layout.col that divides {part.kv_heads}"
+                f"{heads.queries} heads of attention are padded to {counts.queries}{keys}, to "
+                f"split over {layout.tp * layout.col} devices, which compute the padding too; use a "
+                f"layout.tp or layout.col that divides {heads.keys}"
             )
             break
     size = model.vocab_size or 0

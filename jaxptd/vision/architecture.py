@@ -1,15 +1,46 @@
-"""The parts that only models of images have; see `parts.py`.
+"""The parts of models of images: attention in windows, and what is between and behind levels.
 
-Letters: D numbers of a patch, N heads, H head size, T patches of an image, K classes.
+Letters: b images of a micro-batch on one device, B images of which it has strips, D numbers of a
+patch, N heads, H head size, T patches of an image, K classes.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import ClassVar
 
-from jaxptd.config.images import windows_split
+from jaxptd.config.images import Dice, windows_split
+from jaxptd.costs.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+)
+from jaxptd.costs.kept import MOST, Kept, by
+from jaxptd.costs.program import Implementation, Work
+from jaxptd.layout import Axis, Layout
+from jaxptd.matmul.padding import heads_for
+from jaxptd.parts.architecture import Stack
+from jaxptd.parts.grid import norms, product
+from jaxptd.parts.parameters import Named, Sharding
+from jaxptd.parts.part import HeadShape, Part, Product
+from jaxptd.parts.scenario import Recomputed, Scenario
+from jaxptd.parts.sizes import Sizes
+from jaxptd.parts.working import PairBytes
+
+# Psums of whole scores, where each device has a slice of every head: forward, and again in
+# backward, which keeps no scores.
+WHOLE_SCORES = 2
+GRADIENTS = 1  # psums of the gradients of probabilities, which are as precise as activations
+ROLLS = 2  # of a shifted block: x before attention, and back after it
+PASSES = 2  # forward and backward
+DICE_SUMS = 3  # of each image and class
 
 
 @dataclasses.dataclass(frozen=True)
-class Windows:
+class WindowShape(Part):
     """A pair of products, of which the first makes q, k, v, with attention in windows of an image.
 
     Args:
@@ -30,19 +61,20 @@ class Windows:
     shift: int
     bias: bool
 
+    name: ClassVar[str] = "attention"
+    title: ClassVar[str] = "attention"
+    first_title: ClassVar[str] = "product that makes q, k, v"
+    of_images: ClassVar[bool] = True
+
+    # ---- sizes ---------------------------------------------------------------------------------
+
     @property
-    def tokens(self) -> int:
+    def sequence(self) -> int:
         """T."""
         return self.rows**2
 
     def in_strips(self, devices: int) -> bool:
-        """True if so many devices share its images in strips; else each has whole ones."""
         return windows_split(self.rows, self.window, devices)
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values: N."""
-        return self.heads
 
     @property
     def reach(self) -> int:
@@ -50,18 +82,97 @@ class Windows:
         return self.window**2
 
     @property
-    def weights(self) -> int:
-        """Elements of the matrices: D N H four times."""
-        return 4 * self.hidden * self.heads * self.head_size
+    def columns(self) -> int:
+        return 3 * self.inner
 
-    def multiplications(self, tokens: int) -> int:
-        """Multiplications with weights in an image of so many patches."""
-        return tokens * self.weights
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_size
 
     @property
     def score_flops(self) -> int:
         """FLOPs of a patch's scores and of their product with the values, forward."""
         return 4 * self.heads * self.head_size * self.reach
+
+    def first(self, sizes: Sizes) -> int:
+        return 3 * self.second(sizes)
+
+    def second(self, sizes: Sizes) -> int:
+        """N*H; what is sharded of them is padded, as in `AttentionShape`."""
+        if sizes.has_blocks:
+            return self.heads * sizes.padded(self.head_size)
+        return self._padded_heads(sizes) * self.head_size
+
+    def heads_on_device(self, sizes: Sizes) -> int:
+        return self.heads if sizes.has_blocks else self._padded_heads(sizes) // sizes.inner_devices
+
+    def _padded_heads(self, sizes: Sizes) -> int:
+        return heads_for(sizes.config.layout, self.heads, self.heads, self.head_size).queries
+
+    @property
+    def head_shape(self) -> HeadShape:
+        return HeadShape(self.heads, self.heads, self.head_size)
+
+    def splits(self, layout: Layout) -> bool:
+        raise _no_times(self)
+
+    def parameters(self, sharding: Sharding) -> Named:
+        raise _no_times(self)
+
+    # ---- bytes ---------------------------------------------------------------------------------
+
+    def kept(self, sizes: Sizes) -> Iterator[Kept]:
+        """Queries, keys and values, of which backward makes scores again, and the output."""
+        output = sizes.tokens * sizes.itemsize * self.second(sizes) // sizes.matrix_shards
+        bias = self.heads_on_device(sizes) * self.reach**2 * sizes.master_itemsize
+        yield Kept("q, k, v", 3 * output, MOST)
+        yield Kept("biases of scores", bias, by("none"))
+        yield Kept("attention's output", output, by("none", "dots"))
+
+    def pair_bytes(self, sizes: Sizes) -> PairBytes:
+        return PairBytes.of(self, sizes)
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+
+    def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Sums of scores over slices of heads."""
+        if step.sizes.has_blocks:
+            scores, sizes = step.sizes.rows * self.heads * self.reach, step.sizes
+            for each, itemsize in (
+                (WHOLE_SCORES + again.kernel, sizes.master_itemsize),
+                (GRADIENTS, sizes.itemsize),
+            ):
+                count = times * each
+                yield Collective(ALL_REDUCE, (Axis.COL,), count, count * scores * itemsize)
+
+    def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """The rows that windows of a shifted block share with the next strip.
+
+        Backward rolls x again where it normalises it again, and the result where a norm reads
+        their sum.
+        """
+        layout, sizes = step.config.layout, step.sizes
+        if self.shift and self.in_strips(layout.cp):
+            images = sizes.stream_rows * layout.cp // self.sequence
+            count = times * (ROLLS * PASSES + again.norms + again.products)
+            row = self.rows * sizes.hidden // layout.col * sizes.itemsize
+            yield Collective(PERMUTE, (Axis.CP,), count, count * images * self.shift * row)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def products(self, work: Work) -> Iterator[Product]:
+        raise _no_times(self)
+
+    def moved_forward(self, implementation: Implementation) -> int:
+        raise _no_times(self)
+
+    def moved_backward(self, implementation: Implementation) -> int:
+        raise _no_times(self)
+
+
+def _no_times(part: WindowShape) -> NotImplementedError:
+    """What `models.families.require_times` refuses before in words."""
+    return NotImplementedError(f"the planner knows no {part.title} in windows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +213,7 @@ class ImageEnds:
         logits: vectors of logits of an image: one, or one for each pixel.
         classes: K.
         statistics: of a patch that each norm keeps.
+        dice: whether Dice losses are of each image or of the batch.
     """
 
     patches: int
@@ -113,9 +225,74 @@ class ImageEnds:
     logits: int
     classes: int
     statistics: int
+    dice: Dice | None
 
     @property
     def multiplications(self) -> int:
         """Multiplications with weights in an image."""
         ends = self.patches * self.pixels * self.hidden + self.logits * self.last * self.classes
         return ends + sum(each.multiplications for each in self.resamplings)
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+
+    def collectives(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+        """Those on a grid, between levels that have strips and others, and of the loss."""
+        if step.config.layout.has_grid:
+            yield from self._on_grid(step, stacks)
+        yield from _between_levels(step, stacks)
+        yield from (self._sums if self.logits > 1 else self._means)(step, stacks)
+
+    def _on_grid(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+        """Products in blocks, the statistics of norms, and the sums of logits over hidden units."""
+        times = step.micro_batches
+        for each in self.resamplings:
+            sized_step = step.with_tokens(each.tokens)
+            contract = step.sizes.padded(each.hidden) * each.joined
+            out = step.sizes.padded(each.out) * each.parted
+            yield from product(sized_step, contract, out, forwards=1, times=times)
+        for tokens in self.norms:
+            yield from norms(step.with_tokens(tokens), self.statistics, forwards=1, times=times)
+        images, cp = _in_strips(step, stacks), step.config.layout.cp
+        logits = images * max(self.logits // cp, 1) * self.classes
+        size = logits * step.sizes.master_itemsize
+        yield Collective(ALL_REDUCE, (Axis.COL,), times, times * size)
+
+    def _sums(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+        """The sums of Dice losses `[3, B, K]`, and backward those of the losses' gradients `[B]`.
+
+        A batch has one loss, with sums `[3, K]` over all devices that share its images.
+        """
+        layout, times = step.config.layout, step.micro_batches
+        axes: tuple[Axis, ...] = (Axis.CP,)
+        losses = _in_strips(step, stacks)
+        if self.dice == "batch":
+            losses, axes = 1, (Axis.DP, Axis.CP, Axis.ROW, *(Axis.TP,) * layout.sequence_parallel)
+        size = times * losses * (DICE_SUMS * self.classes + 1) * step.sizes.master_itemsize
+        yield Collective(ALL_REDUCE, axes, PASSES * times, size)
+
+    def _means(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+        """Means of images `[B, D]`: sums over their strips, or those of other devices' images."""
+        layout, times, last = step.config.layout, step.micro_batches, stacks[-1]
+        columns = step.with_tokens(last.tokens, last.hidden).sizes.hidden // layout.col
+        size = times * _in_strips(step, stacks) * columns * step.sizes.master_itemsize
+        whole = (ALL_GATHER, REDUCE_SCATTER)
+        for kind in (ALL_REDUCE,) * PASSES if last.in_strips(layout.cp) else whole:
+            yield Collective(kind, (Axis.CP,), times, size)
+
+
+def _in_strips(step: Scenario, stacks: tuple[Stack, ...]) -> int:
+    """Images of a micro-batch of which a device has strips, as at level 0."""
+    first = stacks[0]
+    sizes = step.with_tokens(first.tokens, first.hidden).sizes
+    return first.samples(sizes, sizes.stream_rows)
+
+
+def _between_levels(step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+    """All-to-alls of the residual stream of the level that is in strips."""
+    cp, times = step.config.layout.cp, step.micro_batches * PASSES
+    for pair in itertools.pairwise(stacks):
+        in_strips = [stack for stack in pair if stack.in_strips(cp)]
+        if len(in_strips) == 1:
+            (stack,) = in_strips
+            size = step.with_tokens(stack.tokens, stack.hidden).sizes.stream
+            yield Collective(ALL_TO_ALL, (Axis.CP,), times, times * size)

@@ -15,9 +15,11 @@ from jaxptd.config import Config, DataConfig, Images, ModelConfig
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
-from jaxptd.models.architecture import MLP, Architecture, Stack, Table
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
-from jaxptd.vision.architecture import ImageEnds, Resampling, Windows
+from jaxptd.parts.architecture import Architecture, Stack
+from jaxptd.parts.ends import Table
+from jaxptd.parts.mlp import MLPShape
+from jaxptd.vision.architecture import ImageEnds, Resampling, WindowShape
 from jaxptd.vision.data import open_images
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
@@ -204,6 +206,7 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
         logits=pixel if of_pixels else 1,
         classes=images.classes,
         statistics=_statistics(model),
+        dice=images.dice,
     )
     return Architecture(
         size,
@@ -213,7 +216,7 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
         stacks=(*down, *up),
         heads=(),
         first_norm=0,
-        images=ends,
+        outside=ends,
     )
 
 
@@ -223,9 +226,9 @@ def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
     size, bias = model.hidden_size * factor, options.linear_bias == "all"
     heads = model.num_heads * factor
     where = images.rows(level), images.window_at(level)
-    plain = Windows(size, heads, size // heads, *where, 0, bias)
+    plain = WindowShape(size, heads, size // heads, *where, 0, bias)
     shifted = dataclasses.replace(plain, shift=images.shift(level))
-    mlp = MLP(size, model.mlp_size * factor, options.gated, bias=bias)
+    mlp = MLPShape(size, model.mlp_size * factor, options.gated, bias=bias)
     return Stack(name, depth // 2, (plain, mlp, shifted, mlp), _statistics(model), norms_sums=False)
 
 

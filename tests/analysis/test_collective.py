@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 
 
 @pytest.mark.parametrize(

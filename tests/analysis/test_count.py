@@ -11,7 +11,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.analysis.collective import (
+from jaxptd.analysis.count import collectives_of, count, count_compiled, per_layer
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.collectives import as_varying
+from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     PERMUTE,
@@ -19,9 +22,6 @@ from jaxptd.analysis.collective import (
     Collective,
     add_up,
 )
-from jaxptd.analysis.count import collectives_of, count, count_compiled, per_layer
-from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.collectives import as_varying
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B_T_D = 4 * 8 * 16 * 4  # bytes of a device's x[B/dp, T, D] in float32, with dp=2

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from moves import CROSS_MOVES, NORM, B, D, H, K, N, S, T, both, ends, moves
 
-from jaxptd.analysis.collective import PERMUTE, Collective, subtract
 from jaxptd.analysis.memory_model import layer
-from jaxptd.analysis.sizes import Sizes
 from jaxptd.analysis.traffic import expected
 from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.costs.collective import PERMUTE, Collective, subtract
 from jaxptd.mesh import Axis, Layout
-from jaxptd.models.architecture import Architecture, Attention
+from jaxptd.parts.architecture import Architecture, Attention
+from jaxptd.parts.sizes import Sizes
 
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, seq_length=T, vocab_size=13, dtype="float64"

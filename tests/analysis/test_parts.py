@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import tiny
 
-from jaxptd.analysis.collective import ALL_GATHER, Collective, add_up
 from jaxptd.analysis.traffic import StepPart, parts
 from jaxptd.config import Config
+from jaxptd.costs.collective import ALL_GATHER, Collective, add_up
 from jaxptd.layout import Layout
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.models.stages import make_plan

@@ -8,10 +8,10 @@ import pytest
 import tiny
 from turns import by_turns, slow
 
-from jaxptd.analysis.collective import ALL_GATHER, BROADCAST, add_up, subtract
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.count import count, count_compiled, formula
 from jaxptd.analysis.traffic import expected
+from jaxptd.costs.collective import ALL_GATHER, BROADCAST, add_up, subtract
 from jaxptd.mesh import SCHEDULES, Layout
 
 REMATS = [{"remat": remat} for remat in ("none", "dots", "attention", "full")]

@@ -14,11 +14,11 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
 from jaxptd.attention.kernel import Lengths
 from jaxptd.attention.ring import AttentionInputs, Ring, travel, travel_back
 from jaxptd.collectives import as_varying
+from jaxptd.costs.collective import Collective
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 
 KINDS: tuple[RingKind, ...] = get_args(RingKind)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.calibration import programs
 from jaxptd.calibration.programs import Work, compiled, inputs_of
 from jaxptd.calibration.suite import KINDS, Attention, Exchange, Pass, Product, SmallKernels
 from jaxptd.calibration.timer import Timer
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.hardware import Group
 
 CPU = jax.devices()[0]

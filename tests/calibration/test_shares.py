@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.calibration.report import SHARES, Timed, derived_shares, share_of
 from jaxptd.calibration.suite import (
     ACCELERATOR,
@@ -20,9 +19,10 @@ from jaxptd.calibration.suite import (
     SmallKernels,
     suite,
 )
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import ALL_REDUCE
+from jaxptd.costs.kernels import LAUNCH
 from jaxptd.hardware import Cluster, Group, find_accelerator
-from jaxptd.planner.cost import kernels
-from jaxptd.planner.cost.kernels import LAUNCH
 
 TABLE = find_accelerator("h200")
 KNOWN = dict(zip(SHARES, (0.71, 0.83, 0.52, 0.41, 0.66, 0.79), strict=True))

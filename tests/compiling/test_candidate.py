@@ -6,9 +6,9 @@ import importlib.util
 import pytest
 
 from jaxptd import compiling as candidate
-from jaxptd.analysis.collective import ALL_GATHER, PERMUTE
 from jaxptd.analysis.hlo.timeline import Move, Work
 from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.costs.collective import ALL_GATHER, PERMUTE
 from jaxptd.layout import Layout
 from jaxptd.planner.steps.traffic import Figures
 

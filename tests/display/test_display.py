@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxptd import Config, Layout, ModelConfig, TrainConfig, describe_mesh
-from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.analysis.comparison import Row
 from jaxptd.analysis.memory_report import MemoryReport
 from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.step import CommsReport
 from jaxptd.analysis.verification import Report
 from jaxptd.api import ShownState
+from jaxptd.costs.collective import ALL_REDUCE, Collective
 from jaxptd.display import Table, html_of
 
 NASTY = "<script>alert('&')</script>"

@@ -22,8 +22,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.analysis.collective import ALL_REDUCE, Collective, subtract
 from jaxptd.analysis.count import collectives_of
+from jaxptd.costs.collective import ALL_REDUCE, Collective, subtract
 from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis, Layout, make_mesh

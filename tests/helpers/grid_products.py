@@ -13,7 +13,10 @@ from jax import Array
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.analysis.collective import (
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
+from jaxptd.analysis.count import collectives_of
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     PERMUTE,
@@ -22,9 +25,6 @@ from jaxptd.analysis.collective import (
     add_up,
     subtract,
 )
-from jaxptd.analysis.compiled_step import CPU_OPTIONS
-from jaxptd.analysis.count import collectives_of
-from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import panels
 from jaxptd.mesh import Axis, Layout, make_mesh

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.layers import Panels
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.mesh import Axis, Layout

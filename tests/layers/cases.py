@@ -24,7 +24,7 @@ from moves import (
     product,
 )
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding

@@ -13,10 +13,10 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from turns import by_turns, slow
 
-from jaxptd.analysis.collective import PERMUTE, Collective
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.collectives import varying_axes
+from jaxptd.costs.collective import PERMUTE, Collective
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.split_backward import SplitBackward

@@ -11,9 +11,9 @@ from one_device import hold
 from turns import slow
 
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.collective import subtract
 from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.memory_report import counted
+from jaxptd.costs.collective import subtract
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.mesh import Layout
 from jaxptd.models.parameters import parameter_infos

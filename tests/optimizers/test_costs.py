@@ -9,10 +9,10 @@ import tiny
 from turns import slow
 
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.collective import ALL_TO_ALL, subtract
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.count import count, count_compiled, formula
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.costs.collective import ALL_TO_ALL, subtract
 from jaxptd.mesh import Layout
 from jaxptd.optimizers.moments import is_orthogonalised
 from jaxptd.step import Program

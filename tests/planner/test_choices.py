@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from jaxptd.costs.program import Implementation, Parallelism
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost import Implementation, Parallelism, StepDescription, step_time
+from jaxptd.planner.cost import StepDescription, step_time
 from jaxptd.planner.programs import MEGATRON_2021, published_collectives
 from jaxptd.planner.rows import Shape
 

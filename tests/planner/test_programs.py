@@ -3,8 +3,9 @@
 import collections
 import dataclasses
 
+from jaxptd.costs.program import Parallelism
 from jaxptd.hardware import Cluster, Group, find_accelerator
-from jaxptd.planner.cost import Parallelism, Placed, StepDescription
+from jaxptd.planner.cost import Placed, StepDescription
 from jaxptd.planner.programs import MEGATRON_2021, MEGATRON_2022, NEMO, published_collectives
 from jaxptd.planner.rows import Shape
 

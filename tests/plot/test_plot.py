@@ -8,11 +8,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxptd import Layout, UserError, make_schedule, plot
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.analysis.hlo.kernels import PRODUCT
 from jaxptd.analysis.memory_report import MemoryReport
 from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.step import CommsReport
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.plot import colors
 
 PAGES = ("#ffffff", "#131416")  # of the documentation, by day and by night

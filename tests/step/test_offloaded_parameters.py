@@ -11,9 +11,9 @@ import tiny
 from one_device import hold
 from turns import slow
 
-from jaxptd.analysis.collective import subtract
 from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.jaxprs import equations, inside, scans, traced
+from jaxptd.costs.collective import subtract
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout

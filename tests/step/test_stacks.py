@@ -12,9 +12,9 @@ from one_device import case, hold
 from toys.two_stacks import TWO_STACKS
 from turns import slow
 
-from jaxptd.analysis.collective import subtract
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.count import count, count_compiled, formula
+from jaxptd.costs.collective import subtract
 from jaxptd.mesh import Layout
 from jaxptd.models import families
 from jaxptd.step import Program

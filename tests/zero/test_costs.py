@@ -12,9 +12,9 @@ import tiny
 from turns import by_turns, slow
 
 from jaxptd import comms
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.jaxprs import equations
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.step import Program
 from jaxptd.zero.shards import ShardedInfo

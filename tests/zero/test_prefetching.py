@@ -12,10 +12,10 @@ from reading import needs, reading
 from turns import slow
 
 from jaxptd import comms
-from jaxptd.analysis.collective import ALL_GATHER
 from jaxptd.analysis.compiled_step import compile_to_read
 from jaxptd.analysis.hlo.text import parse, scope_of
 from jaxptd.analysis.jaxprs import equations, inside, scans, traced
+from jaxptd.costs.collective import ALL_GATHER
 from jaxptd.mesh import BATCH_AXES, Layout
 from jaxptd.pipeline.pools import APART
 from jaxptd.step import Program

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from jaxptd.analysis.collective import ALL_REDUCE, KINDS, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.hlo.text import (
     Computations,
     Instruction,
@@ -20,6 +19,7 @@ from jaxptd.analysis.hlo.text import (
     parse,
     taken,
 )
+from jaxptd.costs.collective import ALL_REDUCE, KINDS, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.mesh import Axis
 
 _KIND = re.compile(f"({'|'.join(KINDS)})(-start)?")

@@ -15,7 +15,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from jaxptd.analysis.collective import KINDS, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.hlo.collectives import axes_of, kind_of_collective, payload
 from jaxptd.analysis.hlo.kernels import (
     ATTENTION,
@@ -28,6 +27,7 @@ from jaxptd.analysis.hlo.kernels import (
     moved_bytes,
 )
 from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline, parse
+from jaxptd.costs.collective import KINDS, PERMUTE, REDUCE_SCATTER, Collective
 
 AxisNames = tuple[str, ...]
 

@@ -14,11 +14,12 @@ from typing import NamedTuple
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.memory_model import DeviceLayers
 from jaxptd.analysis.peak import working
-from jaxptd.analysis.peak.working import EndBytes, SublayerBytes, ends_of, handed_on
-from jaxptd.analysis.sizes import Sizes
+from jaxptd.analysis.peak.working import EndBytes, ends_of, handed_on
 from jaxptd.config import Config
 from jaxptd.layout import Layout
-from jaxptd.models.architecture import MLP, Sublayer
+from jaxptd.models.families import architecture_of, sizes_of
+from jaxptd.parts.sizes import Sizes
+from jaxptd.parts.working import PairBytes
 from jaxptd.pipeline.placement import Stages, of_stack
 
 # ---- loops over layers ---------------------------------------------------------------------------
@@ -48,14 +49,13 @@ class Loop:
     @cached_property
     def sizes(self) -> Sizes:
         """The sizes of a layer."""
-        return Sizes(self.config).of_stack(self.stack.parts)
+        stack = self.stack.stack
+        return sizes_of(self.config).with_tokens(stack.tokens, stack.hidden)
 
     @cached_property
-    def sublayers(self) -> tuple[SublayerBytes, ...]:
-        """The bytes of a layer's pairs of products."""
-        return tuple(
-            working.sublayer_bytes(self.sizes, sublayer) for sublayer in self.stack.parts.sublayers
-        )
+    def pairs(self) -> tuple[PairBytes, ...]:
+        """The bytes of a layer's parts."""
+        return tuple(part.pair_bytes(self.sizes) for part in self.stack.stack.parts)
 
     @property
     def is_fp8(self) -> bool:
@@ -68,12 +68,12 @@ class Loop:
     def kept(self) -> int:
         """Bytes that backward needs: stacked over the layers, or a pipeline's pools."""
         remat = self.stack.remat
-        one = memory_model.layer(self.config, self.stack.parts, remat) - self._not_kept()
+        one = memory_model.layer(self.config, self.stack.stack, remat) - self._not_kept()
         if "activations" in self.config.layout.offloaded and remat == "dots":
             one = 0
         kept = one * self.stack.micro_batches
         if self.between:
-            kept += self.between * handed_on(self.config, self.sublayers, self.stack.remat)
+            kept += self.between * handed_on(self.config, self.pairs, self.stack.remat)
         return kept * self.stack.layers
 
     def _not_kept(self) -> int:
@@ -83,14 +83,13 @@ class Loop:
         products keep what they take in 8 bits, but for those in ring steps and where it is
         gathered again; attention keeps its output in 16 bits besides.
         """
-        remat, attentions = self.stack.remat, [x for x in self.sublayers if not x.is_mlp]
-        outputs = sum(each.second for each in attentions)
+        remat, outputs = self.stack.remat, sum(pair.output for pair in self.pairs)
         grid = self.config.layout.has_grid and self.config.layout.pp == 1
         if remat == "dots" and grid and not self.sizes.has_blocks:
             return outputs
         if remat == "none" and self.is_fp8 and not self.config.layout.collective_matmul:
-            first = [0 if x.again else x.taken for x in self.sublayers]
-            taken = sum(first) + sum(x.second for x in self.sublayers if x.is_mlp)
+            first = [0 if x.again else x.taken for x in self.pairs]
+            taken = sum(first) + sum(x.second_in_8_bits for x in self.pairs)
             return (taken - outputs) // 2
         return 0
 
@@ -104,7 +103,7 @@ class Loop:
         micro-batch sends a layer as one message, and on a grid, those of the layer.
         """
         config, sizes = self.config, self.sizes
-        working_bytes = working.layer(self.sublayers, self.stack.remat, at_once=self._at_once)
+        working_bytes = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
         moved = (config.layout.fetches_layers + config.prefetches) * self._whole
         on_way = self._largest if config.prefetches and config.zero >= 2 else 0
         on_way = self.weights if config.scatters_last or config.layout.has_grid else on_way
@@ -117,7 +116,7 @@ class Loop:
 
         With norms of sums, and all computed again, they were not seen to wait for whole scores.
         """
-        config, scores = self.config, any(each.scores for each in self.sublayers)
+        config, scores = self.config, any(each.has_scores for each in self.pairs)
         early = config.model.block.norm_order == "post" and self.stack.remat == "full" and scores
         return config.layout.pp > 1 or early
 
@@ -138,7 +137,7 @@ class Loop:
 
         It hides sums over devices behind them, and has enough with those of half of the layers.
         """
-        gradients = sum(each.first + each.x for each in self.sublayers)
+        gradients = sum(each.first + each.x for each in self.pairs)
         return self.kept + self.stack.layers * gradients // 2
 
     @property
@@ -146,16 +145,14 @@ class Loop:
         """The largest kept array that XLA transposes for products of backward, of all layers."""
         layout = self.config.layout
         gathers = layout.sequence_parallel or layout.has_grid
-        return (
-            self.sublayers[0].x * self.stack.layers if gathers and self.stack.remat == "dots" else 0
-        )
+        return self.pairs[0].x * self.stack.layers if gathers and self.stack.remat == "dots" else 0
 
     # ---- parameters ----------------------------------------------------------------------------
 
     @cached_property
     def weights(self) -> int:
         """Elements of a layer's matrices on all devices."""
-        return sum(sublayer.weights for sublayer in self.stack.parts.sublayers)
+        return self.stack.stack.weights
 
     def share(self, elements: int) -> int:
         """Bytes of a part of the parameters that has so many elements of a layer's matrices."""
@@ -169,7 +166,7 @@ class Loop:
     @property
     def _largest(self) -> int:
         """Elements of a layer's largest matrix on all devices."""
-        return max(_first_weights(sublayer) for sublayer in self.stack.parts.sublayers)
+        return max(part.first_weights for part in self.stack.stack.parts)
 
     @cached_property
     def copies(self) -> int:
@@ -177,16 +174,9 @@ class Loop:
         split = self.shares or not self.config.model.scan_layers
         copied = self.parameters if split else 0
         if self.sizes.has_blocks:  # the matrix behind attention, transposed
-            heads = sum(a.hidden * a.heads * a.head_size for a in self.stack.parts.attentions)
-            copied += self.share(heads)
+            turned = sum(part.turned_weights() for part in self.stack.stack.parts)
+            copied += self.share(turned)
         return copied
-
-
-def _first_weights(sublayer: Sublayer) -> int:
-    """Elements of the matrix of a pair's first product."""
-    if isinstance(sublayer, MLP):
-        return sublayer.hidden * sublayer.size * (2 if sublayer.gated else 1)
-    return sublayer.weights - sublayer.hidden * sublayer.heads * sublayer.head_size
 
 
 def loops_of(
@@ -201,8 +191,8 @@ def loops_of(
         ends: bytes of the parameters outside the layers.
     """
     stacks = memory_model.stacks(config, plan)
-    weights = [each.layers * sum(x.weights for x in each.parts.sublayers) for each in stacks]
-    layers, names = state["gradients"] - ends, [each.parts.name for each in stacks]
+    weights = [each.layers * each.stack.weights for each in stacks]
+    layers, names = state["gradients"] - ends, [each.stack.name for each in stacks]
     slots = plan.slots if plan else {}
     return [
         Loop(
@@ -335,8 +325,9 @@ class _Step:
     @cached_property
     def _from_step_to_step(self) -> int:
         """The state, where it is the device's, and the batch: tokens and targets."""
-        sizes, train = Sizes(self.config), self.config.train
-        tokens = sum(sizes.architecture.embedded) * sizes.sequences * train.micro_batches
+        sizes, train = sizes_of(self.config), self.config.train
+        embedded = architecture_of(self.config.padded_model).embedded
+        tokens = sum(embedded) * sizes.sequences * train.micro_batches
         kept = self.state["parameters"] + self.state["optimizer"]
         kept -= memory_model.hosted(self.config.layout, self.state)
         return kept + 2 * ID * tokens // self.config.layout.cp
@@ -356,8 +347,8 @@ class _Step:
     @property
     def _narrowing(self) -> int:
         """Times that gradients of layers are narrower than the state, until they are summed."""
-        sizes = Sizes(self.config)
-        narrow = self.config.narrows or (self.config.zero < 2 and working.casts(self.config))
+        sizes = sizes_of(self.config)
+        narrow = self.config.narrows or (self.config.zero < 2 and sizes.casts)
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     def _stacked(self, loops: list[Loop]) -> int:

@@ -4,19 +4,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxptd.analysis.collective import (
+from jaxptd.config import OptimizerName, itemsize
+from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
     REDUCE_SCATTER,
     Collective,
 )
-from jaxptd.analysis.sizes import elements_on_device
-from jaxptd.analysis.traffic.scenario import Scenario
-from jaxptd.config import OptimizerName, itemsize
 from jaxptd.layout import BATCH_AXES, Axis, Layout
-from jaxptd.models.architecture import Stack
 from jaxptd.optimizers.moments import factors, is_orthogonalised
+from jaxptd.parts.architecture import Stack
+from jaxptd.parts.scenario import Scenario
+from jaxptd.parts.sizes import elements_on_device
 from jaxptd.shapes import ParamShape, StoredShape
 from jaxptd.zero.shapes import ShardShape, StateShapes
 

@@ -4,12 +4,14 @@
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from jaxptd.analysis.collective import (
+from jaxptd.analysis.traffic.layers import along_cp, at_ends, inside_layers
+from jaxptd.analysis.traffic.state import per_layer, state_collectives, whole_matrices
+from jaxptd.config import Config, itemsize
+from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     PERMUTE,
@@ -17,23 +19,13 @@ from jaxptd.analysis.collective import (
     Collective,
     subtract,
 )
-from jaxptd.analysis.sizes import elements_on_device
-from jaxptd.analysis.traffic.images import image_ends, windows
-from jaxptd.analysis.traffic.layers import (
-    ends_on_grid,
-    ends_one_way,
-    layers_on_grid,
-    layers_one_way,
-    ring,
-)
-from jaxptd.analysis.traffic.scenario import Scenario
-from jaxptd.analysis.traffic.state import per_layer, state_collectives, whole_matrices
-from jaxptd.analysis.traffic.strips import halos, strip_ends
-from jaxptd.config import Config, itemsize
 from jaxptd.display import Table, html_of
 from jaxptd.layout import Axis, Layout
-from jaxptd.models.families import family_of
+from jaxptd.models.families import architecture_of, family_of, sizes_of
 from jaxptd.optimizers.moments import state_shapes
+from jaxptd.parts.architecture import Architecture
+from jaxptd.parts.scenario import Scenario
+from jaxptd.parts.sizes import elements_on_device
 from jaxptd.pipeline.placement import Stages
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape, StoredShape
@@ -43,13 +35,13 @@ from jaxptd.zero.shapes import StateShapes
 # Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model.
 
 
-def stage_messages(step: Scenario, plan: Plan) -> Iterator[Collective]:
+def stage_messages(step: Scenario, plan: Plan, architecture: Architecture) -> Iterator[Collective]:
     """Activations and their gradients at each hop of the plan.
 
     Each array of x is b*T*D over all devices that shard it.
     """
-    sizes, hops = step.sizes, sum(int(taken.sum()) for taken in plan.hops.taken.values())
-    for size in sizes.streams:
+    hops = sum(int(taken.sum()) for taken in plan.hops.taken.values())
+    for size in architecture.streams(step.sizes):
         yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
 
 
@@ -204,7 +196,7 @@ def parts(
         on_gpus: GPUs have a broadcast, and can permute in any loop.
         only: parts that are wanted.
     """
-    step, sizes = Scenario(config, plan, on_gpus), config.layout.sizes
+    step, sizes = Scenario(sizes_of(config), plan, on_gpus), config.layout.sizes
     for part, collectives in _all_axes(step, infos):
         for each in collectives if part.what in only else ():
             axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
@@ -217,20 +209,15 @@ def _all_axes(
 ) -> Iterator[tuple[StepPart, Iterable[Collective]]]:
     """Each part with its collectives, over axes of any size."""
     layout, zero = step.config.layout, state_shapes(step.config, infos)
-    layers, ends = layers_one_way, ends_one_way
-    if layout.has_grid:
-        layers, ends = layers_on_grid, ends_on_grid
-    for stack in step.sizes.architecture.stacks:
-        inside = itertools.chain(layers(step, stack), windows(step, stack))
-        yield StepPart("tensor", stack.name), _in_loops(step, inside)
-        along_cp = itertools.chain(ring(step, stack), halos(step, stack))
-        yield StepPart("ring", stack.name), _in_loops(step, along_cp)
+    architecture = architecture_of(step.config.padded_model)
+    for stack in architecture.stacks:
+        yield StepPart("tensor", stack.name), _in_loops(step, inside_layers(step, stack))
+        yield StepPart("ring", stack.name), _in_loops(step, along_cp(step, stack))
         yield StepPart("zero", stack.name), per_layer(step, zero, stack)
-    outside = itertools.chain(ends(step), image_ends(step), strip_ends(step))
-    yield StepPart("ends"), _in_loops(step, outside)
+    yield StepPart("ends"), _in_loops(step, at_ends(step, architecture))
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
-            yield StepPart("stages"), stage_messages(step, step.plan)
+            yield StepPart("stages"), stage_messages(step, step.plan, architecture)
         yield StepPart("step"), unstacked_collectives(step, zero)
     yield StepPart("step"), _of_all_stages(_once(step, zero), layout)
 
@@ -273,7 +260,8 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
     axes: tuple[Axis, ...] = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
-    if step.sizes.architecture.images and step.config.layout.sequence_parallel:
+    outside = architecture_of(model).outside
+    if outside and step.config.layout.sequence_parallel:
         axes = (*axes, Axis.TP)  # that shards images, whose logits no other device has
     number = sum(term.trained for term in losses.values())
     for field in counts:

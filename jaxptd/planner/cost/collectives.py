@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from jaxptd.planner.cost import kernels
+from jaxptd.costs import kernels
+from jaxptd.costs.terms import Term
 from jaxptd.planner.cost.description import StepDescription
-from jaxptd.planner.cost.terms import Term
 
 # `forward`, `backward`, and `layer` where it is either: of each layer and micro-batch; `first` and
 # `last`: of the ends of the model, each micro-batch; `step`: once a step.
@@ -37,7 +37,7 @@ class Placed:
 
     Args:
         name: for tables.
-        kind: XLA's name, one of `jaxptd.analysis.collective`.
+        kind: XLA's name, one of `jaxptd.costs.collective`.
         axes: over which it runs; those of `Parallelism.group`.
         count: executions at its place.
         bytes: of the whole array, of one execution.

@@ -6,100 +6,14 @@ dropout is one byte. Backward of a norm reads what it needs twice, once for its 
 once for its weights'.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxptd.models.architecture import MLP, Attention, Head, Stack
-from jaxptd.planner.cost import kernels
+from jaxptd.costs import kernels
+from jaxptd.costs.terms import Term
+from jaxptd.parts.architecture import Stack
+from jaxptd.parts.ends import Head
+from jaxptd.parts.part import Product
 from jaxptd.planner.cost.description import StepDescription
-from jaxptd.planner.cost.terms import Term
-
-# ---- attention -----------------------------------------------------------------------------------
-# Terms of attention between its products: a fused kernel, or scores that go through memory.
-
-# Bytes for each score of unfused attention: the causal softmax reads the half that it sees and
-# writes zeros to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and
-# writes all, and its mask.
-SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 3, 4
-SCORE_DROPOUT = 5
-
-
-def is_fused(description: StepDescription, attention: Attention) -> bool:
-    """True if a kernel computes it; fused kernels have no bias by distance."""
-    return description.implementation.attention == "flash" and not attention.has_bias
-
-
-def attention_forward(description: StepDescription, attention: Attention) -> list[Term]:
-    """The kernel; unfused, two products and the softmax between them."""
-    if is_fused(description, attention):
-        return _flash(description, attention, backward=False)
-    heads, T, S = _scores(description, attention)
-    a, H = description.cluster.accelerator, attention.head_size
-    return [
-        _named(kernels.product(a, T, S, H, batch=heads), "scores forward"),
-        _softmax(description, attention, SOFTMAX_FORWARD, "softmax forward"),
-        _named(kernels.product(a, T, H, S, batch=heads), "context forward"),
-    ]
-
-
-def attention_backward(description: StepDescription, attention: Attention) -> list[Term]:
-    """The kernel; unfused, four products and the softmax's gradient."""
-    if is_fused(description, attention):
-        return _flash(description, attention, backward=True)
-    heads, T, S = _scores(description, attention)
-    a, H = description.cluster.accelerator, attention.head_size
-    to_scores, to_heads = (T, S, H), (T, H, S)
-    return [
-        *(_named(kernels.product(a, *to_scores, batch=heads), "scores backward") for _ in "p"),
-        *(_named(kernels.product(a, *to_heads, batch=heads), "context backward") for _ in "qkv"),
-        _softmax(description, attention, SOFTMAX_BACKWARD, "softmax backward"),
-    ]
-
-
-def visible(description: StepDescription, attention: Attention) -> float:
-    """Share of the scores of the busiest device that masks leave.
-
-    A token sees itself and those before it, at most `reach`; in a ring of contiguous parts the last
-    device sees nearly all.
-    """
-    keys, reach = attention.key_tokens, attention.reach
-    if not attention.causal:
-        return min(1.0, reach / keys)
-    ring = description.parallelism.cp * description.parallelism.row
-    if not description.implementation.balanced and ring > 1 and reach == keys:
-        return 1 - 1 / (2 * ring)
-    return reach / keys * (1 - reach / (2 * keys))
-
-
-def _scores(description: StepDescription, attention: Attention) -> tuple[int, int, int]:
-    """Heads times sequences of a device, queries, and keys."""
-    parallelism = description.parallelism
-    heads = parallelism.micro_batch * attention.heads // parallelism.inner
-    return (
-        max(1, heads),
-        attention.tokens // (parallelism.cp * parallelism.row),
-        attention.key_tokens,
-    )
-
-
-def _flash(description: StepDescription, attention: Attention, *, backward: bool) -> list[Term]:
-    heads, T, S = _scores(description, attention)
-    H = attention.head_size
-    flops = 4.0 * heads * T * S * H * visible(description, attention)
-    term = kernels.flash(description.cluster.accelerator, flops, H, backward=backward)
-    return [term.named("attention backward" if backward else "attention forward")]
-
-
-def _softmax(description: StepDescription, attention: Attention, each: int, name: str) -> Term:
-    heads, T, S = _scores(description, attention)
-    dropout = description.implementation.dropout
-    size = (each + SCORE_DROPOUT * dropout) * heads * T * S
-    return _named(kernels.moved(description.cluster.accelerator, size, 1 + dropout), name)
-
-
-def _named(term: Term, name: str) -> Term:
-    return term.named(name, "attention")
-
 
 # ---- one layer -----------------------------------------------------------------------------------
 
@@ -143,17 +57,17 @@ class LayerTerms(NamedTuple):
 
 def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
     """Terms of one layer of a stack and micro-batch."""
-    products = list(_products(description, stack))
+    products, work = _products(description, stack), description.work(stack)
     forward = [
         _product(description, each, (each.T, each.N, each.K), "forward") for each in products
     ]
     return LayerTerms(
         forward,
-        [term for each in stack.attentions for term in attention_forward(description, each)],
+        [term for part in stack.parts for term in part.core_forward(work)],
         _elementwise_forward(description, stack),
         [_product(description, each, (each.T, each.K, each.N), "dx") for each in products],
         [_product(description, each, (each.K, each.N, each.T), "dw") for each in products],
-        [term for each in stack.attentions for term in attention_backward(description, each)],
+        [term for part in stack.parts for term in part.core_backward(work)],
         _elementwise_backward(description, stack),
         _accumulation(description, stack, len(products)),
         unread=[] if description.implementation.again_all else forward[-1:],
@@ -163,39 +77,10 @@ def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
 # ---- products ------------------------------------------------------------------------------------
 
 
-class Product(NamedTuple):
-    """A product `[T, K] x [K, N]` on a device."""
-
-    name: str
-    T: int
-    K: int
-    N: int
-
-
-def _products(description: StepDescription, stack: Stack) -> Iterator[Product]:
-    """The products of a layer's pairs."""
-    inner, T = description.parallelism.inner, description.tokens(stack)
-    for sublayer in stack.of_text:
-        D = sublayer.hidden
-        if not isinstance(sublayer, Attention):
-            yield Product("mlp in", T, D, _first(sublayer) // inner)
-            yield Product("mlp out", T, sublayer.size // inner, D)
-            continue
-        queries = sublayer.heads * sublayer.head_size
-        if sublayer.source is None:
-            yield Product("qkv", T, D, _first(sublayer) // inner)
-        else:
-            yield Product("q of another sequence", T, D, queries // inner)
-            keys, tokens = _first(sublayer) - queries, T * sublayer.source // sublayer.tokens
-            yield Product("k, v of another sequence", tokens, D, keys // inner)
-        yield Product("attention output", T, queries // inner, D)
-
-
-def _first(sublayer: Attention | MLP) -> int:
-    """Columns of a pair's first product, of queries, keys and values together."""
-    if isinstance(sublayer, Attention):
-        return sublayer.head_size * (sublayer.heads + 2 * sublayer.kv_heads)
-    return sublayer.size * (2 if sublayer.gated else 1)
+def _products(description: StepDescription, stack: Stack) -> list[Product]:
+    """The products of a layer's parts."""
+    work = description.work(stack)
+    return [product for part in stack.parts for product in part.products(work)]
 
 
 def _product(
@@ -228,42 +113,18 @@ def _accumulation(description: StepDescription, stack: Stack, matrices: int) -> 
 
 def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Term]:
     """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
-    implementation = description.implementation
-    stream = (implementation.stream_forward + implementation.dropout) * len(stack.sublayers)
-    inner = 0
-    for sublayer in stack.of_text:
-        if isinstance(sublayer, Attention):
-            heads = sublayer.heads * sublayer.head_size
-            inner += (
-                0
-                if implementation.apart
-                else 4 * heads + 4 * implementation.bias * _first(sublayer)
-            )
-            inner += 4 * implementation.rotary * (heads + sublayer.kv_heads * sublayer.head_size)
-        else:
-            inner += 2 * (_first(sublayer) + sublayer.size)
+    implementation, parts = description.implementation, stack.parts
+    stream = (implementation.stream_forward + implementation.dropout) * len(parts)
+    inner = sum(part.moved_forward(implementation) for part in parts)
     return _passes(description, stack, stream, inner, "forward")
 
 
 def _elementwise_backward(description: StepDescription, stack: Stack) -> list[Term]:
     """The gradients of the same, of their weights, and of biases."""
-    implementation = description.implementation
-    stream = (
-        implementation.stream_backward + 5 * implementation.dropout + 2 * implementation.bias
-    ) * len(stack.sublayers)
-    inner = 0
-    for sublayer in stack.of_text:
-        sums = implementation.bias and (
-            implementation.sums_apart or isinstance(sublayer, Attention)
-        )
-        inner += 2 * sums * _first(sublayer)
-        if isinstance(sublayer, Attention):
-            heads = sublayer.heads * sublayer.head_size
-            inner += 0 if implementation.apart else 4 * heads + 4 * _first(sublayer)
-            inner += 4 * implementation.rotary * (heads + sublayer.kv_heads * sublayer.head_size)
-        else:
-            inner += 2 * (2 * _first(sublayer) + sublayer.size)
-    return _passes(description, stack, stream, inner, "backward")
+    implementation, parts = description.implementation, stack.parts
+    each = implementation.stream_backward + 5 * implementation.dropout + 2 * implementation.bias
+    inner = sum(part.moved_backward(implementation) for part in parts)
+    return _passes(description, stack, each * len(parts), inner, "backward")
 
 
 def _passes(
@@ -271,9 +132,9 @@ def _passes(
 ) -> list[Term]:
     """Terms of so many bytes for each value of the stream, and for each token inside a layer."""
     a = description.cluster.accelerator
-    outside = kernels.moved(a, description.stream(stack) * stream, 2 * len(stack.sublayers))
+    outside = kernels.moved(a, description.stream(stack) * stream, 2 * len(stack.parts))
     moves = description.tokens(stack) * inner / description.parallelism.inner
-    inside = kernels.moved(a, moves, 2 * len(stack.sublayers))
+    inside = kernels.moved(a, moves, 2 * len(stack.parts))
     return [
         outside.named(f"residual stream {name}"),
         inside.named(f"activation and heads {name}"),
@@ -294,7 +155,7 @@ def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Te
     """8-bit copies of what products read: x and w forward, gradients of results backward."""
     if not description.implementation.fp8:
         return []
-    products = list(_products(description, stack))
+    products = _products(description, stack)
     results = sum(each.T * each.N for each in products)
     sources = sum(each.T * each.K + each.K * each.N for each in products)
     moves = QUANTISED * (sources if name == "forward" else results)

@@ -4,14 +4,15 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jaxptd.analysis.collective import ALL_GATHER
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import ALL_GATHER
+from jaxptd.costs.program import Remat
+from jaxptd.costs.terms import PRODUCTS, WAITING, Term, merged, scaled, total
 from jaxptd.display import Table
 from jaxptd.pipeline.statistics import Durations
-from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.collectives import HIDING, Placed, exposed_terms
-from jaxptd.planner.cost.description import Remat, StepDescription, step_seconds
+from jaxptd.planner.cost.description import StepDescription, step_seconds
 from jaxptd.planner.cost.layer import LayerTerms, first_terms, last_terms, layer_terms, update_terms
-from jaxptd.planner.cost.terms import PRODUCTS, WAITING, Term, merged, scaled, total
 
 
 @dataclasses.dataclass(frozen=True)

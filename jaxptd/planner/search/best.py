@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from jaxptd.analysis import memory_model
 from jaxptd.config import Config, Remat
+from jaxptd.costs.program import Implementation
+from jaxptd.costs.terms import total
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
 from jaxptd.layout import Layout
-from jaxptd.planner.cost import Implementation, StepDescription, StepTime
+from jaxptd.planner.cost import StepDescription, StepTime
 from jaxptd.planner.cost.layer import LayerTerms, first_terms, last_terms, layer_terms
 from jaxptd.planner.cost.step import message_terms
-from jaxptd.planner.cost.terms import total
 from jaxptd.planner.search.bounds import Bound, Bounds, LayerCost
 from jaxptd.planner.search.space import (
     REMATS,

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.config import Remat
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.hardware import Cluster, Group
-from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.collectives import BESIDE
 from jaxptd.planner.search.space import MOST_FEWER, Choice, MeshShape, ScheduleChoice, Space
 

@@ -19,8 +19,6 @@ from jaxptd.config.effects import without_effect
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
 from jaxptd.layout import SCHEDULES, SQUARE, Layout, Offload, ZeroStage
-from jaxptd.matmul.padding import heads_for
-from jaxptd.models.architecture import MLP, Sublayer
 from jaxptd.models.families import architecture_of, require_times
 from jaxptd.pipeline.placement import part_sizes
 from jaxptd.pipeline.schedules import outline
@@ -417,7 +415,7 @@ class Space:
         """
         lengths = (stack.tokens % layout.sequence_unit for stack in self.stacks)
         return not any(lengths) and all(
-            _splits(sublayer, layout) for stack in self.stacks for sublayer in stack.sublayers
+            part.splits(layout) for stack in self.stacks for part in stack.parts
         )
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
@@ -458,21 +456,6 @@ class Space:
     def _other(self, name: str, value: Any) -> bool:
         """True if a field is pinned to another value."""
         return name in self.pins and bool(self.pins[name] != value)
-
-
-def _splits(sublayer: Sublayer, layout: Layout) -> bool:
-    """True if a pair's heads, in whole groups, or its hidden units split over tp or col."""
-    if isinstance(sublayer, MLP):
-        return sublayer.size % layout.tp == 0
-    if layout.has_grid and layout.attention2d == "blocks":
-        return True
-    counts = heads_for(layout, sublayer.heads, sublayer.kv_heads, sublayer.head_size)
-    alone = sublayer.heads == sublayer.kv_heads
-    return (
-        sublayer.heads % (layout.tp * layout.col) == 0
-        if alone
-        else counts.queries == sublayer.heads
-    )
 
 
 def _divisors(number: int, most: int | None = None) -> Sequence[int]:

@@ -4,17 +4,17 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from jaxptd.analysis.peak.working import are_apart, is_fused
 from jaxptd.config import Config
+from jaxptd.costs.program import Implementation
 from jaxptd.errors import UserError
 from jaxptd.hardware import Accelerator
 from jaxptd.layout import Layout
+from jaxptd.models.families import sizes_of
 from jaxptd.pipeline.placement import Stacks, Stages, of_stack, stack_sizes
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.schedules import outline as parts_of
 from jaxptd.pipeline.table import Schedule
-from jaxptd.planner.cost import Implementation
 
 # Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
 # gradient read, and read twice more for its norm and its factor.
@@ -44,7 +44,7 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
     _check(config, accelerator)
     return Implementation(
         "jaxptd",
-        attention="flash" if is_fused(config) else "unfused",
+        attention="flash" if sizes_of(config).is_fused else "unfused",
         dropout=model.dropout > 0,
         bias=model.block.linear_bias == "all",
         rotary=model.block.positions == "rope",
@@ -61,12 +61,18 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
         again_all=False,
         pieces=layout.tp if layout.collective_matmul else 1,
         fp8=model.products == "fp8",
-        apart=are_apart(config),
+        apart=_are_apart(config),
         sums_apart=False,
         stream_forward=STREAM_FORWARD[kernels] if _products_add(config) else 4 + ADD,
         stream_backward=STREAM_BACKWARD[kernels],
         balanced=layout.ring != "blockwise",
     )
+
+
+def _are_apart(config: Config) -> bool:
+    """True if queries, keys and values are products of their own; see `layers/megatron.py`."""
+    layout, native = config.layout, config.model.products == "native"
+    return native and not (layout.has_grid or layout.collective_matmul)
 
 
 def _products_add(config: Config) -> bool:

@@ -9,21 +9,16 @@ from typing import Any, NamedTuple
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config, Remat
+from jaxptd.costs import kernels
+from jaxptd.costs.program import Implementation, Parallelism
+from jaxptd.costs.terms import Term
 from jaxptd.hardware import Cluster
 from jaxptd.layout import Layout
 from jaxptd.models.families import architecture_of
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.placement import Stages
-from jaxptd.planner.cost import (
-    Implementation,
-    Parallelism,
-    Placed,
-    StepDescription,
-    StepTime,
-    Term,
-    kernels,
-)
+from jaxptd.planner.cost import Placed, StepDescription, StepTime
 from jaxptd.planner.cost.collectives import BESIDE, exposed_terms
 from jaxptd.planner.cost.step import (
     EndTerms,

@@ -8,15 +8,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jaxptd.analysis.collective import BROADCAST, PERMUTE, Collective
 from jaxptd.analysis.traffic import StepPart, parts
 from jaxptd.config import Config, Remat
+from jaxptd.costs.collective import BROADCAST, PERMUTE, Collective
+from jaxptd.costs.terms import HBM, WAITING, Term, total
 from jaxptd.models.families import architecture_of
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.pipeline.placement import Stages
-from jaxptd.planner.cost import Placed, StepTime, Term
+from jaxptd.planner.cost import Placed, StepTime
 from jaxptd.planner.cost.collectives import BESIDE, HIDING, Place, Under
-from jaxptd.planner.cost.terms import HBM, WAITING, total
 from jaxptd.shapes import ParamShape
 
 NAMES = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 
 HLO = [
     (

@@ -8,11 +8,11 @@ import tiny
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.peak import OUTSIDE, Peak, outside, peak, working
-from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of
+from jaxptd.parts.sizes import Sizes
 from jaxptd.step.resolved import resolve
 
 GPU = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")

@@ -11,9 +11,9 @@ from turns import slow
 from jaxptd.analysis.memory_report import counted
 from jaxptd.analysis.peak import working
 from jaxptd.analysis.peak.working import handed_on
-from jaxptd.analysis.sizes import Sizes
 from jaxptd.layout import Layout
 from jaxptd.models.families import architecture_of
+from jaxptd.parts.sizes import Sizes
 from jaxptd.pipeline.split_backward import PassedStorage
 
 LLAMA = {"family": "llama", "num_kv_heads": 4, "num_heads": 8, "hidden_size": 32}

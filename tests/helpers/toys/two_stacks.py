@@ -15,10 +15,10 @@ from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.models.architecture import Architecture
 from jaxptd.models.decoder import DECODER, architecture
 from jaxptd.models.gpt import GPT
 from jaxptd.params import stacked
+from jaxptd.parts.architecture import Architecture
 
 X = tuple[Array, Array]  # source and target, both of the batch's tokens
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from jaxptd.costs import kernels
+from jaxptd.costs.kernels import FILL, LAUNCH
 from jaxptd.hardware import find_accelerator
-from jaxptd.planner.cost import kernels
-from jaxptd.planner.cost.kernels import FILL, LAUNCH
 
 FULL = {"products_share": 1.0, "hbm_share": 1.0}
 A100 = dataclasses.replace(find_accelerator("a100"), **FULL)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxptd.analysis.collective import (
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -10,9 +11,8 @@ from jaxptd.analysis.collective import (
     REDUCE_SCATTER,
     Collective,
 )
+from jaxptd.costs.kernels import HOP, MEMBER, START
 from jaxptd.hardware import Cluster, Group, find_accelerator
-from jaxptd.planner.cost import kernels
-from jaxptd.planner.cost.kernels import HOP, MEMBER, START
 
 CLUSTER = Cluster(find_accelerator("a100"))
 KINDS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, PERMUTE, BROADCAST)

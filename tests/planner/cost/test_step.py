@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 from published import h100_row, table_1
 
-from jaxptd.analysis.collective import ALL_REDUCE
+from jaxptd.costs.collective import ALL_REDUCE
+from jaxptd.costs.program import Parallelism
+from jaxptd.costs.terms import total
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost import Parallelism, Placed, StepDescription, step_time
+from jaxptd.planner.cost import Placed, StepDescription, step_time
 from jaxptd.planner.cost.collectives import BESIDE, collective_term
 from jaxptd.planner.cost.layer import layer_terms
-from jaxptd.planner.cost.terms import total
 from jaxptd.planner.programs import (
     MEGATRON_2021,
     MEGATRON_2022,

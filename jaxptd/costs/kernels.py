@@ -8,9 +8,9 @@ five products where forward has two).
 import functools
 import math
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.costs.terms import HBM, HOST, PRODUCTS, Term
 from jaxptd.hardware import Accelerator, Cluster, Group
-from jaxptd.planner.cost.terms import HBM, HOST, PRODUCTS, Term
 
 # Rows, columns, and the share of the largest tile's rate, from the tile's use of shared memory.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.65))
@@ -121,7 +121,7 @@ def collective(cluster: Cluster, kind: str, group: Group, size: float) -> Term:
 
     Args:
         cluster: of the devices.
-        kind: XLA's name, one of `jaxptd.analysis.collective`.
+        kind: XLA's name, one of `jaxptd.costs.collective`.
         group: its members.
         size: bytes of the whole array: of the sum, or of what all members have together.
     """

@@ -1,11 +1,10 @@
 """Describes a training step to the formulas, with the computations that its backward repeats."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
-from jaxptd.models.architecture import Stack
+from jaxptd.parts.sizes import Sizes
 from jaxptd.pipeline.placement import Stages
 
 
@@ -61,52 +60,29 @@ class Scenario:
     """A training step whose collectives the formulas predict.
 
     Args:
-        config: of the run.
+        sizes: of the step.
         plan: of its pipeline; None if there is one stage.
         on_gpus: GPUs have a broadcast, and can permute in any loop.
-        length: tokens in a sequence; None: in those of the last stack.
-        width: D without padding; None: that of the model.
     """
 
-    config: Config
+    sizes: Sizes
     plan: Stages | None = None
     on_gpus: bool = False
-    length: int | None = None
-    width: int | None = None
 
     @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.config, self.length, self.width)
+    def config(self) -> Config:
+        return self.sizes.config
 
-    def of_stack(self, stack: Stack) -> "Scenario":
-        """The step with the sizes of the sequences of a stack."""
-        return dataclasses.replace(self, length=stack.tokens, width=stack.hidden)
+    @property
+    def micro_batches(self) -> int:
+        """M."""
+        return self.config.train.micro_batches
 
-    def with_tokens(self, length: int) -> "Scenario":
-        """The step with the sizes of sequences of so many tokens."""
-        return dataclasses.replace(self, length=length)
+    def with_tokens(self, length: int, width: int | None = None) -> Self:
+        """The step with sequences of so many tokens; width: their D, None: the same."""
+        return dataclasses.replace(self, sizes=self.sizes.with_tokens(length, width))
 
-    def recomputed(self, stack: Stack) -> list[tuple[Recomputed, int]]:
-        """Layers of a stack that are alike: (what backward repeats, number of layers)."""
-        if self.plan and self.plan.recompute:
-            return [(WHOLE_PART, stack.layers)]
-        counts = self.plan.stacks[stack.name] if self.plan else (stack.layers,)
-        remats = (each for count in counts for each in self.config.model.remats(count))
-        rows = [(self._gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
-        if not stack.norms_sums:
-            return rows
-        # The last sum enters a norm of the same layer.
-        return [(again._replace(last_product=again.products), n) for again, n in rows]
-
-    def _gathering(self, again: Recomputed) -> Recomputed:
+    def gathering(self, again: Recomputed) -> Recomputed:
         """With the gathers for gradients of weights, beside those of products that run again."""
         for_weights = int(self.config.gathers_again)
         return again._replace(inputs=max(again.inputs, again.products + for_weights))
-
-    @property
-    def embeddings(self) -> int:
-        """Forward passes of a micro-batch's embedding.
-
-        A pipeline differentiates it at a tick of its own, and a norm there needs its input again.
-        """
-        return 2 if self.plan and self.sizes.architecture.first_norm else 1

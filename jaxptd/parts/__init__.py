@@ -1,0 +1,8 @@
+"""What models are made of: each part's description, its parameters, and all that it costs.
+
+A *part* is a description without arrays: `MLPShape`, `AttentionShape`, ... The layer in
+`jaxptd/layers/` is declared from it, and formulas for bytes sent, bytes kept and seconds are its
+methods. `comms`, `memory`, the peak and `plan` only add up over parts: none asks what a part is.
+`part.py` has the methods, `mlp.py` is the shortest part. Imports no jax: `jaxptd plan` starts in a
+third of the time that importing jax and flax takes.
+"""

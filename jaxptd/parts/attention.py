@@ -1,0 +1,574 @@
+"""Attention of a layer: its description, and all that it costs. The layers are `layers/attention`.
+
+Letters: b sequences of a micro-batch on one device, T tokens of the queries and S of the keys in a
+sequence, D model, N heads, K heads of keys and values, H head size.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+from typing import ClassVar
+
+from jaxptd.config import Remat
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+)
+from jaxptd.costs.kept import MOST, SOME, Kept, by
+from jaxptd.costs.program import Implementation, Work
+from jaxptd.costs.terms import Term
+from jaxptd.layout import Axis, Layout
+from jaxptd.matmul.padding import HeadCounts, heads_for
+from jaxptd.parts.grid import Panels
+from jaxptd.parts.parameters import (
+    Column,
+    Named,
+    Row,
+    Sharding,
+    head_norm,
+    inside,
+    relative_bias,
+)
+from jaxptd.parts.part import HeadShape, Part, Product
+from jaxptd.parts.scenario import Recomputed, Scenario
+from jaxptd.parts.sizes import Sizes
+from jaxptd.parts.working import PairBytes
+
+CHUNK = 512  # queries and keys of a product of `attention/xla.py`
+SCORES = 2  # arrays of scores at once, in float32 and in the precision of activations
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionShape(Part):
+    """A pair of products, of which the first makes q, k, v, with attention between them.
+
+    Args:
+        hidden: D.
+        heads: N.
+        kv_heads: K.
+        head_size: H.
+        unit: numbers of a head that stay together where heads are cut.
+        tokens: T of the queries.
+        reach: keys that a token attends to, T or those of a window.
+        has_norm: whether queries and keys are normalised.
+        buckets: of distances, whose biases of scores all layers share; 0 without any.
+        bias: whether the products that make q, k, v have one.
+        causal: whether a token sees no later ones.
+        out_bias: whether the product behind attention has one.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    unit: int
+    tokens: int
+    reach: int
+    has_norm: bool
+    buckets: int = 0
+    bias: bool = False
+    causal: bool = True
+    out_bias: bool = False
+
+    name: ClassVar[str] = "attention"
+    title: ClassVar[str] = "attention"
+    first_title: ClassVar[str] = "product that makes q, k, v"
+
+    # ---- sizes ---------------------------------------------------------------------------------
+
+    @property
+    def sequence(self) -> int:
+        return self.tokens
+
+    @property
+    def key_tokens(self) -> int:
+        """S, tokens that have keys and values."""
+        return self.tokens
+
+    def of_keys(self, tokens: int) -> int:
+        """Tokens that have keys and values, for so many queries."""
+        return tokens * self.key_tokens // self.tokens
+
+    @property
+    def columns(self) -> int:
+        return self.head_size * (self.heads + 2 * self.kv_heads)
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def key_columns(self) -> int:
+        return self.kv_heads * self.head_size
+
+    def multiplications(self, tokens: int) -> int:
+        """Multiplications with weights in a sequence of so many tokens, and in its source."""
+        used = tokens * self.heads + self.key_tokens * self.kv_heads
+        return 2 * self.hidden * used * self.head_size
+
+    @property
+    def score_flops(self) -> int:
+        """FLOPs of a token's scores and of their product with the values, forward."""
+        return 4 * self.heads * self.head_size * self.reach
+
+    def first(self, sizes: Sizes) -> int:
+        return self.second(sizes) + 2 * HeadSizes(self, sizes).made_keys
+
+    def second(self, sizes: Sizes) -> int:
+        return HeadSizes(self, sizes).inner
+
+    def heads_on_device(self, sizes: Sizes) -> int:
+        return HeadSizes(self, sizes).heads
+
+    @property
+    def head_shape(self) -> HeadShape:
+        return HeadShape(self.heads, self.kv_heads, self.head_size)
+
+    def splits(self, layout: Layout) -> bool:
+        """True if heads, in whole groups, split over tp or col."""
+        if layout.has_grid and layout.attention2d == "blocks":
+            return True
+        if self.heads == self.kv_heads:
+            return self.heads % (layout.tp * layout.col) == 0
+        counts = heads_for(layout, self.heads, self.kv_heads, self.head_size)
+        return counts.queries == self.heads
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    @property
+    def joined(self) -> bool:
+        """True if one parameter has the matrices of queries, keys and values."""
+        return self.heads == self.kv_heads
+
+    def linears(self, sharding: Sharding) -> dict[str, Column | Row]:
+        """Its products by name: `qkv`, or `q` and `kv`, and `out`."""
+        dim = sharding.axes.head_dim
+        counts = sharding.head_counts(self.heads, self.kv_heads, self.head_size)
+        queries, keys = counts.queries, counts.keys
+        if dim:
+            queries = keys = sharding.padded_head(self.head_size, self.unit)
+        # Kv heads that do not split are cut along H, and gathered.
+        cut = {"dim": 2} if counts.gathered else {"dim": 1 + dim, "padded": keys}
+
+        def keys_of(*shape: int) -> Column:
+            return Column(self.hidden, shape, bias=self.bias, parts=1, **cut)
+
+        shape = (self.heads, self.head_size)
+        first: dict[str, Column | Row]
+        if self.joined:
+            first = {"qkv": keys_of(3, *shape)}
+        else:
+            first = {
+                "q": Column(self.hidden, shape, dim=dim, bias=self.bias, padded=queries),
+                "kv": keys_of(2, self.kv_heads, self.head_size),
+            }
+        return first | {"out": Row(shape, self.hidden, dim=dim, bias=self.out_bias, padded=queries)}
+
+    def parameters(self, sharding: Sharding) -> Named:
+        linears = self.linears(sharding)
+        out = linears.pop("out")
+        for name, linear in linears.items():
+            yield from inside(name, linear.parameters(sharding))
+        if self.has_norm:
+            for name in ("q_norm", "k_norm"):
+                unit = self.unit if sharding.axes.head_dim else 1
+                yield from inside(name, head_norm(sharding, self.head_size, unit))
+        yield from inside("out", out.parameters(sharding))
+
+    def common_parameters(self, sharding: Sharding, stack: str) -> Named:
+        """The biases of scores by distance."""
+        if self.buckets:
+            counts = sharding.head_counts(self.heads, self.kv_heads, self.head_size)
+            bias = relative_bias(sharding, self.buckets, self.heads, counts.queries)
+            yield from inside(f"{stack}_bias", bias)
+
+    # ---- bytes kept ----------------------------------------------------------------------------
+
+    def kept(self, sizes: Sizes) -> Iterator[Kept]:
+        own = HeadSizes(self, sizes)
+        queries = sizes.tokens * sizes.itemsize * own.inner // sizes.matrix_shards
+        yield from self._queries_keys_values(own, queries)
+        yield from self._core_kept(own, queries)
+
+    def _queries_keys_values(self, own: "HeadSizes", queries: int) -> Iterator[Kept]:
+        """The product, or what becomes of it: with a norm of q and k both exist.
+
+        queries: bytes of them.
+        """
+        sizes = own.sizes
+        kv = 2 * self.of_keys(sizes.rows) * own.keys * sizes.itemsize
+        if own.gathers_kv:
+            tokens = self.of_keys(sizes.tokens)
+            keys_values = tokens * own.made_keys // sizes.matrix_shards
+            yield Kept("slices of k, v", 2 * keys_values * sizes.itemsize, by("dots"))
+            yield Kept("gathered k, v", kv, SOME)
+            yield Kept("q", queries, MOST)
+        else:
+            parts = sizes.config.layout.cp if sizes.has_blocks else 1  # that attention gathers
+            yield Kept("q, k, v", queries + kv, by("attention", "dots"))
+            yield Kept("q, k, v as attention takes them", queries + parts * kv, by("none"))
+        if self.has_norm:
+            keys = self.of_keys(sizes.rows) * own.kv_heads
+            normed = (sizes.rows * own.heads + keys) * sizes.master_itemsize
+            yield Kept("q and k before their norm", queries + kv // 2, by("none"))
+            yield Kept("statistics of the norms of q and k", normed, MOST)
+
+    def _core_kept(self, own: "HeadSizes", output: int) -> Iterator[Kept]:
+        """A kernel's output and logsumexp; without a kernel also the probabilities of whole rows.
+
+        On a grid `dots` keeps a kernel's output twice: as computed, and with heads in one
+        dimension.
+        """
+        sizes, layout = own.sizes, own.sizes.config.layout
+        narrow, wide, blocks = sizes.itemsize, sizes.master_itemsize, sizes.has_blocks
+        rows = sizes.rows * own.heads
+        if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
+            twice = 2 if layout.has_grid else 1
+            yield Kept("attention's output", output, {"none": 1, "dots": twice})
+            yield Kept("logsumexp", rows * wide, by("none", "dots"))
+            yield from self._bias_kept(own)
+            return
+        scores = rows * self.key_tokens // (layout.col if blocks else 1)
+        yield Kept("attention's output", output, MOST)
+        yield Kept("probabilities, before and after dropout", scores * (wide + narrow), by("none"))
+        yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), by("none"))
+
+    def _bias_kept(self, own: "HeadSizes") -> Iterator[Kept]:
+        """The bias of each distance, where each layer that is traced by itself makes its own."""
+        if self.buckets and own.sizes.traces_layers:
+            distances = 2 * self.tokens - 1
+            size = own.heads * distances * own.sizes.master_itemsize
+            yield Kept("biases by distance", size, by("none"))
+
+    def pair_bytes(self, sizes: Sizes) -> PairBytes:
+        own = HeadSizes(self, sizes)
+        queries = sizes.tokens * sizes.itemsize * own.inner // sizes.matrix_shards
+        kv = 2 * self.of_keys(sizes.rows) * own.keys * sizes.itemsize
+        scores = not sizes.is_fused
+        core = self._core_bytes(own, queries, kv)
+        return AttentionBytes.of(self, sizes, first=queries + kv, core=core, has_scores=scores)
+
+    def _core_bytes(self, own: "HeadSizes", queries: int, kv: int) -> int:
+        """Beside q, k, v: sums of gradients along a ring in float32, rows or chunks of scores."""
+        sizes, layout = own.sizes, own.sizes.config.layout
+        narrow, wide = sizes.itemsize, sizes.master_itemsize
+        both, ring = narrow + wide, layout.ring_size
+        rows = sizes.rows * own.heads
+        if sizes.has_blocks:
+            return rows * self.key_tokens * 2 * wide
+        total = 0
+        if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
+            total = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
+            if layout.ring == "rsa":
+                return total + rows * self.key_tokens * both
+        if not sizes.is_fused:
+            halves = 1 + (ring > 1 and self.causal)  # of a block, see `attention.ring.Ring.at_once`
+            queries_at_once = min(CHUNK, -(-self.tokens // ring // halves))
+            keys_at_once = min(CHUNK, -(-self.key_tokens // ring // halves))
+            total += sizes.sequences * own.heads * queries_at_once * keys_at_once * SCORES * both
+            if queries_at_once < self.tokens // ring:  # sums over chunks
+                total += (queries + kv) * wide // narrow
+        return total
+
+    def turned_weights(self) -> int:
+        return self.hidden * self.inner
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+    # Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
+
+    def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        yield from self._gathered_kv(step, again, Axis.TP, times)
+
+    def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        if step.sizes.has_blocks:
+            yield from self._blocks(step, again, times)
+        yield from self._gathered_kv(step, again, Axis.COL, times)
+
+    def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Keys and values, forward and backward; their gradients, in masters' precision."""
+        own = HeadSizes(self, step.sizes)
+        yield from (self._gathered_blocks if step.sizes.has_blocks else self._rings)(
+            step, own, again, times
+        )
+
+    def _gathered_kv(
+        self, step: Scenario, again: Recomputed, axis: Axis, times: int
+    ) -> Iterator[Collective]:
+        """Slices of kv heads, gathered, and their gradients; axis: of the devices that share N."""
+        own, sizes = HeadSizes(self, step.sizes), step.sizes
+        if own.gathers_kv:
+            whole = times * self.of_keys(sizes.rows) * 2 * own.made_keys * sizes.itemsize
+            passes = 1 + again.keys
+            yield Collective(ALL_GATHER, (axis,), times * passes, passes * whole)
+            yield Collective(REDUCE_SCATTER, (axis,), times, whole)
+
+    def _gathered_blocks(
+        self, step: Scenario, own: "HeadSizes", again: Recomputed, times: int
+    ) -> Iterator[Collective]:
+        """Blocks of keys and values of every grid, together, with the scores; their gradients."""
+        passes = 1 + again.scores
+        whole = times * 2 * self.of_keys(step.sizes.rows) * own.keys * step.sizes.itemsize
+        whole *= step.config.layout.cp
+        yield Collective(ALL_GATHER, (Axis.CP,), passes * times, passes * whole)
+        yield Collective(REDUCE_SCATTER, (Axis.CP,), times, whole)
+
+    def _rings(
+        self, step: Scenario, own: "HeadSizes", again: Recomputed, times: int
+    ) -> Iterator[Collective]:
+        """Blocks that travel.
+
+        Each has b*S*K*H/(cp*tp) numbers, or b*S*K*H/(cp*row*col). RSA sends keys and values in
+        rings of their own, other attention both in one.
+        """
+        layout, sizes = step.config.layout, step.sizes
+        axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
+        row = layout.ring_size // layout.cp
+        block = self.of_keys(sizes.tokens // row) * own.keys
+        rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
+        hops = self._hops(layout)
+        # The forward passes that run again: the kernel's, or RSA's two.
+        more = int(again.kernel) if rings == 1 else again.scores + again.values
+        both_passes = times * hops * (2 * rings + more)
+        yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
+        # The last hop of gradients leads back to their owner: over cp alone where its row is the
+        # same.
+        back = axes if hops % row else (Axis.CP,)
+        for over, number in ((axes, hops - 1), (back, 1)):
+            once = times * rings * number if hops else 0
+            yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
+
+    def _hops(self, layout: Layout) -> int:
+        """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
+        others = layout.ring_size - 1
+        if layout.ring == "zigzag":
+            return others
+        return min(others, -(-(self.reach - 1) * layout.ring_size // self.tokens))
+
+    def _blocks(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Q K^T, softmax, P V of every head: s elements in a block of scores, k in whole keys.
+
+        Forward and backward of the two products spread keys or values four times and scores four
+        times.
+        """
+        sizes, panels = step.sizes, Panels(step.config.layout, step.on_gpus)
+        narrow, wide, own = sizes.itemsize, sizes.master_itemsize, HeadSizes(self, sizes)
+        k = step.config.layout.cp * self.of_keys(sizes.rows) * own.keys
+        s = sizes.rows * self.heads * self.key_tokens // step.config.layout.col
+        keys = times * (4 + again.scores + again.values)
+        yield from panels.spread(Axis.ROW, k, times=keys, itemsize=narrow)
+        yield from panels.spread(Axis.COL, s, times=times * (4 + again.values), itemsize=narrow)
+        yield from panels.collect(Axis.COL, s, times=times, itemsize=narrow)
+        yield from panels.collect(Axis.COL, s, times=times * (1 + again.scores), itemsize=wide)
+        yield from panels.collect(Axis.ROW, k, times=times * 2, itemsize=narrow)
+        softmax = times * (3 + 2 * again.scores)
+        rows = sizes.rows * self.heads * wide
+        yield Collective(ALL_REDUCE, (Axis.COL,), softmax, softmax * rows)
+        if self.has_norm:
+            passes = times * (2 + again.products)
+            rows += sizes.rows * self.kv_heads * wide
+            yield Collective(ALL_REDUCE, (Axis.COL,), 2 * passes, passes * rows)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def products(self, work: Work) -> Iterator[Product]:
+        devices = work.parallelism.inner
+        yield from self._first_products(work, devices)
+        yield Product("attention output", work.tokens, self.inner // devices, self.hidden)
+
+    def _first_products(self, work: Work, devices: int) -> Iterator[Product]:
+        yield Product("qkv", work.tokens, self.hidden, self.columns // devices)
+
+    def core_forward(self, work: Work) -> list[Term]:
+        """The kernel; unfused, two products and the softmax between them."""
+        return AttentionWork(self, work).forward
+
+    def core_backward(self, work: Work) -> list[Term]:
+        """The kernel; unfused, four products and the softmax's gradient."""
+        return AttentionWork(self, work).backward
+
+    def moved_forward(self, implementation: Implementation) -> int:
+        biases = 4 * implementation.bias * self.columns
+        split = 0 if implementation.apart else 4 * self.inner + biases
+        return split + 4 * implementation.rotary * (self.inner + self.key_columns)
+
+    def moved_backward(self, implementation: Implementation) -> int:
+        biases = 2 * implementation.bias * self.columns
+        joined = 0 if implementation.apart else 4 * self.inner + 4 * self.columns
+        return biases + joined + 4 * implementation.rotary * (self.inner + self.key_columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSizes:
+    """Numbers of heads and keys of attention, on one device where nothing else is said."""
+
+    part: AttentionShape
+    sizes: Sizes
+
+    @cached_property
+    def counts(self) -> HeadCounts:
+        """Numbers of heads; attention in blocks pads H instead."""
+        part = self.part
+        if self.sizes.has_blocks:
+            return HeadCounts(part.heads, part.kv_heads)
+        return heads_for(self.sizes.config.layout, part.heads, part.kv_heads, part.head_size)
+
+    @property
+    def inner(self) -> int:
+        """N*H. Attention shards N by heads or, on a grid, H by blocks, and pads what it shards."""
+        return self.counts.queries * self.head
+
+    @property
+    def head(self) -> int:
+        """H. Blocks on a grid shard it, and pad it."""
+        size, unit = self.part.head_size, self.part.unit
+        return unit * self.sizes.padded(size // unit, each=unit) if self.sizes.has_blocks else size
+
+    @property
+    def heads(self) -> int:
+        """Heads that a device computes, whole or a block of each."""
+        return self.counts.queries // self._sharing
+
+    @property
+    def gathers_kv(self) -> bool:
+        """True if kv heads do not split, so that devices make slices of them and gather those."""
+        return self.counts.gathered
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values that a device attends with, whole or a block of each."""
+        return max(1, self.counts.keys // self._sharing)
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a token's keys that a device attends with."""
+        parts = self.sizes.config.layout.col if self.sizes.has_blocks else 1
+        return self.kv_heads * self.head // parts
+
+    @property
+    def made_keys(self) -> int:
+        """Numbers of a token's keys that all devices make together, with padding."""
+        head = self.sizes.padded(self.part.head_size) if self.gathers_kv else self.head
+        return self.counts.keys * head
+
+    @property
+    def _sharing(self) -> int:
+        """Devices that share the heads."""
+        return 1 if self.sizes.has_blocks else self.sizes.inner_devices
+
+
+class AttentionBytes(PairBytes):
+    """Bytes of a pair of products with attention between them."""
+
+    def backward(self, remat: Remat) -> int:
+        """Tensors between the backward passes of both products.
+
+        Whole scores are gone when products make the gradients of q, k and v of them; x that is
+        gathered again is there only later.
+        """
+        alive = self.forward + self.second + self.weight + self.moving + self.core
+        later = self.taken if self.gathers and (self.again or remat == "dots") else 0
+        return alive + (0 if self.has_scores else self.first) - later
+
+    @property
+    def output(self) -> int:
+        return self.second
+
+    @property
+    def second_in_8_bits(self) -> int:
+        return 0
+
+    def makes_second_again(self, remat: Remat) -> bool:
+        return remat in ("attention", "full")
+
+    def free(self, remat: Remat, *, grid: bool) -> Iterator[int]:
+        """None: backward reads q, k and v."""
+        yield from ()
+
+
+# ---- seconds of attention between its products ---------------------------------------------------
+
+# Bytes for each score of unfused attention: the causal softmax reads the half that it sees and
+# writes zeros to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and
+# writes all, and its mask.
+SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 3, 4
+SCORE_DROPOUT = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionWork:
+    """Attention of a micro-batch: a fused kernel, or scores that go through memory."""
+
+    part: AttentionShape
+    work: Work
+
+    @property
+    def is_fused(self) -> bool:
+        """True if a kernel computes it; fused kernels have no bias by distance."""
+        return self.work.implementation.attention == "flash" and not self.part.buckets
+
+    @property
+    def forward(self) -> list[Term]:
+        if self.is_fused:
+            return self._flash(backward=False)
+        heads, T, S = self._scores
+        a, H = self.work.accelerator, self.part.head_size
+        return [
+            _named(kernels.product(a, T, S, H, batch=heads), "scores forward"),
+            self._softmax(SOFTMAX_FORWARD, "softmax forward"),
+            _named(kernels.product(a, T, H, S, batch=heads), "context forward"),
+        ]
+
+    @property
+    def backward(self) -> list[Term]:
+        if self.is_fused:
+            return self._flash(backward=True)
+        heads, T, S = self._scores
+        a, H = self.work.accelerator, self.part.head_size
+        of_scores = _named(kernels.product(a, T, S, H, batch=heads), "scores backward")
+        of_heads = _named(kernels.product(a, T, H, S, batch=heads), "context backward")
+        softmax = self._softmax(SOFTMAX_BACKWARD, "softmax backward")
+        return [of_scores, of_heads, of_heads, of_heads, softmax]
+
+    @property
+    def visible(self) -> float:
+        """Share of the scores of the busiest device that masks leave.
+
+        A token sees itself and those before it, at most `reach`; in a ring of contiguous parts the
+        last device sees nearly all.
+        """
+        keys, reach = self.part.key_tokens, self.part.reach
+        if not self.part.causal:
+            return min(1.0, reach / keys)
+        parallelism = self.work.parallelism
+        ring = parallelism.cp * parallelism.row
+        if not self.work.implementation.balanced and ring > 1 and reach == keys:
+            return 1 - 1 / (2 * ring)
+        return reach / keys * (1 - reach / (2 * keys))
+
+    @property
+    def _scores(self) -> tuple[int, int, int]:
+        """Heads times sequences of a device, queries, and keys."""
+        part, parallelism = self.part, self.work.parallelism
+        heads = parallelism.micro_batch * part.heads // parallelism.inner
+        return max(1, heads), part.tokens // (parallelism.cp * parallelism.row), part.key_tokens
+
+    def _flash(self, *, backward: bool) -> list[Term]:
+        heads, T, S = self._scores
+        H = self.part.head_size
+        flops = 4.0 * heads * T * S * H * self.visible
+        term = kernels.flash(self.work.accelerator, flops, H, backward=backward)
+        return [term.named("attention backward" if backward else "attention forward")]
+
+    def _softmax(self, each: int, name: str) -> Term:
+        heads, T, S = self._scores
+        dropout = self.work.implementation.dropout
+        size = (each + SCORE_DROPOUT * dropout) * heads * T * S
+        return _named(kernels.moved(self.work.accelerator, size, 1 + dropout), name)
+
+
+def _named(term: Term, name: str) -> Term:
+    return term.named(name, "attention")

@@ -1,0 +1,123 @@
+"""Attention to the tokens of another sequence: its description, and what it costs beside attention.
+
+Letters: T tokens of the queries, S of the source, D model, N heads, K heads of keys and values, H
+head size.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.costs.kept import Kept, by
+from jaxptd.costs.program import Work
+from jaxptd.layout import Axis, Layout
+from jaxptd.parts.attention import AttentionShape, HeadSizes
+from jaxptd.parts.grid import product, statistics
+from jaxptd.parts.parameters import Named, Sharding, inside, norm
+from jaxptd.parts.part import Product
+from jaxptd.parts.scenario import Recomputed, Scenario
+from jaxptd.parts.sizes import Sizes
+
+# Rounds of a first product by itself with collective matmul: forward, backward, and the gather of x
+# once more, for the gradient of the weights.
+SOURCE_ROUNDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossAttentionShape(AttentionShape):
+    """Attention whose keys and values are those of another sequence.
+
+    Args:
+        source: S.
+        source_statistics: of a token of that sequence that a norm before them keeps, as in `Stack`;
+            0 without one.
+    """
+
+    source: int = dataclasses.field(kw_only=True)
+    source_statistics: int = 0
+
+    name: ClassVar[str] = "cross"
+    title: ClassVar[str] = "cross-attention"
+    first_title: ClassVar[str] = "q product"
+
+    @property
+    def key_tokens(self) -> int:
+        return self.source
+
+    @property
+    def joined(self) -> bool:
+        """False: queries are made of other tokens."""
+        return False
+
+    def first(self, sizes: Sizes) -> int:
+        """Columns of the product that makes queries."""
+        return self.second(sizes)
+
+    def common_parameters(self, sharding: Sharding, stack: str) -> Named:
+        """Also the norm of the source."""
+        yield from super().common_parameters(sharding, stack)
+        yield from inside("source_norm", norm(sharding, self.hidden, self.source_statistics))
+
+    # ---- bytes kept ----------------------------------------------------------------------------
+
+    def kept_of_source(self, sizes: Sizes) -> Iterator[Kept]:
+        """The source, with a norm in each layer.
+
+        No layer changes it: without remat one loop over all layers normalises it once.
+        """
+        if not self.source_statistics:
+            return
+        source, again = sizes.with_tokens(self.source), by("none") if sizes.traces_layers else {}
+        size = self.source_statistics * source.stream_rows * source.master_itemsize
+        yield Kept("the source", source.stream, by("attention", "dots", "full") | again)
+        yield Kept("statistics of the source's norm", size, by("attention", "dots") | again)
+        yield Kept("input of the k, v product", source.taken, by("attention") | again)
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+
+    def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Also the source, as it enters the product that makes its keys and values.
+
+        A loop whose layers keep all gathers it once for all layers.
+        """
+        yield from super().on_tp(step, again, times)
+        layout, source = step.config.layout, step.with_tokens(self.source).sizes
+        size = source.tokens * source.hidden * source.itemsize
+        if layout.collective_matmul:
+            hops = times * (SOURCE_ROUNDS + again.products) * (layout.tp - 1)
+            yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
+        elif layout.sequence_parallel:
+            forward = step.micro_batches if _runs_once(step, again) else times
+            gathers = forward + times * again.inputs
+            yield Collective(ALL_GATHER, (Axis.TP,), gathers, gathers * size)
+            yield Collective(REDUCE_SCATTER, (Axis.TP,), times, times * size)
+        else:
+            yield Collective(ALL_REDUCE, (Axis.TP,), times, times * size)
+
+    def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Also the product that makes keys and values, and the norm of the source."""
+        source, forwards = step.with_tokens(self.source), 1 + again.products
+        out = 2 * HeadSizes(self, step.sizes).made_keys
+        yield from product(source, step.sizes.hidden, out, forwards=forwards, times=times)
+        forward = step.micro_batches if _runs_once(step, again) else forwards * times
+        if self.source_statistics:
+            yield from statistics(source, self.source_statistics, forward=forward, backward=times)
+        yield from super().on_grid(step, again, times)
+
+    def _hops(self, layout: Layout) -> int:
+        """Hops to all other devices."""
+        return layout.ring_size - 1
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def _first_products(self, work: Work, devices: int) -> Iterator[Product]:
+        yield Product("q of another sequence", work.tokens, self.hidden, self.inner // devices)
+        columns, tokens = 2 * self.key_columns, self.of_keys(work.tokens)
+        yield Product("k, v of another sequence", tokens, self.hidden, columns // devices)
+
+
+def _runs_once(step: Scenario, again: Recomputed) -> bool:
+    """True if one loop over all layers does once what they do alike with a source."""
+    in_loop = step.config.model.scan_layers and not step.sizes.traces_layers
+    return in_loop and again.nothing

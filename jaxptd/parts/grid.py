@@ -1,0 +1,96 @@
+"""Predicts the collectives of products and norms on a row x col grid.
+
+Letters: b sequences of a micro-batch on one device, T tokens in a sequence, of which a device has
+m = b*T/(cp*row); K and `out` rows and columns of a matrix, as padded.
+Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; for the algorithms see
+`matmul/grid.py`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from jaxptd.costs.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+)
+from jaxptd.layout import Axis, Layout
+from jaxptd.parts.scenario import Scenario
+
+
+@dataclasses.dataclass(frozen=True)
+class Panels:
+    """The collectives that move panels of matrices along one axis of a grid.
+
+    Args:
+        layout: with the grid and its algorithm.
+        on_gpus: broadcasts are XLA's; CPUs have none, and all-reduce instead.
+    """
+
+    layout: Layout
+    on_gpus: bool
+
+    def spread(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
+        """Every device along `axis` gets the others' blocks of `size` elements."""
+        broadcast = BROADCAST if self.on_gpus else ALL_REDUCE
+        yield from self._move(axis, size * itemsize, times, (ALL_GATHER, broadcast))
+
+    def collect(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
+        """Partial sums are reduced to the devices that own their blocks of `size` elements."""
+        yield from self._move(axis, size * itemsize, times, (REDUCE_SCATTER, ALL_REDUCE))
+
+    def _move(
+        self, axis: Axis, block: int, times: int, kinds: tuple[str, str]
+    ) -> Iterator[Collective]:
+        """Moves of `block` bytes; kinds: of collective, in gather and in summa."""
+        layout = self.layout
+        devices, whole = layout.sizes[axis], block * layout.sizes[axis] * times
+        ring = Collective(PERMUTE, (axis,), times * (devices - 1), whole - block * times)
+        if layout.matmul2d == "gather":
+            yield Collective(kinds[0], (axis,), times * layout.matmul2d_slices, whole)
+        elif layout.matmul2d == "summa":
+            steps = math.lcm(layout.row, layout.col)
+            yield Collective(kinds[1], (axis,), times * steps, whole)
+        elif layout.matmul2d == "cannon":
+            yield Collective(PERMUTE, (axis,), times * devices, whole)  # one of them the skew
+        elif axis is Axis.ROW:
+            yield ring
+        else:  # fox; a source that differs from row to row is no broadcast, see collectives.py
+            yield Collective(ALL_REDUCE, (axis,), times * devices, whole)
+
+
+def product(
+    step: Scenario, contract: int, out: int, *, forwards: int, times: int
+) -> Iterator[Collective]:
+    """x[m, K] w[K, out], run `forwards` times, and its backward.
+
+    Forward spreads x and w. Backward spreads w again for the gradient of x, and x for the gradient
+    of w; it collects the gradient of x, and that of w in the masters' precision.
+    """
+    layout, sizes, panels = step.config.layout, step.sizes, Panels(step.config.layout, step.on_gpus)
+    x = sizes.rows * contract // layout.col
+    w = contract * out // (layout.row * layout.col)
+    spread = times * (forwards + 1)
+    yield from panels.spread(Axis.COL, x, times=spread, itemsize=sizes.itemsize)
+    yield from panels.spread(Axis.ROW, w, times=spread, itemsize=sizes.itemsize)
+    yield from panels.collect(Axis.COL, x, times=times, itemsize=sizes.itemsize)
+    yield from panels.collect(Axis.ROW, w, times=times, itemsize=sizes.master_itemsize)
+
+
+def norms(step: Scenario, means: int, *, forwards: int, times: int) -> Iterator[Collective]:
+    """Norms that are run `forwards` times forward."""
+    yield from statistics(step, means, forward=forwards * times, backward=times)
+
+
+def statistics(step: Scenario, means: int, *, forward: int, backward: int) -> Iterator[Collective]:
+    """Mean and variance, one after the other; backward two means in one message.
+
+    RMSNorm has a single one, forward and backward.
+    """
+    size = step.sizes.rows * step.sizes.master_itemsize
+    count, scalars = means * forward + backward, means * (forward + backward)
+    yield Collective(ALL_REDUCE, (Axis.COL,), count, size * scalars)

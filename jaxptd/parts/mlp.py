@@ -1,0 +1,108 @@
+"""The MLP of a layer: its description, and all that it costs. The layer is `layers/mlp.py`.
+
+Letters: T tokens, D model, F hidden units.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+from jaxptd.costs.kept import MOST, SOME, Kept
+from jaxptd.costs.program import Implementation, Work
+from jaxptd.layout import Layout
+from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
+from jaxptd.parts.part import Part, Product
+from jaxptd.parts.sizes import Sizes
+from jaxptd.parts.working import PairBytes
+
+
+@dataclasses.dataclass(frozen=True)
+class MLPShape(Part):
+    """A pair of products with an activation between them.
+
+    Args:
+        hidden: D.
+        size: F.
+        gated: whether the first product has a gate beside each hidden unit, `[D, 2, F]`.
+        bias: whether both products have one.
+    """
+
+    hidden: int
+    size: int
+    gated: bool
+    bias: bool = False
+
+    name: ClassVar[str] = "mlp"
+    title: ClassVar[str] = "the MLP"
+    first_title: ClassVar[str] = "up product"
+
+    # ---- sizes ---------------------------------------------------------------------------------
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """The shape of what the first product makes: `(F,)`, or `(2, F)` with a gate."""
+        return (2, self.size) if self.gated else (self.size,)
+
+    @property
+    def _each(self) -> int:
+        """Columns of the first product for each hidden unit."""
+        return math.prod(self.units[:-1])
+
+    @property
+    def columns(self) -> int:
+        return math.prod(self.units)
+
+    @property
+    def inner(self) -> int:
+        return self.size
+
+    def first(self, sizes: Sizes) -> int:
+        return self._each * self.second(sizes)
+
+    def second(self, sizes: Sizes) -> int:
+        return sizes.padded(self.size)
+
+    def splits(self, layout: Layout) -> bool:
+        return self.size % layout.tp == 0
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    @property
+    def up(self) -> Column:
+        """The first product."""
+        gates = len(self.units) - 1
+        return Column(self.hidden, self.units, dim=gates, bias=self.bias, parts=gates)
+
+    @property
+    def down(self) -> Row:
+        """The second product."""
+        return Row((self.size,), self.hidden, bias=self.bias)
+
+    def parameters(self, sharding: Sharding) -> Named:
+        yield from inside("up", self.up.parameters(sharding))
+        yield from inside("down", self.down.parameters(sharding))
+
+    # ---- bytes ---------------------------------------------------------------------------------
+
+    def kept(self, sizes: Sizes) -> Iterator[Kept]:
+        units = sizes.tokens * sizes.itemsize * self.second(sizes) // sizes.matrix_shards
+        yield Kept("input of the activation", units * self._each, MOST)
+        yield Kept("input of the down product", units, SOME)
+
+    def pair_bytes(self, sizes: Sizes) -> PairBytes:
+        return PairBytes.of(self, sizes)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def products(self, work: Work) -> Iterator[Product]:
+        devices = work.parallelism.inner
+        yield Product("mlp in", work.tokens, self.hidden, self.columns // devices)
+        yield Product("mlp out", work.tokens, self.size // devices, self.hidden)
+
+    def moved_forward(self, implementation: Implementation) -> int:
+        return 2 * (self.columns + self.size)
+
+    def moved_backward(self, implementation: Implementation) -> int:
+        sums = implementation.bias and implementation.sums_apart
+        return 2 * sums * self.columns + 2 * (2 * self.columns + self.size)

@@ -1,0 +1,237 @@
+"""Parameters as layers declare them and formulas count them: one record for both.
+
+`Column`, `Row` and the functions below say of each parameter its shape, its padding, the axes that
+shard it, and the letters by which Muon knows matrices. A layer makes its arrays from them; `plan`,
+`memory` and `comms` read them without an array.
+Letters: D model, N heads, K heads of keys and values, H head size, T position, V vocabulary.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from jaxptd.layout import Layout
+from jaxptd.matmul.padding import HeadCounts, padded_for, padded_heads
+from jaxptd.parts.specs import Specs
+from jaxptd.shapes import ParamShape, Spec
+
+Named = Iterator[tuple[str, ParamShape]]
+
+
+class Sharding(abc.ABC):
+    """Which axes shard which dim, and how sizes are padded so that they split evenly.
+
+    Attributes:
+        axes: which mesh axis shards which dim.
+    """
+
+    axes: Specs
+
+    @abc.abstractmethod
+    def padded(self, size: int, each: int = 1) -> int:
+        """Rounds V, or a dim between a pair of products, up to a size that splits evenly.
+
+        Args:
+            size: of the dim.
+            each: columns of the weight that belong to one of `size`: H for a head, else 1.
+        """
+
+    @property
+    @abc.abstractmethod
+    def inner_devices(self) -> int:
+        """The number of devices along `axes.inner`, which share the heads."""
+
+    def padded_hidden(self, size: int) -> int:
+        """Rounds D, or the rows of a table of positions, up to a size that splits evenly."""
+        return self.padded(size) if self.axes.hidden else size
+
+    def padded_head(self, size: int, unit: int = 1) -> int:
+        """Rounds H up to a size that splits evenly in pieces of `unit`, where H is sharded."""
+        return unit * self.padded(size // unit, each=unit) if self.axes.head_dim else size
+
+    def head_counts(self, heads: int, kv_heads: int, head_size: int) -> HeadCounts:
+        """Numbers of heads, padded where each device has whole ones."""
+        if self.axes.head_dim:
+            return HeadCounts(heads, kv_heads)
+        padded = partial(self.padded, each=head_size)
+        return padded_heads(heads, kv_heads, devices=self.inner_devices, padded=padded)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSharding(Sharding):
+    """The sharding of a layout, without its devices."""
+
+    layout: Layout
+
+    @property
+    def axes(self) -> Specs:  # type: ignore[override]
+        return Specs.of(self.layout)
+
+    @property
+    def inner_devices(self) -> int:
+        return self.layout.tp * self.layout.col
+
+    def padded(self, size: int, each: int = 1) -> int:
+        return padded_for(self.layout, size, each)
+
+
+# ---- the matrices of a pair ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A first product: `w[D, *out]` and `b[*out]`, sharded over one dim of `out`.
+
+    Args:
+        size: D.
+        out: a shape.
+        dim: of `out`, that is sharded.
+        bias: whether there is one.
+        padded: that dim with its padding; None: as the layout rounds it up.
+        parts: leading dims of `out` that number matrices of their own.
+    """
+
+    size: int
+    out: tuple[int, ...]
+    dim: int = 0
+    bias: bool = True
+    padded: int | None = None
+    parts: int = 0
+
+    def parameters(self, sharding: Sharding) -> Named:
+        """w, and b if there is one."""
+        dims, out = len(self.out), _padded(sharding, self.out, self.dim, self.padded)
+        yield (
+            "w",
+            ParamShape(
+                (self.size, *self.out),
+                (sharding.padded_hidden(self.size), *out),
+                sharding.axes.column_spec(dims, self.dim),
+                decay=True,
+                cast=True,
+                matrix="r" + "s" * self.parts + "c" * (dims - self.parts),
+            ),
+        )
+        if self.bias:
+            yield "b", vector(self.out, sharding.axes.inner_spec(dims, self.dim), out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A second product: `w[*in, D]`, sharded over one dim of `in`, and `b[D]`.
+
+    Args:
+        inside: the shape `in`.
+        size: D.
+        dim: of `in`, that is sharded.
+        bias: whether there is one.
+        padded: that dim with its padding; None: as the layout rounds it up.
+    """
+
+    inside: tuple[int, ...]
+    size: int
+    dim: int = 0
+    bias: bool = True
+    padded: int | None = None
+
+    def parameters(self, sharding: Sharding) -> Named:
+        """w, and b if there is one."""
+        dims, hidden = len(self.inside), sharding.padded_hidden(self.size)
+        yield (
+            "w",
+            ParamShape(
+                (*self.inside, self.size),
+                (*_padded(sharding, self.inside, self.dim, self.padded), hidden),
+                sharding.axes.row_spec(dims, self.dim),
+                decay=True,
+                cast=True,
+                matrix="r" * dims + "c",
+            ),
+        )
+        if self.bias:
+            yield "b", vector((self.size,), sharding.axes.hidden_spec(), (hidden,))
+
+
+def _padded(
+    sharding: Sharding, shape: tuple[int, ...], dim: int, padded: int | None
+) -> tuple[int, ...]:
+    """A shape whose `dim` has its padding; None: so that it splits evenly."""
+    before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
+    return (*before, padded or sharding.padded(size, each=math.prod(after)), *after)
+
+
+# ---- the others ----------------------------------------------------------------------------------
+
+
+def square(sharding: Sharding, size: int, out: int) -> Named:
+    """A product of the residual stream by itself: `w[D, D']` and `b[D']`."""
+    hidden, spec = sharding.padded_hidden(out), sharding.axes.square_spec()
+    yield "w", matrix((size, out), spec, (sharding.padded_hidden(size), hidden))
+    yield "b", vector((out,), sharding.axes.hidden_spec(), (hidden,))
+
+
+def norm(sharding: Sharding, size: int, statistics: int, each: int = 1) -> Named:
+    """`w[D]`, and `b[D]` of a norm with a mean.
+
+    Args:
+        sharding: of the layout.
+        size: D / each.
+        statistics: 2 of LayerNorm, 1 of RMSNorm, 0 where there is no norm.
+        each: neighbouring numbers of D that stay together where it is sharded.
+    """
+    padded = (sharding.padded_hidden(size) * each,)
+    info = vector((size * each,), sharding.axes.hidden_spec(), padded)
+    yield from (("w", info), ("b", info))[:statistics]
+
+
+def head_norm(sharding: Sharding, size: int, unit: int) -> Named:
+    """`w[H]` of a norm of queries or keys; unit: numbers of H that stay together."""
+    info = vector((size,), sharding.axes.head_spec(), (sharding.padded_head(size, unit),))
+    yield "w", dataclasses.replace(info, over=sharding.axes.head_axes)
+
+
+def vocabulary(sharding: Sharding, rows: int, size: int, padded: int) -> Named:
+    """`table[V, D]`; padded: V with its padding."""
+    shape = (padded, sharding.padded_hidden(size))
+    yield "table", matrix((rows, size), sharding.axes.table_spec(), shape)
+
+
+def vocabulary_bias(sharding: Sharding, rows: int, padded: int) -> Named:
+    """`b[V]`; padded: V with its padding."""
+    yield "b", vector((rows,), sharding.axes.inner_spec(1, 0), (padded,))
+
+
+def positions(sharding: Sharding, rows: int, size: int) -> Named:
+    """`table[T, D]`."""
+    shape = (sharding.padded_hidden(rows), sharding.padded_hidden(size))
+    yield "table", matrix((rows, size), sharding.axes.position_spec(), shape)
+
+
+def token_types(sharding: Sharding, types: int, size: int) -> Named:
+    """`w[types, D]`, that every device along the axes of a vocabulary has."""
+    spec, shape = (None, *sharding.axes.hidden_spec()), (types, sharding.padded_hidden(size))
+    yield "w", ParamShape((types, size), shape, spec, decay=True, cast=True)
+
+
+def relative_bias(sharding: Sharding, buckets: int, heads: int, padded: int) -> Named:
+    """`table[buckets, N]`; padded: N with its padding."""
+    spec = (None, *sharding.axes.by_head_spec())
+    info = vector((buckets, heads), spec, (buckets, padded))
+    yield "table", dataclasses.replace(info, over=sharding.axes.score_axes)
+
+
+def vector(shape: tuple[int, ...], spec: Spec, padded: tuple[int, ...]) -> ParamShape:
+    """A parameter that is no matrix: a bias, or the factors of a norm."""
+    return ParamShape(shape, padded, spec, decay=False)
+
+
+def matrix(shape: tuple[int, int], spec: Spec, padded: tuple[int, int]) -> ParamShape:
+    """A matrix whose dims are as its product has them."""
+    return ParamShape(shape, padded, spec, decay=True, cast=True, matrix="rc")
+
+
+def inside(name: str, parameters: Named) -> Named:
+    """Parameters of a part, with its name before theirs."""
+    return ((f"{name}.{inner}", info) for inner, info in parameters)

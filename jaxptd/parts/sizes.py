@@ -1,0 +1,150 @@
+"""Sizes on one device, from which formulas for communication and memory count bytes.
+
+Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, F hidden, N
+heads, H head size. What devices share is padded: F, V, and N or H; on a grid D, too.
+"""
+
+import dataclasses
+import math
+from typing import Self
+
+from jaxptd.config import Config, itemsize
+from jaxptd.layout import Axis, Layout
+from jaxptd.matmul.padding import padded_for
+from jaxptd.shapes import StoredShape
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of a config's training step on one device; `models.families.sizes_of` makes them.
+
+    Args:
+        config: of the run.
+        length: tokens in a sequence.
+        is_fused: whether GPUs compute attention with a fused kernel.
+        width: D without padding; None: that of the model.
+    """
+
+    config: Config
+    length: int
+    is_fused: bool
+    width: int | None = None
+
+    def with_tokens(self, length: int, width: int | None = None) -> Self:
+        """The sizes for sequences of so many tokens; width: their D, None: the same."""
+        return dataclasses.replace(self, length=length, width=width or self.width)
+
+    # ---- bytes of an element -------------------------------------------------------------------
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of activations."""
+        return itemsize(self.config.model.dtype)
+
+    @property
+    def master_itemsize(self) -> int:
+        """Bytes of an element of master parameters, of gradients' sums, and of statistics."""
+        return max(self.itemsize, itemsize("float32"))
+
+    # ---- tokens --------------------------------------------------------------------------------
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a micro-batch: b."""
+        train = self.config.train
+        return train.global_batch_size // (self.config.layout.dp * train.micro_batches)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch, all rows of a grid together: b*T/cp."""
+        return self.sequences * self.length // self.config.layout.cp
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a micro-batch on one row of a grid: b*T/(cp*row)."""
+        return self.tokens // self.config.layout.row
+
+    @property
+    def stream_rows(self) -> int:
+        """Tokens of a micro-batch in a device's residual stream."""
+        layout = self.config.layout
+        return self.rows // (layout.tp if layout.sequence_parallel else 1)
+
+    # ---- devices -------------------------------------------------------------------------------
+
+    @property
+    def matrix_shards(self) -> int:
+        """Devices that share a weight matrix: tp, or row*col."""
+        layout = self.config.layout
+        return layout.tp * layout.row * layout.col
+
+    @property
+    def inner_devices(self) -> int:
+        """Devices that share the heads, or the hidden units of an MLP: tp, or col."""
+        return self.config.layout.tp * self.config.layout.col
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if a grid computes attention in blocks of every head."""
+        return self.config.layout.has_grid and self.config.layout.attention2d == "blocks"
+
+    # ---- columns, with padding -----------------------------------------------------------------
+
+    def padded(self, size: int, each: int = 1) -> int:
+        """Rounds a size up to equal shards, as `TensorParallel.padded` does it.
+
+        Args:
+            size: number of units.
+            each: rows or columns of the matrix in one unit.
+        """
+        return padded_for(self.config.layout, size, each)
+
+    @property
+    def hidden(self) -> int:
+        """D."""
+        size = self.width or self.config.model.hidden_size
+        return self.padded(size) if self.config.layout.has_grid else size
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+        return self.config.model.padded_vocab(self.padded)
+
+    # ---- bytes ---------------------------------------------------------------------------------
+
+    @property
+    def stream(self) -> int:
+        """Bytes of the residual stream of a micro-batch."""
+        return self.stream_rows * (self.hidden // self.config.layout.col) * self.itemsize
+
+    @property
+    def taken(self) -> int:
+        """Bytes kept of what a first product takes: x as it is, or all rows of it, gathered."""
+        config = self.config
+        whole = config.layout.gathers_inputs and not config.gathers_again
+        return self.tokens * self.hidden * self.itemsize if whole else self.stream
+
+    # ---- the program ---------------------------------------------------------------------------
+
+    @property
+    def traces_layers(self) -> bool:
+        """True if the backward pass of a layer is traced by itself, not with a loop over layers.
+
+        So it is in a pipeline, and where a layer's parameters or gradients move or are added up.
+        """
+        layout = self.config.layout
+        moves = self.config.zero >= 2 or self.config.holds_blocks or layout.fetches_layers
+        return layout.pp > 1 or moves or self.config.sums_in_loops
+
+    @property
+    def casts(self) -> bool:
+        """True if a step reads parameters that it gathered or cast to activations' precision."""
+        layout = self.config.layout
+        return (layout.zero > 0 or layout.hosts_parameters) and not layout.has_grid
+
+
+def elements_on_device(stored: StoredShape, layout: Layout) -> int:
+    """Elements of a parameter that one device holds."""
+    return math.prod(stored.stored_shape) // math.prod(
+        layout.sizes[Axis(axis)] for axis in stored.axes
+    )

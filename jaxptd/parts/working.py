@@ -1,0 +1,140 @@
+"""The tensors of a pair of products that are alive in its backward pass, on one device."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
+
+from jaxptd.config import Remat
+from jaxptd.parts.sizes import Sizes
+
+
+class HasSizes(Protocol):
+    """A pair of products, as padded."""
+
+    def first(self, sizes: Sizes) -> int:
+        """Columns of the first product."""
+
+    def second(self, sizes: Sizes) -> int:
+        """Rows of the second product."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PairBytes:
+    """Bytes of a pair of products, with an activation between them.
+
+    Args:
+        x: the residual stream.
+        taken: what the first product takes.
+        first: what the first product makes.
+        second: what the second product takes.
+        gradient: the gradient of what it makes, of all rows that products take of it.
+        weight: the larger matrix, in the precision of activations, if it is cast for the layer.
+        moving: panels and messages while a product of backward runs.
+        gathers: whether products take what is gathered over tp.
+        again: whether backward gathers that again.
+        core: what attention's backward has beside q, k, v and their gradients; 0 without any.
+        has_scores: whether that has arrays of scores.
+    """
+
+    x: int
+    taken: int
+    first: int
+    second: int
+    gradient: int
+    weight: int
+    moving: int
+    gathers: bool
+    again: bool
+    core: int = 0
+    has_scores: bool = False
+
+    @classmethod
+    def of(cls, part: HasSizes, sizes: Sizes, **others: Any) -> Self:
+        """Those of a part; others: fields that differ, and those of a subclass."""
+        layout, first, second = sizes.config.layout, part.first(sizes), part.second(sizes)
+        token, shards = sizes.tokens * sizes.itemsize, sizes.matrix_shards
+        whole, rows = token * sizes.hidden, max(first, second)
+        x = whole // (shards if layout.has_grid or layout.sequence_parallel else 1)
+        own = token * second // shards
+        fields = {
+            "x": x,
+            "taken": whole if layout.gathers_inputs else x,
+            "first": own * first // second,
+            "second": own,
+            "gradient": x if layout.has_grid else whole,
+            # Parameters that a step casts at its beginning are not cast again.
+            "weight": 0 if sizes.casts else rows * sizes.hidden * sizes.itemsize // shards,
+            "moving": _moving(sizes, whole, rows * token),
+            "gathers": layout.gathers_inputs,
+            "again": sizes.config.gathers_again,
+        }
+        return cls(**fields | others)
+
+    @property
+    def forward(self) -> int:
+        """Tensors that forward makes up to the second product."""
+        return self.x + self.taken + self.first + self.second
+
+    def backward(self, remat: Remat) -> int:
+        """Tensors between the backward passes of both products.
+
+        Where the second product's input is made again, the product of its gradient makes it as it
+        reads.
+        """
+        alive = self.forward + self.second + self.weight + self.moving + self.first
+        return alive - (self.second if computes_again(remat) else 0)
+
+    @property
+    def waiting(self) -> int:
+        """Tensors that wait for the products of weights: their operands, and gradients like x."""
+        return self.streams + self.first + self.second
+
+    @property
+    def streams(self) -> int:
+        """Arrays like x among them: its gradients, and what products take."""
+        return 3 * self.x + self.taken + (self.taken if self.gathers else 0)
+
+    # ---- what XLA does with what is kept -------------------------------------------------------
+
+    @property
+    def output(self) -> int:
+        """What `dots` names twice on a grid, and fp8 keeps in 16 bits besides: attention's."""
+        return 0
+
+    @property
+    def second_in_8_bits(self) -> int:
+        """What the second product takes, where fp8 keeps that in 8 bits."""
+        return self.second
+
+    def makes_second_again(self, remat: Remat) -> bool:
+        """True if backward makes what the second product takes again, on a grid."""
+        return computes_again(remat)
+
+    def free(self, remat: Remat, *, grid: bool) -> Iterator[int]:
+        """Saved arrays of the pair that the second half of a split backward does not read.
+
+        Of gated units saved rows are halves.
+        """
+        if self.first == self.second and (grid or not computes_again(remat)):
+            yield self.first
+
+
+def computes_again(remat: Remat) -> bool:
+    """True if backward makes the input of an MLP's second product again."""
+    return remat in ("dots", "full")
+
+
+def _moving(sizes: Sizes, x: int, hidden: int) -> int:
+    """Messages of a product: x gathered and transposed, pieces of it, or panels.
+
+    Args:
+        sizes: of the layer.
+        x: bytes of all rows of the residual stream.
+        hidden: bytes of all of the pair's hidden units.
+    """
+    layout = sizes.config.layout
+    if layout.has_grid:
+        return hidden // layout.row
+    if layout.collective_matmul:
+        return x
+    return 2 * x if layout.sequence_parallel else 0
