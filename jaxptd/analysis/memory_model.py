@@ -233,7 +233,7 @@ def _attention(attention: AttentionSizes, output: int) -> Iterator[Kept]:
     sizes, layout = attention.sizes, attention.sizes.config.layout
     narrow, wide, blocks = sizes.itemsize, sizes.master_itemsize, sizes.has_blocks
     rows = sizes.rows * attention.heads
-    if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
+    if layout.unfused_attention is None:
         yield Kept("attention's output", output, {"none": 1, "dots": 2 if layout.has_grid else 1})
         yield Kept("logsumexp", rows * wide, _by("none", "dots"))
         yield from _bias(attention)

@@ -159,7 +159,7 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
     total = 0
     if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
         total = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
-        if layout.ring == "rsa":
+        if layout.context_parallel.exchange.whole_rows:
             return total + rows * part.key_tokens * both
     if not is_fused(sizes.config):
         halves = 1 + (ring > 1 and part.causal)  # of a block, see `attention.ring.Ring.at_once`

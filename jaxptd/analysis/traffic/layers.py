@@ -56,7 +56,8 @@ def _rings(
     axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
     row = layout.ring_size // layout.cp
     block = attention.of_keys(sizes.tokens // row) * attention.keys
-    rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
+    rings = layout.context_parallel.exchange.rings
+    block = 2 * block // rings
     times, hops = step.config.train.micro_batches * layers, _hops(layout, attention.part)
     both_passes = times * hops * (2 * rings + _rings_again(again, rings))
     yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
@@ -70,7 +71,7 @@ def _rings(
 def _hops(layout: Layout, part: Attention) -> int:
     """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
     others = layout.ring_size - 1
-    if layout.ring == "zigzag" or part.source is not None:
+    if not layout.context_parallel.order.in_line or part.source is not None:
         return others
     return min(others, -(-(part.reach - 1) * layout.ring_size // part.tokens))
 
