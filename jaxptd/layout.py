@@ -14,6 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from jaxptd.context_parallel import STRATEGIES, ContextParallel, RingKind
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
@@ -31,7 +32,6 @@ class Axis(StrEnum):
 
 
 BATCH_AXES = (Axis.DP, Axis.CP)  # they shard the tokens of a batch; ZeRO shards the state over them
-RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ZeroStage = Literal[0, 1, 2, 3]
@@ -193,6 +193,11 @@ class Layout:
         return self.cp * (self.row if self.attention2d == "heads" else 1)
 
     @property
+    def context_parallel(self) -> ContextParallel:
+        """The strategy by which the devices of a ring share a sequence."""
+        return STRATEGIES[self.ring]
+
+    @property
     def gathers_inputs(self) -> bool:
         """Inputs of first products are gathered along the sequence, whole, before the products."""
         return self.sequence_parallel and not self.collective_matmul
@@ -222,12 +227,12 @@ class Layout:
     def sequence_unit(self) -> int:
         """Tokens by whose multiples a sequence splits evenly.
 
-        Over the axes that shard it, into the two chunks a device of a zigzag ring, and into a
-        grid's panels for attention in blocks.
+        Over the axes that shard it, into the chunks that each device of a ring holds (two of a
+        zigzag), and into a grid's panels for attention in blocks.
         """
         unit = self.cp * (self.tp if self.sequence_parallel else self.row)
-        if self.ring == "zigzag" and self.ring_size > 1:
-            unit = math.lcm(unit, 2 * self.ring_size)
+        if self.ring_size > 1:
+            unit = math.lcm(unit, self.context_parallel.order.chunks * self.ring_size)
         if self.attention2d == "blocks" and self.has_grid:
             unit = math.lcm(unit, self.cp * math.lcm(self.row, self.col) * self.matmul2d_slices)
         return unit
@@ -237,7 +242,9 @@ class Layout:
         """The option that computes attention without a fused kernel, as `name=value`, if any."""
         if self.attention2d == "blocks" and self.has_grid:
             return "layout.attention2d=blocks"
-        return "layout.ring=rsa" if self.ring == "rsa" and self.ring_size > 1 else None
+        if self.context_parallel.exchange.whole_rows and self.ring_size > 1:
+            return f"layout.ring={self.ring}"
+        return None
 
     @property
     def num_devices(self) -> int:

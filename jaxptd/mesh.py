@@ -15,10 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxptd.context_parallel import RingKind
 from jaxptd.display import preformatted
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import checked
-from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D, RingKind
+from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D
 
 __all__ = [
     "BATCH_AXES",

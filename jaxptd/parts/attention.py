@@ -226,7 +226,7 @@ class AttentionShape(Part):
         sizes, layout = own.sizes, own.sizes.config.layout
         narrow, wide, blocks = sizes.itemsize, sizes.master_itemsize, sizes.has_blocks
         rows = sizes.rows * own.heads
-        if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
+        if layout.unfused_attention is None:
             twice = 2 if layout.has_grid else 1
             yield Kept("attention's output", output, {"none": 1, "dots": twice})
             yield Kept("logsumexp", rows * wide, by("none", "dots"))
@@ -263,7 +263,7 @@ class AttentionShape(Part):
         total = 0
         if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
             total = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
-            if layout.ring == "rsa":
+            if layout.context_parallel.exchange.whole_rows:
                 return total + rows * self.key_tokens * both
         if not sizes.is_fused:
             halves = 1 + (ring > 1 and self.causal)  # of a block, see `attention.ring.Ring.at_once`
@@ -328,7 +328,8 @@ class AttentionShape(Part):
         axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
         row = layout.ring_size // layout.cp
         block = self.of_keys(sizes.tokens // row) * own.keys
-        rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
+        rings = layout.context_parallel.exchange.rings
+        block = 2 * block // rings
         hops = self._hops(layout)
         # The forward passes that run again: the kernel's, or RSA's two.
         more = int(again.kernel) if rings == 1 else again.scores + again.values
@@ -344,7 +345,7 @@ class AttentionShape(Part):
     def _hops(self, layout: Layout) -> int:
         """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
         others = layout.ring_size - 1
-        if layout.ring == "zigzag":
+        if not layout.context_parallel.order.in_line:
             return others
         return min(others, -(-(self.reach - 1) * layout.ring_size // self.tokens))
 

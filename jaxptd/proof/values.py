@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 from jaxptd.config import Activation, Config, FamilyName, Images, OptimizerName, Remat
 from jaxptd.config.images import IMAGES, PREFIX
-from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D, RingKind
+from jaxptd.context_parallel import STRATEGIES
+from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D
 
 Values = Mapping[str, Any]  # of fields, by `section.name`
 
@@ -25,7 +26,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "layout.sequence_parallel": (False, True),
     "layout.collective_matmul": (False, True),
     "layout.keep_gathered": (False, True),
-    "layout.ring": get_args(RingKind),
+    "layout.ring": tuple(STRATEGIES),
     "layout.matmul2d": get_args(Matmul2D),
     "layout.matmul2d_slices": (1, 2, 3),
     "layout.attention2d": get_args(Attention2D),

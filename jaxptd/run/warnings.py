@@ -85,8 +85,8 @@ def _padded_sizes(config: Config) -> Iterator[str]:
             keys = f" ({heads.keys} of keys and values to {counts.keys})" if shared else ""
             yield (
                 f"{heads.queries} heads of attention are padded to {counts.queries}{keys}, to "
-                f"split over {layout.tp * layout.col} devices, which compute the padding too; use a "
-                f"layout.tp or layout.col that divides {heads.keys}"
+                f"split over {layout.tp * layout.col} devices, which compute the padding too; use "
+                f"a layout.tp or layout.col that divides {heads.keys}"
             )
             break
     size = model.vocab_size or 0

@@ -65,7 +65,7 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
         sums_apart=False,
         stream_forward=STREAM_FORWARD[kernels] if _products_add(config) else 4 + ADD,
         stream_backward=STREAM_BACKWARD[kernels],
-        balanced=layout.ring != "blockwise",
+        balanced=layout.context_parallel.balanced,
     )
 
 

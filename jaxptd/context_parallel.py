@@ -1,0 +1,111 @@
+"""Context parallelism: the strategies by which devices share a sequence, and what each costs.
+
+A strategy is an order of tokens, which says what each device holds, and an exchange, in which its
+queries meet the keys of all devices. A new strategy is a row of `STRATEGIES`, with its name in
+`RingKind`; one with an exchange of its own also has a function in `attention/attend.py`.
+Everything here is about numbers of devices and of chunks, so layouts, plans and formulas read it
+without JAX.
+
+Contiguous: device i of n holds block i of n. A causal query sees nothing of the blocks after its
+own, so the last device has 2n-1 times the work of the first.
+Zigzag: device i holds chunks i and 2n-1-i of 2n. Of any two devices' four pairs of chunks, two
+are entirely visible and two not at all, whichever device comes first: all devices do equal work.
+
+Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889 (blockwise).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+RingKind = Literal["zigzag", "blockwise", "rsa"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenOrder:
+    """The chunks of a sequence that each device holds, one after the other.
+
+    Args:
+        numbers: (device, number of devices) -> numbers of the device's chunks among all chunks of
+            the sequence, ascending. The device may be an array, so these are sums and products.
+        chunks: how many they are: one, or two of which those of a device enclose those of the
+            next (a zigzag's).
+        in_line: device i holds the tokens just before those of device i + 1, so that a window of
+            causal attention reaches the nearest devices only.
+        balanced: all devices have as many visible scores under a causal mask.
+        described: a device's chunks in words, for errors.
+    """
+
+    numbers: Callable[[Any, int], tuple[Any, ...]]
+    chunks: int = 1
+    in_line: bool = False
+    balanced: bool = False
+    described: str = "one chunk"
+
+    def split(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:
+        """First position and length of each chunk of a device's `length` tokens.
+
+        Raises:
+            ValueError: the tokens do not split into chunks.
+        """
+        if length % self.chunks and devices > 1:
+            raise ValueError(f"a block of {length} tokens does not split into {self.described}")
+        size = length // self.chunks
+        sizes = [size] * (self.chunks - 1) + [length - size * (self.chunks - 1)]
+        numbers = self.numbers(device, devices)
+        return [(number * size, each) for number, each in zip(numbers, sizes, strict=True)]
+
+
+def _block(device: Any, devices: int) -> tuple[Any, ...]:
+    return (device,)
+
+
+def _mirrored_chunks(device: Any, devices: int) -> tuple[Any, ...]:
+    return device, 2 * devices - 1 - device
+
+
+CONTIGUOUS = TokenOrder(_block, in_line=True)
+ZIGZAG = TokenOrder(_mirrored_chunks, chunks=2, balanced=True, described="a zigzag's two chunks")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How queries meet the keys of all devices.
+
+    Args:
+        rings: rings in which keys and values travel: one for both, or one each.
+        whole_rows: a device forms the scores of its queries with all keys, visible or not, and
+            keeps their probabilities; no fused kernel computes them. Otherwise a kernel visits
+            block after block.
+    """
+
+    rings: int = 1
+    whole_rows: bool = False
+
+
+BLOCKS = Exchange()
+ROWS = Exchange(rings=2, whole_rows=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextParallel:
+    """A strategy: which tokens a device holds, and how its queries meet all keys.
+
+    >>> STRATEGIES["zigzag"].order.split(4, 1, 3)  # of 12 tokens, device 1 of 3: 2, 3 and 8, 9
+    [(2, 2), (8, 2)]
+    """
+
+    order: TokenOrder
+    exchange: Exchange
+
+    @property
+    def balanced(self) -> bool:
+        """True if all devices compute as many scores under a causal mask."""
+        return self.order.balanced or self.exchange.whole_rows
+
+
+STRATEGIES: dict[str, ContextParallel] = {
+    "zigzag": ContextParallel(ZIGZAG, BLOCKS),
+    "blockwise": ContextParallel(CONTIGUOUS, BLOCKS),
+    "rsa": ContextParallel(CONTIGUOUS, ROWS),
+}
