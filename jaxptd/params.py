@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from jaxptd.shapes import ParamShape, Spec, StoredShape
+from jaxptd.shapes import ParamShape, StoredShape
 
 Params = dict[str, Array]
 Initialiser = Callable[[Array, Sequence[int]], Array]
@@ -60,41 +60,23 @@ def ones(key: Array, shape: Sequence[int]) -> Array:
     return jnp.ones(shape, jnp.float32)
 
 
-def param(
-    key: Array,
-    shape: Sequence[int],
-    init: Initialiser,
-    *,
-    spec: Spec,
-    padded: Sequence[int] | None = None,
-    decay: bool = True,
-    cast: bool = False,
-    over: Sequence[str] = (),
-    matrix: str = "",
-) -> nnx.Param:
+def param(key: Array, shape: ParamShape, init: Initialiser) -> nnx.Param:
     """Declares a parameter.
 
     Args:
         key: random key of its initial values.
-        shape: canonical shape.
-        init: makes the initial values from key and shape.
-        spec: how the padded array is sharded.
-        padded: shape with padding, if that differs.
-        decay: whether weight decay applies.
-        cast: whether it is only ever read in the compute precision.
-        over: mesh axes that shard what it is multiplied with, but neither it nor tokens.
-        matrix: a letter for each dim, as `ParamInfo` has them; none if it is no matrix.
+        shape: its description; records in `jaxptd.parts.parameters` make one.
+        init: makes the initial values from key and canonical shape.
     """
-    padded = tuple(padded or shape)
-    padding = [(0, size - n) for size, n in zip(padded, shape, strict=True)]
+    sizes = zip(shape.stored_shape, shape.shape, strict=True)
     return nnx.Param(
-        jnp.pad(init(key, tuple(shape)), padding),
-        spec=spec,
-        canonical=tuple(shape),
-        decay=decay,
-        cast=cast,
-        over=tuple(over),
-        matrix=matrix,
+        jnp.pad(init(key, shape.shape), [(0, size - n) for size, n in sizes]),
+        spec=shape.spec,
+        canonical=shape.shape,
+        decay=shape.decay,
+        cast=shape.cast,
+        over=shape.over,
+        matrix=shape.matrix,
         stacked=False,
     )
 

@@ -4,6 +4,7 @@ Letters: B batch, T position, D model, L layers.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,12 +14,12 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.attention import Cache, SelfAttention
+from jaxptd.layers.attention import Cache
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout
-from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import normal, stacked
+from jaxptd.parts.architecture import Stack
 from jaxptd.pipeline.pools import LayerInputs, X
 from jaxptd.remat import SAVED_MATMUL_OUT, with_remat
 from jaxptd.zero.accumulation import has_sums, with_narrow_gradients
@@ -36,28 +37,24 @@ class Block(nnx.Module):
     Source: Radford et al., 2019 (GPT-2), section 2.3; Vaswani et al., 2017 (norms of sums).
     """
 
-    sums = 2  # of the residual stream with a pair's output, in a layer
-
     def __init__(
-        self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+        self,
+        stack: Stack,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
     ) -> None:
-        init_out = normal(0.02 / (self.sums * config.num_layers) ** 0.5)
-        options, size = config.block, config.hidden_size
-        self.attention_norm = Norm(
-            size, options=options, tensor_parallel=tensor_parallel, rngs=rngs
+        init_out = normal(0.02 / (len(stack.parts) * stack.layers) ** 0.5)
+        options, (attention, *_, mlp) = config.block, stack.parts
+        norm = partial(
+            Norm, stack.hidden, options=options, tensor_parallel=tensor_parallel, rngs=rngs
         )
-        self.attention = SelfAttention(
-            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=init_out
-        )
-        self.mlp_norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
-        self.mlp = MLP(
-            size,
-            config.mlp_size,
-            options=options,
-            tensor_parallel=tensor_parallel,
-            rngs=rngs,
-            init_out=init_out,
-        )
+        own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs, "init_out": init_out}
+        self.attention_norm = norm()
+        self.attention = attention.make_layer(config, **own)
+        self.mlp_norm = norm()
+        self.mlp = mlp.make_layer(config, **own)
         self.rate, self.tensor_parallel, self.order = (
             config.dropout,
             tensor_parallel,
@@ -122,6 +119,7 @@ def drop_residual(
 
 
 def make_blocks(
+    stack: Stack,
     config: ModelConfig,
     *,
     tensor_parallel: TensorParallel,
@@ -129,9 +127,9 @@ def make_blocks(
     kind: type[Block] = Block,
 ) -> Any:
     """One block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
-    keys = jax.random.split(rngs(), config.num_layers)
+    keys = jax.random.split(rngs(), stack.layers)
     return stacked(
-        lambda key: kind(config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
+        lambda key: kind(stack, config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
     )
 
 

@@ -7,9 +7,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.layers.linear import INIT
+from jaxptd.layers.linear import INIT, declare
 from jaxptd.layers.tensor_parallel import TensorParallel, add_bias, both_gradients
-from jaxptd.params import Initialiser, normal, param, zeros
+from jaxptd.params import Initialiser
+from jaxptd.parts.parameters import positions, token_types, vocabulary, vocabulary_bias
 
 
 class VocabParallelEmbedding(nnx.Module):
@@ -29,6 +30,8 @@ class VocabParallelEmbedding(nnx.Module):
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
+    table: nnx.Param
+
     def __init__(
         self,
         vocab_size: int,
@@ -40,16 +43,8 @@ class VocabParallelEmbedding(nnx.Module):
         init: Initialiser = INIT,
     ) -> None:
         self.rows = rows or tensor_parallel.padded(vocab_size)
-        padded = (self.rows, tensor_parallel.padded_hidden(size))
-        self.table = param(
-            rngs(),
-            (vocab_size, size),
-            init,
-            spec=tensor_parallel.axes.table_spec(),
-            padded=padded,
-            cast=True,
-            matrix="rc",
-        )
+        shape = vocabulary(tensor_parallel, vocab_size, size, self.rows)
+        declare(self, shape, rngs, table=init)
         self.vocab_size, self.tensor_parallel = vocab_size, tensor_parallel
 
     def __call__(self, tokens_BT: Array, dtype: DTypeLike) -> Array:
@@ -69,19 +64,12 @@ class PositionEmbedding(nnx.Module):
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
     """
 
+    table: nnx.Param
+
     def __init__(
         self, rows: int, size: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
     ) -> None:
-        padded = (tensor_parallel.padded_hidden(rows), tensor_parallel.padded_hidden(size))
-        self.table = param(
-            rngs(),
-            (rows, size),
-            normal(0.02),
-            spec=tensor_parallel.axes.position_spec(),
-            padded=padded,
-            cast=True,
-            matrix="rc",
-        )
+        declare(self, positions(tensor_parallel, rows, size), rngs, table=INIT)
         self.tensor_parallel = tensor_parallel
 
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
@@ -97,17 +85,12 @@ class TypeEmbedding(nnx.Module):
     Source: Devlin et al., arXiv 1810.04805, section 3.2.
     """
 
+    w: nnx.Param
+
     def __init__(
         self, types: int, size: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
     ) -> None:
-        self.w = param(
-            rngs(),
-            (types, size),
-            normal(0.02),
-            spec=(None, *tensor_parallel.axes.hidden_spec()),
-            padded=(types, tensor_parallel.padded_hidden(size)),
-            cast=True,
-        )
+        declare(self, token_types(tensor_parallel, types, size), rngs, w=INIT)
         self.tensor_parallel = tensor_parallel
 
     def __call__(self, type_BT: Array, dtype: DTypeLike) -> Array:
@@ -127,15 +110,11 @@ class VocabularyBias(nnx.Module):
         rows: V with its padding.
     """
 
+    b: nnx.Param
+
     def __init__(self, vocab_size: int, *, tensor_parallel: TensorParallel, rows: int) -> None:
-        self.b = param(
-            jax.random.key(0),
-            (vocab_size,),
-            zeros,
-            spec=tensor_parallel.axes.inner_spec(1, 0),
-            padded=(rows,),
-            decay=False,
-        )
+        shape = vocabulary_bias(tensor_parallel, vocab_size, rows)
+        declare(self, shape, nnx.Rngs(0))  # zeros need no key
 
     def __call__(self, logits_BTV: Array) -> Array:
         """Logits[B, T, V] -> the same with the bias."""

@@ -1,8 +1,7 @@
 """The linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
 
-import math
 from collections.abc import Sequence
-from functools import partial
+from typing import Self
 
 from flax import nnx
 from jax import Array
@@ -10,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.layers.tensor_parallel import PackedWeight, TensorParallel, add_bias
 from jaxptd.params import Initialiser, normal, param, zeros
+from jaxptd.parts.parameters import Column, Named, Row, square
 from jaxptd.remat import SAVED_MATMUL_IN
 
 INIT = normal(0.02)  # GPT-2's
@@ -34,6 +34,9 @@ class ColumnParallelLinear(nnx.Module):
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
+    w: nnx.Param
+    b: nnx.Param | None = None
+
     def __init__(
         self,
         in_features: int,
@@ -48,27 +51,30 @@ class ColumnParallelLinear(nnx.Module):
         init: Initialiser = INIT,
         parts: int = 0,
     ) -> None:
-        out, dims = tuple(out_features), len(out_features)
-        stored = _padded(out, shard_dim, padded, tensor_parallel)
-        self.w = param(
-            rngs(),
-            (in_features, *out),
-            init,
-            spec=tensor_parallel.axes.column_spec(dims, shard_dim),
-            padded=(tensor_parallel.padded_hidden(in_features), *stored),
-            cast=True,
-            matrix="r" + "s" * parts + "c" * (dims - parts),
+        shape = Column(
+            in_features, tuple(out_features), dim=shard_dim, bias=bias, padded=padded, parts=parts
         )
-        bias_of = partial(
-            param, spec=tensor_parallel.axes.inner_spec(dims, shard_dim), padded=stored, decay=False
-        )
-        self.b = bias_of(rngs(), out, zeros) if bias else None
+        declare(self, shape.parameters(tensor_parallel), rngs, w=init)
         self.tensor_parallel, self.shard_dim, self.gather_output = (
             tensor_parallel,
             shard_dim,
             gather_output,
         )
         self.parts = parts
+
+    @classmethod
+    def of(cls, shape: Column, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs) -> Self:
+        """The layer of a description."""
+        return cls(
+            shape.size,
+            shape.out,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            shard_dim=shape.dim,
+            padded=shape.padded,
+            bias=shape.bias,
+            parts=shape.parts,
+        )
 
     @property
     def bias(self) -> Array | None:
@@ -118,6 +124,9 @@ class RowParallelLinear(nnx.Module):
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
+    w: nnx.Param
+    b: nnx.Param | None = None
+
     def __init__(
         self,
         in_features: Sequence[int],
@@ -131,25 +140,28 @@ class RowParallelLinear(nnx.Module):
         input_is_parallel: bool = True,
         init: Initialiser = INIT,
     ) -> None:
-        inside, dims = tuple(in_features), len(in_features)
-        hidden = tensor_parallel.padded_hidden(out_features)
-        self.w = param(
-            rngs(),
-            (*inside, out_features),
-            init,
-            spec=tensor_parallel.axes.row_spec(dims, shard_dim),
-            padded=(*_padded(inside, shard_dim, padded, tensor_parallel), hidden),
-            cast=True,
-            matrix="r" * dims + "c",
-        )
-        bias_of = partial(
-            param, spec=tensor_parallel.axes.hidden_spec(), padded=(hidden,), decay=False
-        )
-        self.b = bias_of(rngs(), (out_features,), zeros) if bias else None
+        shape = Row(tuple(in_features), out_features, dim=shard_dim, bias=bias, padded=padded)
+        declare(self, shape.parameters(tensor_parallel), rngs, w=init)
         self.tensor_parallel, self.shard_dim, self.input_is_parallel = (
             tensor_parallel,
             shard_dim,
             input_is_parallel,
+        )
+
+    @classmethod
+    def of(
+        cls, shape: Row, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs, init: Initialiser
+    ) -> Self:
+        """The layer of a description; init: initialiser of its weight."""
+        return cls(
+            shape.inside,
+            shape.size,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            shard_dim=shape.dim,
+            padded=shape.padded,
+            bias=shape.bias,
+            init=init,
         )
 
     def __call__(self, h: Array) -> Array:
@@ -173,6 +185,9 @@ class SquareLinear(nnx.Module):
         rngs: random keys of the initial weight.
     """
 
+    w: nnx.Param
+    b: nnx.Param
+
     def __init__(
         self,
         in_features: int,
@@ -181,27 +196,7 @@ class SquareLinear(nnx.Module):
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
-        sizes = (
-            tensor_parallel.padded_hidden(in_features),
-            tensor_parallel.padded_hidden(out_features),
-        )
-        self.w = param(
-            rngs(),
-            (in_features, out_features),
-            INIT,
-            spec=tensor_parallel.axes.square_spec(),
-            padded=sizes,
-            cast=True,
-            matrix="rc",
-        )
-        self.b = param(
-            rngs(),
-            (out_features,),
-            zeros,
-            spec=tensor_parallel.axes.hidden_spec(),
-            padded=sizes[1:],
-            decay=False,
-        )
+        declare(self, square(tensor_parallel, in_features, out_features), rngs, w=INIT)
         self.tensor_parallel = tensor_parallel
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -213,9 +208,14 @@ def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
     return linears[0].tensor_parallel.column_parallel(x_BTD, [each.matrices for each in linears])
 
 
-def _padded(
-    shape: tuple[int, ...], shard_dim: int, padded: int | None, tensor_parallel: TensorParallel
-) -> tuple[int, ...]:
-    """The shape with dim `shard_dim` padded; None: as the layout rounds it up."""
-    before, size, after = shape[:shard_dim], shape[shard_dim], shape[shard_dim + 1 :]
-    return (*before, padded or tensor_parallel.padded(size, each=math.prod(after)), *after)
+def declare(layer: nnx.Module, parameters: Named, rngs: nnx.Rngs, **inits: Initialiser) -> None:
+    """Declares the parameters of a layer by their names.
+
+    Args:
+        layer: that gets them as attributes.
+        parameters: their descriptions, in the order in which random keys are drawn.
+        rngs: random keys of the initial values.
+        inits: initialisers by name; biases `b` begin as zeros.
+    """
+    for name, shape in parameters:
+        setattr(layer, name, param(rngs(), shape, inits.get(name, zeros)))

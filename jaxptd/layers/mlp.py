@@ -9,11 +9,12 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.config import Activation, BlockOptions
+from jaxptd.config import Activation, ModelConfig
 from jaxptd.kernels.activation import FUSED, FusedActivation
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
+from jaxptd.parts.mlp import MLPShape
 from jaxptd.remat import SAVED_MATMUL_IN
 
 
@@ -62,9 +63,8 @@ class MLP(nnx.Module):
     `[D, 2, F]` and one product, so that x is gathered once.
 
     Args:
-        size: D.
-        hidden: F.
-        options: activation, gate and biases.
+        shape: its sizes, gate and biases.
+        config: activation, and kernels.
         tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weights.
         init_out: initialiser of w_down.
@@ -74,28 +74,19 @@ class MLP(nnx.Module):
 
     def __init__(
         self,
-        size: int,
-        hidden: int,
+        shape: MLPShape,
+        config: ModelConfig,
         *,
-        options: BlockOptions,
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         init_out: Initialiser,
     ) -> None:
-        bias, gates = options.linear_bias == "all", (2,) if options.gated else ()
-        self.up = ColumnParallelLinear(
-            size,
-            (*gates, hidden),
-            shard_dim=len(gates),
-            parts=len(gates),
-            tensor_parallel=tensor_parallel,
-            rngs=rngs,
-            bias=bias,
+        self.up = ColumnParallelLinear.of(shape.up, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.down = RowParallelLinear.of(
+            shape.down, tensor_parallel=tensor_parallel, rngs=rngs, init=init_out
         )
-        self.down = RowParallelLinear(
-            (hidden,), size, tensor_parallel=tensor_parallel, rngs=rngs, init=init_out, bias=bias
-        )
-        self.act, self.gated = ACTIVATIONS[options.activation], options.gated
+        options = config.block
+        self.act, self.gated = ACTIVATIONS[options.activation], shape.gated
         # From what a loop kept XLA's kernel reads its slice; a kernel of ours would need a copy.
         ours = options.kernels == "triton" and not options.loops_keep_inputs
         fused = FUSED.get(options.activation) if ours else None

@@ -17,9 +17,11 @@ from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions
 from jaxptd.kernels.norm import LONGEST, FusedNorm
 from jaxptd.layers.axes import sum_shards, zero_padding
+from jaxptd.layers.linear import declare
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
-from jaxptd.params import ones, param, zeros
+from jaxptd.params import ones
+from jaxptd.parts.parameters import head_norm, norm
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
 
@@ -40,6 +42,9 @@ class Norm(nnx.Module):
     Source: Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467 (RMSNorm).
     """
 
+    w: nnx.Param
+    b: nnx.Param | None = None
+
     def __init__(
         self,
         size: int,
@@ -49,14 +54,10 @@ class Norm(nnx.Module):
         rngs: nnx.Rngs,
         each: int = 1,
     ) -> None:
-        padded = (tensor_parallel.padded_hidden(size) * each,)
-        size = size * each
-        declare = partial(
-            param, spec=tensor_parallel.axes.hidden_spec(), padded=padded, decay=False
-        )
         centred = options.norm == "layernorm"
-        self.w = declare(rngs(), (size,), ones)
-        self.b = declare(rngs(), (size,), zeros) if centred else None
+        shapes = norm(tensor_parallel, size, 2 if centred else 1, each)
+        declare(self, shapes, rngs, w=ones)
+        size = size * each
         self.over = _Over.of(
             tensor_parallel.axes.hidden, size, options, tensor_parallel, centred=centred
         )
@@ -97,6 +98,8 @@ class HeadNorm(nnx.Module):
     Source: Henry et al., arXiv 2010.04245; as Qwen3 has it.
     """
 
+    w: nnx.Param
+
     def __init__(
         self,
         size: int,
@@ -107,15 +110,7 @@ class HeadNorm(nnx.Module):
         unit: int = 1,
     ) -> None:
         axes = tensor_parallel.axes
-        self.w = param(
-            rngs(),
-            (size,),
-            ones,
-            spec=axes.head_spec(),
-            padded=(tensor_parallel.padded_head(size, unit),),
-            decay=False,
-            over=axes.head_axes,
-        )
+        declare(self, head_norm(tensor_parallel, size, unit), rngs, w=ones)
         self.over = _Over.of(axes.head_slices, size, options, tensor_parallel, centred=False)
 
     def __call__(self, x_BTNH: Array) -> Array:

@@ -29,6 +29,7 @@ from jaxptd.collectives import after, alike
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
 from jaxptd.matmul.ring import as_matrix
+from jaxptd.parts.parameters import Sharding
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
 Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
@@ -72,7 +73,7 @@ class PackedWeight(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorParallel(abc.ABC):
+class TensorParallel(Sharding, abc.ABC):
     """One way to shard matrices and the activations between them.
 
     Args:
@@ -82,30 +83,6 @@ class TensorParallel(abc.ABC):
 
     axes: ShardingAxes
     ring: Ring
-
-    # ---- padding ----
-
-    @abc.abstractmethod
-    def padded(self, size: int, each: int = 1) -> int:
-        """Rounds V, or a dim between a pair of products, up to a size that splits evenly.
-
-        Args:
-            size: of the dim.
-            each: columns of the weight that belong to one of `size`: H for a head, else 1.
-        """
-
-    def padded_hidden(self, size: int) -> int:
-        """Rounds D, or the rows of a table of positions, up to a size that splits evenly."""
-        return self.padded(size) if self.axes.hidden else size
-
-    def padded_head(self, size: int, unit: int = 1) -> int:
-        """Rounds H up to a size that splits evenly in pieces of `unit`, where H is sharded."""
-        return unit * self.padded(size // unit, each=unit) if self.axes.head_dim else size
-
-    @property
-    @abc.abstractmethod
-    def inner_devices(self) -> int:
-        """The number of devices along `axes.inner`, which share the heads."""
 
     # ---- products ----
 

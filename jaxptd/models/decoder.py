@@ -11,11 +11,12 @@ import numpy as np
 from jaxptd.config import Config, ModelConfig
 from jaxptd.data import NOT_COUNTED, number_documents
 from jaxptd.errors import UserError
-from jaxptd.models.family import Family, Field, Loss, Sequence, Writing, imported
+from jaxptd.models.family import Family, Field, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.ends import Head, Table
 from jaxptd.parts.mlp import MLPShape
+from jaxptd.parts.part import imported
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -74,48 +75,19 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
     return {"tokens": np.array([list(prompt)], np.int32)}
 
 
-def heads(model: ModelConfig) -> dict[str, Any]:
-    """The fields of `AttentionShape` that all attention of a model has alike."""
-    options = model.block
-    return {
-        "hidden": model.hidden_size,
-        "heads": model.num_heads,
-        "kv_heads": options.num_kv_heads,
-        "head_size": options.head_size,
-        "unit": options.head_unit,
-        "has_norm": options.qk_norm,
-        "bias": options.linear_bias != "none",
-        "out_bias": options.linear_bias == "all",
-    }
-
-
-def attention(model: ModelConfig, tokens: int, *, reach: int, causal: bool) -> AttentionShape:
-    """Self-attention of so many tokens, of which each attends to `reach` at most."""
-    relative = model.block.relative
-    return AttentionShape(
-        **heads(model),
-        tokens=tokens,
-        reach=reach,
-        buckets=relative.buckets if relative else 0,
-        causal=causal,
-    )
-
-
 def architecture(model: ModelConfig) -> Architecture:
     """One stack of attention and MLP, between tables and a head."""
     options, hidden, size = model.block, model.hidden_size, model.vocab_size or 0
     statistics = 2 if options.norm == "layernorm" else 1
     post = options.norm_order == "post"
-    length = model.seq_length
-    self_attention = attention(model, length, reach=model.reach, causal=options.causal)
-    mlp = MLPShape(hidden, model.mlp_size, options.gated, bias=options.linear_bias == "all")
+    parts = (AttentionShape.of(model), MLPShape.of(model))
     learned = options.positions == "learned"
     return Architecture(
         hidden,
         tokens=Table(size, hidden),
         embedded=(model.seq_length,),
         positions=Table(model.num_positions, hidden) if learned else None,
-        stacks=(Stack("blocks", model.num_layers, (self_attention, mlp), statistics, post),),
+        stacks=(Stack("blocks", model.num_layers, parts, statistics, post),),
         heads=(Head(hidden, size, norm=0 if post else statistics, own=not model.tie_embeddings),),
         first_norm=statistics if post else 0,
         types=options.token_types,

@@ -14,9 +14,10 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder
-from jaxptd.models.family import Family, Field, Loss, Sequence, imported
+from jaxptd.models.family import Family, Field, Loss, Sequence
 from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.ends import Head
+from jaxptd.parts.part import imported
 
 MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
 CLASSES = 2  # of a pair: 0, B follows A; 1, it does not

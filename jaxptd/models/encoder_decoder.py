@@ -15,9 +15,12 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder, encoder
-from jaxptd.models.family import Derived, Family, Field, Sequence, Writing, imported
+from jaxptd.models.family import Derived, Family, Field, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
+from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape
+from jaxptd.parts.mlp import MLPShape
+from jaxptd.parts.part import imported
 
 
 def fields(config: Config) -> Mapping[str, Field]:
@@ -85,18 +88,20 @@ def architecture(model: ModelConfig) -> Architecture:
     """Two stacks between a decoder's table and its head."""
     decoder_parts = decoder.architecture(model)
     (stack,) = decoder_parts.stacks
-    *_, mlp = stack.parts
     length, targets_length = model.seq_length, model.target_length
-    source = decoder.attention(model, length, reach=length, causal=False)
-    targets = decoder.attention(model, targets_length, reach=targets_length, causal=True)
-    cross = CrossAttentionShape(
-        **decoder.heads(model),
+    of_targets = {"tokens": targets_length, "reach": targets_length}
+    source = AttentionShape.of(model, causal=False)
+    targets = AttentionShape.of(model, causal=True, **of_targets)
+    cross = CrossAttentionShape.of(
+        model,
         tokens=targets_length,
         reach=length,
         causal=False,
+        buckets=0,
         source=length,
         source_statistics=stack.statistics,
     )
+    mlp = MLPShape.of(model)
     stacks = (
         dataclasses.replace(stack, name="encoder", parts=(source, mlp)),
         Stack(

@@ -1,7 +1,6 @@
 """A family of models: all that steps, formulas and data need to know beside the model itself."""
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -125,16 +124,6 @@ class Work(NamedTuple):
 
     tokens: int
     flops: int
-
-
-def imported(module: str, name: str) -> "Callable[..., Model]":
-    """A model's class, whose module is imported when a model is made."""
-
-    def make(*args: Any, **options: Any) -> "Model":
-        model: Model = getattr(importlib.import_module(module), name)(*args, **options)
-        return model
-
-    return make
 
 
 def with_a_layer_more(model: ModelConfig) -> ModelConfig:

@@ -21,8 +21,10 @@ from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.models.encoder_decoder import architecture
 from jaxptd.models.gpt import limited, sums_over_targets
 from jaxptd.models.text import check_made, empty_cache, make_table
+from jaxptd.parts.architecture import Stack
 
 
 class X(NamedTuple):
@@ -76,16 +78,19 @@ class EncoderLayer(Block):
 class DecoderLayer(Block):
     """A layer that changes the targets, between its attention and its MLP by the source."""
 
-    sums = 3
-
     def __init__(
-        self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
+        self,
+        stack: Stack,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
     ) -> None:
-        super().__init__(config, tensor_parallel=tensor_parallel, rngs=rngs)
+        super().__init__(stack, config, tensor_parallel=tensor_parallel, rngs=rngs)
         self.cross_norm = Norm(
             config.hidden_size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs
         )
-        self.cross = CrossAttention(
+        self.cross: CrossAttention = stack.parts[1].make_layer(
             config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=self.init_out
         )
 
@@ -141,12 +146,10 @@ class T5(nnx.Module):
         check_made(self, config, tensor_parallel)
         self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
         self.tokens = make_table(config, tensor_parallel=tensor_parallel, rngs=rngs)
-        self.encoder = make_blocks(
-            encoder_of(config), tensor_parallel=tensor_parallel, rngs=rngs, kind=EncoderLayer
-        )
-        self.decoder = make_blocks(
-            decoder_of(config), tensor_parallel=tensor_parallel, rngs=rngs, kind=DecoderLayer
-        )
+        encoder, decoder = architecture(config).stacks
+        make: Any = partial(make_blocks, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.encoder = make(encoder, encoder_of(config), kind=EncoderLayer)
+        self.decoder = make(decoder, decoder_of(config), kind=DecoderLayer)
         self.common = Common(config, tensor_parallel=tensor_parallel, rngs=rngs)
         self.norm = Norm(
             config.hidden_size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs

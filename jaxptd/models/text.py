@@ -20,6 +20,7 @@ from jaxptd.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParal
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.models.decoder import architecture
 from jaxptd.models.model import check_arguments
 from jaxptd.params import Initialiser
 
@@ -65,7 +66,8 @@ class TextModel(nnx.Module):
             if types
             else None
         )
-        self.blocks = make_blocks(config, tensor_parallel=tensor_parallel, rngs=rngs)
+        (stack,) = architecture(config).stacks
+        self.blocks = make_blocks(stack, config, tensor_parallel=tensor_parallel, rngs=rngs)
         self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
 
     def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:

@@ -7,9 +7,9 @@ sequence, D model, N heads, K heads of keys and values, H head size.
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
-from jaxptd.config import Remat
+from jaxptd.config import ModelConfig, Remat
 from jaxptd.costs import kernels
 from jaxptd.costs.collective import (
     ALL_GATHER,
@@ -24,16 +24,9 @@ from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.parts.grid import Panels
-from jaxptd.parts.parameters import (
-    Column,
-    Named,
-    Row,
-    Sharding,
-    head_norm,
-    inside,
-    relative_bias,
-)
-from jaxptd.parts.part import HeadShape, Part, Product
+from jaxptd.parts.parameters import HeadShape, Named, Sharding, inside, relative_bias
+from jaxptd.parts.part import Part, Product, imported
+from jaxptd.parts.projections import Projections
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
@@ -74,9 +67,30 @@ class AttentionShape(Part):
     causal: bool = True
     out_bias: bool = False
 
+    layer = imported("jaxptd.layers.attention", "SelfAttention")
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention"
     first_title: ClassVar[str] = "product that makes q, k, v"
+
+    @classmethod
+    def of(cls, model: ModelConfig, **others: Any) -> Self:
+        """That of a model; others: fields that differ from those of its sequences."""
+        options = model.block
+        fields = {
+            "hidden": model.hidden_size,
+            "heads": model.num_heads,
+            "kv_heads": options.num_kv_heads,
+            "head_size": options.head_size,
+            "unit": options.head_unit,
+            "tokens": model.seq_length,
+            "reach": model.reach,
+            "has_norm": options.qk_norm,
+            "buckets": options.relative.buckets if options.relative else 0,
+            "bias": options.linear_bias != "none",
+            "causal": options.causal,
+            "out_bias": options.linear_bias == "all",
+        }
+        return cls(**fields | others)
 
     # ---- sizes ---------------------------------------------------------------------------------
 
@@ -144,46 +158,28 @@ class AttentionShape(Part):
         """True if one parameter has the matrices of queries, keys and values."""
         return self.heads == self.kv_heads
 
-    def linears(self, sharding: Sharding) -> dict[str, Column | Row]:
-        """Its products by name: `qkv`, or `q` and `kv`, and `out`."""
-        dim = sharding.axes.head_dim
-        counts = sharding.head_counts(self.heads, self.kv_heads, self.head_size)
-        queries, keys = counts.queries, counts.keys
-        if dim:
-            queries = keys = sharding.padded_head(self.head_size, self.unit)
-        # Kv heads that do not split are cut along H, and gathered.
-        cut = {"dim": 2} if counts.gathered else {"dim": 1 + dim, "padded": keys}
-
-        def keys_of(*shape: int) -> Column:
-            return Column(self.hidden, shape, bias=self.bias, parts=1, **cut)
-
-        shape = (self.heads, self.head_size)
-        first: dict[str, Column | Row]
-        if self.joined:
-            first = {"qkv": keys_of(3, *shape)}
-        else:
-            first = {
-                "q": Column(self.hidden, shape, dim=dim, bias=self.bias, padded=queries),
-                "kv": keys_of(2, self.kv_heads, self.head_size),
-            }
-        return first | {"out": Row(shape, self.hidden, dim=dim, bias=self.out_bias, padded=queries)}
+    @property
+    def projections(self) -> Projections:
+        """Its products, and the norms of queries and keys."""
+        return Projections(
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.head_size,
+            joined=self.joined,
+            unit=self.unit,
+            bias=self.bias,
+            out_bias=self.out_bias,
+            has_norm=self.has_norm,
+        )
 
     def parameters(self, sharding: Sharding) -> Named:
-        linears = self.linears(sharding)
-        out = linears.pop("out")
-        for name, linear in linears.items():
-            yield from inside(name, linear.parameters(sharding))
-        if self.has_norm:
-            for name in ("q_norm", "k_norm"):
-                unit = self.unit if sharding.axes.head_dim else 1
-                yield from inside(name, head_norm(sharding, self.head_size, unit))
-        yield from inside("out", out.parameters(sharding))
+        yield from self.projections.parameters(sharding)
 
     def common_parameters(self, sharding: Sharding, stack: str) -> Named:
         """The biases of scores by distance."""
         if self.buckets:
-            counts = sharding.head_counts(self.heads, self.kv_heads, self.head_size)
-            bias = relative_bias(sharding, self.buckets, self.heads, counts.queries)
+            bias = relative_bias(sharding, self.buckets, self.head_shape)
             yield from inside(f"{stack}_bias", bias)
 
     # ---- bytes kept ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from jaxptd.layout import Axis, Layout
 from jaxptd.parts.attention import AttentionShape, HeadSizes
 from jaxptd.parts.grid import product, statistics
 from jaxptd.parts.parameters import Named, Sharding, inside, norm
-from jaxptd.parts.part import Product
+from jaxptd.parts.part import Product, imported
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 
@@ -37,6 +37,7 @@ class CrossAttentionShape(AttentionShape):
     source: int = dataclasses.field(kw_only=True)
     source_statistics: int = 0
 
+    layer = imported("jaxptd.layers.attention", "CrossAttention")
     name: ClassVar[str] = "cross"
     title: ClassVar[str] = "cross-attention"
     first_title: ClassVar[str] = "q product"

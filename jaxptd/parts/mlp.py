@@ -6,13 +6,14 @@ Letters: T tokens, D model, F hidden units.
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
+from jaxptd.config import ModelConfig
 from jaxptd.costs.kept import MOST, SOME, Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.layout import Layout
 from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
-from jaxptd.parts.part import Part, Product
+from jaxptd.parts.part import Part, Product, imported
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 
@@ -33,9 +34,17 @@ class MLPShape(Part):
     gated: bool
     bias: bool = False
 
+    layer = imported("jaxptd.layers.mlp", "MLP")
     name: ClassVar[str] = "mlp"
     title: ClassVar[str] = "the MLP"
     first_title: ClassVar[str] = "up product"
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Self:
+        """That of a model."""
+        options = model.block
+        bias = options.linear_bias == "all"
+        return cls(model.hidden_size, model.mlp_size, options.gated, bias=bias)
 
     # ---- sizes ---------------------------------------------------------------------------------
 

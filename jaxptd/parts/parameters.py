@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 from jaxptd.layout import Layout
 from jaxptd.matmul.padding import HeadCounts, padded_for, padded_heads
@@ -18,6 +19,20 @@ from jaxptd.parts.specs import Specs
 from jaxptd.shapes import ParamShape, Spec
 
 Named = Iterator[tuple[str, ParamShape]]
+
+
+class HeadShape(NamedTuple):
+    """Heads of attention: N of queries, K of keys and values, and numbers in each.
+
+    Args:
+        queries: N.
+        keys: K.
+        size: H.
+    """
+
+    queries: int
+    keys: int
+    size: int
 
 
 class Sharding(abc.ABC):
@@ -215,10 +230,15 @@ def token_types(sharding: Sharding, types: int, size: int) -> Named:
     yield "w", ParamShape((types, size), shape, spec, decay=True, cast=True)
 
 
-def relative_bias(sharding: Sharding, buckets: int, heads: int, padded: int) -> Named:
-    """`table[buckets, N]`; padded: N with its padding."""
-    spec = (None, *sharding.axes.by_head_spec())
-    info = vector((buckets, heads), spec, (buckets, padded))
+def by_head(sharding: Sharding, rows: int, heads: HeadShape) -> ParamShape:
+    """A table `[rows, N]`, sharded as heads are."""
+    padded = sharding.head_counts(*heads).queries
+    return vector((rows, heads.queries), (None, *sharding.axes.by_head_spec()), (rows, padded))
+
+
+def relative_bias(sharding: Sharding, buckets: int, heads: HeadShape) -> Named:
+    """`table[buckets, N]` of biases by distance."""
+    info = by_head(sharding, buckets, heads)
     yield "table", dataclasses.replace(info, over=sharding.axes.score_axes)
 
 

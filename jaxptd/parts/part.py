@@ -4,15 +4,17 @@ Letters: T tokens of a sequence, D model, M micro-batches, L layers.
 """
 
 import abc
-from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
+from jaxptd.config import ModelConfig
 from jaxptd.costs.collective import Collective
 from jaxptd.costs.kept import Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
 from jaxptd.layout import Layout
-from jaxptd.parts.parameters import Named, Sharding
+from jaxptd.parts.parameters import HeadShape, Named, Sharding
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
@@ -27,18 +29,13 @@ class Product(NamedTuple):
     N: int
 
 
-class HeadShape(NamedTuple):
-    """Heads of attention: N of queries, K of keys and values, and numbers in each.
+def imported(module: str, name: str) -> Callable[..., Any]:
+    """A class whose module is imported when it is called: descriptions know no jax, layers do."""
 
-    Args:
-        queries: N.
-        keys: K.
-        size: H.
-    """
+    def make(*args: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **options)
 
-    queries: int
-    keys: int
-    size: int
+    return make
 
 
 class Part(abc.ABC):
@@ -48,6 +45,7 @@ class Part(abc.ABC):
     of them. Sizes are those of the whole model, without padding.
 
     Attributes:
+        layer: makes its layer; see `make_layer`.
         name: with which the names of its parameters begin.
         title: in words.
         first_title: its first product in words.
@@ -55,6 +53,7 @@ class Part(abc.ABC):
         of_images: whether its tokens are patches of images, which devices share in strips.
     """
 
+    layer: ClassVar[Callable[..., Any]]
     name: ClassVar[str]
     title: ClassVar[str]
     first_title: ClassVar[str]
@@ -128,7 +127,16 @@ class Part(abc.ABC):
         """True if so many devices can share images in strips where it is."""
         return True
 
-    # ---- parameters ----------------------------------------------------------------------------
+    # ---- parameters, and the layer -------------------------------------------------------------
+
+    def make_layer(self, config: ModelConfig, **others: Any) -> Any:
+        """The layer that is declared from this description.
+
+        Args:
+            config: of the model, for what costs do not depend on.
+            others: tensor_parallel, rngs, and init_out of its second product's weight.
+        """
+        return type(self).layer(self, config, **others)
 
     @abc.abstractmethod
     def parameters(self, sharding: Sharding) -> Named:

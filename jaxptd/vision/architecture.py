@@ -24,8 +24,9 @@ from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import heads_for
 from jaxptd.parts.architecture import Stack
 from jaxptd.parts.grid import norms, product
-from jaxptd.parts.parameters import Named, Sharding
-from jaxptd.parts.part import HeadShape, Part, Product
+from jaxptd.parts.parameters import HeadShape, Named, Sharding, by_head
+from jaxptd.parts.part import Part, Product, imported
+from jaxptd.parts.projections import Projections
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
@@ -61,6 +62,7 @@ class WindowShape(Part):
     shift: int
     bias: bool
 
+    layer = imported("jaxptd.vision.windows", "WindowAttention")
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention"
     first_title: ClassVar[str] = "product that makes q, k, v"
@@ -116,8 +118,23 @@ class WindowShape(Part):
     def splits(self, layout: Layout) -> bool:
         raise _no_times(self)
 
+    @property
+    def projections(self) -> Projections:
+        """Its products."""
+        return Projections(
+            self.hidden,
+            self.heads,
+            self.heads,
+            self.head_size,
+            joined=True,
+            bias=self.bias,
+            out_bias=self.bias,
+        )
+
     def parameters(self, sharding: Sharding) -> Named:
-        raise _no_times(self)
+        yield from self.projections.parameters(sharding)
+        offsets = (2 * self.window - 1) ** 2
+        yield "window_bias.table", by_head(sharding, offsets, self.head_shape)
 
     # ---- bytes ---------------------------------------------------------------------------------
 

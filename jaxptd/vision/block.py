@@ -4,7 +4,7 @@ Letters: B images, R rows, Q columns, C hidden units.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, drop_path, dropout
 from jaxptd.layers.linear import INIT
-from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import stacked
+from jaxptd.parts.mlp import MLPShape
 from jaxptd.remat import SAVED_MATMUL_OUT
-from jaxptd.vision.windows import Strips, WindowAttention, Windows
+from jaxptd.vision.architecture import WindowShape
+from jaxptd.vision.windows import Strips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +30,15 @@ class Level:
 
     Args:
         config: its width and heads.
-        windows: of its patches.
+        attention: of its shifted blocks.
+        mlp: of its blocks.
         unit: pixels in a row of a patch.
         paths: the share of samples for which each block is left out.
     """
 
     config: ModelConfig
-    windows: Windows
+    attention: WindowShape
+    mlp: MLPShape
     unit: int
     paths: tuple[float, ...]
 
@@ -67,18 +70,10 @@ class WindowBlock(nnx.Module):
         self.attention_norm = Norm(
             size, options=options, tensor_parallel=tensor_parallel, rngs=rngs
         )
-        self.attention = WindowAttention(
-            config, level.windows, tensor_parallel=tensor_parallel, rngs=rngs
-        )
+        own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs, "init_out": INIT}
+        self.attention = level.attention.make_layer(config, **own)
         self.mlp_norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
-        self.mlp = MLP(
-            size,
-            config.mlp_size,
-            options=options,
-            tensor_parallel=tensor_parallel,
-            rngs=rngs,
-            init_out=INIT,
-        )
+        self.mlp = level.mlp.make_layer(config, **own)
         self.rate, self.tensor_parallel = config.dropout, tensor_parallel
 
     def __call__(
@@ -147,7 +142,7 @@ class WindowPair(nnx.Module):
         level, stream = self.level, x.stream
         token_info = self.strips.token_info(stream, token_info).at_rows(level.unit)
         paths = jnp.asarray(level.paths, jnp.float32).reshape(-1, 2)[layer - self.start]
-        shifts = (0, level.windows.shift)
+        shifts = (0, level.attention.shift)
         for index, block in enumerate((self.first, self.second)):
             number = 2 * layer + index
             stream = block(stream, token_info, number, shift=shifts[index], path=paths[index])

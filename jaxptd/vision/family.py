@@ -15,10 +15,11 @@ from jaxptd.config import Config, DataConfig, Images, ModelConfig
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
-from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
+from jaxptd.models.family import Family, Field, Loss, Sequence, Work
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.ends import Table
 from jaxptd.parts.mlp import MLPShape
+from jaxptd.parts.part import imported
 from jaxptd.vision.architecture import ImageEnds, Resampling, WindowShape
 from jaxptd.vision.data import open_images
 
@@ -221,7 +222,15 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
 
 
 def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
-    """The pairs of blocks of a level: in the second block of a pair windows are shifted."""
+    """The pairs of blocks of a level."""
+    parts, norms = level_parts(model, level), _statistics(model)
+    return Stack(name, depth // 2, parts, norms, norms_sums=False)
+
+
+def level_parts(
+    model: ModelConfig, level: int
+) -> tuple[WindowShape, MLPShape, WindowShape, MLPShape]:
+    """The parts of a pair of blocks, the second of which shifts its windows."""
     images, factor, options = images_of(model), 2**level, model.block
     size, bias = model.hidden_size * factor, options.linear_bias == "all"
     heads = model.num_heads * factor
@@ -229,7 +238,7 @@ def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
     plain = WindowShape(size, heads, size // heads, *where, 0, bias)
     shifted = dataclasses.replace(plain, shift=images.shift(level))
     mlp = MLPShape(size, model.mlp_size * factor, options.gated, bias=bias)
-    return Stack(name, depth // 2, (plain, mlp, shifted, mlp), _statistics(model), norms_sums=False)
+    return plain, mlp, shifted, mlp
 
 
 def _statistics(model: ModelConfig) -> int:

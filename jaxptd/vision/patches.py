@@ -19,6 +19,8 @@ from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel, add_bias, matmul
 from jaxptd.params import param, zeros
+from jaxptd.parts.parameters import vector
+from jaxptd.shapes import ParamShape
 
 
 def joined(x_BRQ: Array, side: int) -> Array:
@@ -59,21 +61,18 @@ class PatchEmbedding(nnx.Module):
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
-        shape, hidden = (
-            (images.channels, images.patch, images.patch),
-            tensor_parallel.padded_hidden(size),
-        )
-        axis = tensor_parallel.axes.hidden_spec()
-        self.w = param(
-            rngs(),
-            (*shape, size),
-            INIT,
-            spec=(None, None, None, *axis),
-            padded=(*shape, hidden),
+        pixels = images.channels, images.patch, images.patch
+        hidden, axis = (tensor_parallel.padded_hidden(size),), tensor_parallel.axes.hidden_spec()
+        shape = ParamShape(
+            (*pixels, size),
+            (*pixels, *hidden),
+            (None, None, None, *axis),
+            decay=True,
             cast=True,
             matrix="rrrc",
         )
-        self.b = param(rngs(), (size,), zeros, spec=axis, padded=(hidden,), decay=False)
+        self.w = param(rngs(), shape, INIT)
+        self.b = param(rngs(), vector((size,), axis, hidden), zeros)
         self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
         self.side, self.tensor_parallel = images.patch, tensor_parallel
 
@@ -114,19 +113,17 @@ class PatchProduct(nnx.Module):
         q = (before,) * (before > 1), (after,) * (after > 1)
         contraction, hidden = tensor_parallel.axes.square_spec()
         sizes = tensor_parallel.padded_hidden(size), tensor_parallel.padded_hidden(out)
-        self.w = param(
-            rngs(),
+        shape = ParamShape(
             (size, *q[0], out, *q[1]),
-            INIT,
-            spec=(contraction, *[None] * len(q[0]), hidden, *[None] * len(q[1])),
-            padded=(sizes[0], *q[0], sizes[1], *q[1]),
+            (sizes[0], *q[0], sizes[1], *q[1]),
+            (contraction, *[None] * len(q[0]), hidden, *[None] * len(q[1])),
+            decay=True,
             cast=True,
             matrix="r" * (1 + len(q[0])) + "c" * (1 + len(q[1])),
         )
-        axis = tensor_parallel.axes.hidden_spec()
-        self.b = (
-            param(rngs(), (out,), zeros, spec=axis, padded=sizes[1:], decay=False) if bias else None
-        )
+        self.w = param(rngs(), shape, INIT)
+        biases = vector((out,), tensor_parallel.axes.hidden_spec(), sizes[1:])
+        self.b = param(rngs(), biases, zeros) if bias else None
         self.tensor_parallel, self.before, self.after = tensor_parallel, before, after
 
     def __call__(self, x: Array) -> Array:
@@ -225,9 +222,10 @@ class Classes(nnx.Module):
     ) -> None:
         hidden = tensor_parallel.padded_hidden(size)
         spec = (*tensor_parallel.axes.hidden_spec(), None)
-        padded = (hidden, classes)
-        self.w = param(rngs(), (size, classes), INIT, spec=spec, padded=padded, matrix="rc")
-        self.b = param(rngs(), (classes,), zeros, spec=(None,), decay=False) if bias else None
+        shape = ParamShape((size, classes), (hidden, classes), spec, decay=True, matrix="rc")
+        self.w = param(rngs(), shape, INIT)
+        biases = vector((classes,), (None,), (classes,))
+        self.b = param(rngs(), biases, zeros) if bias else None
         self.tensor_parallel = tensor_parallel
 
     def __call__(self, x_BC: Array) -> Array:

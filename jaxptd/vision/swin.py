@@ -22,7 +22,15 @@ from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.model import check_arguments
 from jaxptd.vision.block import Level, Skipping, WindowPair, drop_patches, make_pairs
-from jaxptd.vision.family import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
+from jaxptd.vision.family import (
+    ACCURACY,
+    CROSS_ENTROPY,
+    DICE,
+    DICE_LOSS,
+    HD95,
+    level_parts,
+    score_names,
+)
 from jaxptd.vision.losses import (
     batch_dice_loss,
     cross_entropy,
@@ -38,7 +46,7 @@ from jaxptd.vision.patches import (
     PatchMerging,
     SkipConnection,
 )
-from jaxptd.vision.windows import Strips, Windows
+from jaxptd.vision.windows import Strips
 
 
 class Swin(nnx.Module):
@@ -241,9 +249,11 @@ def level(config: ModelConfig, number: int, *, up: bool = False) -> Level:
         ).tolist()
     sizes = {name: getattr(config, name) * factor for name in ("hidden_size", "num_heads")}
     inner = config.ffn_hidden_size and config.ffn_hidden_size * factor
+    _, _, attention, mlp = level_parts(config, number)
     return Level(
         dataclasses.replace(config, ffn_hidden_size=inner, remat_layers=None, **sizes),
-        Windows(images.rows(number), images.window_at(number), images.shift(number)),
+        attention,
+        mlp,
         images.patch * factor,
         tuple(paths),
     )

@@ -21,13 +21,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import collectives
 from jaxptd.config import ModelConfig
-from jaxptd.layers.attention.heads import Heads, counts_of
+from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo, keep_mask
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
-from jaxptd.params import param
+from jaxptd.params import Initialiser, param
+from jaxptd.parts.parameters import HeadShape, by_head
 from jaxptd.remat import SAVED_ATTENTION_OUT, SAVED_MATMUL_IN
+from jaxptd.vision.architecture import WindowShape
 
 # ---- strips: each device has some rows of all images, or as many whole ones ----------------------
 
@@ -209,15 +211,9 @@ class WindowBias(nnx.Module):
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
-        offsets, heads = (2 * windows.size - 1) ** 2, config.num_heads
-        self.table = param(
-            rngs(),
-            (offsets, heads),
-            INIT,
-            spec=(None, *tensor_parallel.axes.by_head_spec()),
-            padded=(offsets, counts_of(config, tensor_parallel).queries),
-            decay=False,
-        )
+        heads = HeadShape(config.num_heads, config.num_heads, config.block.head_size)
+        rows = (2 * windows.size - 1) ** 2
+        self.table = param(rngs(), by_head(tensor_parallel, rows, heads), INIT)
         self.windows = windows
 
     def __call__(self) -> Array:
@@ -232,23 +228,26 @@ class WindowAttention(Heads):
     head, whose scores are sums over devices): windows need no other device.
 
     Args:
-        config: of the level: its width and heads.
-        windows: of the level.
+        shape: its products and windows, the shifted ones of the level.
+        config: of the level: the kernel's scale and dropout.
         tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial parameters.
+        init_out: initialiser of the product behind attention.
     """
 
     def __init__(
         self,
+        shape: WindowShape,
         config: ModelConfig,
-        windows: Windows,
         *,
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
+        init_out: Initialiser,
     ) -> None:
         super().__init__(
-            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=INIT, joined=True
+            shape, config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=init_out
         )
+        windows = Windows(shape.rows, shape.window, shape.shift)
         self.window_bias = WindowBias(config, windows, tensor_parallel=tensor_parallel, rngs=rngs)
         self.windows = windows
 

@@ -11,12 +11,16 @@ import pytest
 from moves import CROSS_MOVES, NORM, B, D, H, K, N, S, T, both, ends, moves
 
 from jaxptd.analysis.memory_model import layer
-from jaxptd.analysis.traffic import expected
+from jaxptd.analysis.traffic import expected, step
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.costs.collective import PERMUTE, Collective, subtract
 from jaxptd.mesh import Axis, Layout
-from jaxptd.parts.architecture import Architecture, Attention
-from jaxptd.parts.sizes import Sizes
+from jaxptd.models import families
+from jaxptd.models.families import architecture_of
+from jaxptd.parts.architecture import Architecture
+from jaxptd.parts.attention import AttentionShape
+from jaxptd.parts.cross_attention import CrossAttentionShape
+from jaxptd.parts.part import Part
 
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, seq_length=T, vocab_size=13, dtype="float64"
@@ -31,7 +35,7 @@ def ring(layout: Layout, dtype: str) -> Iterable[Collective]:
 
 PRODUCTS = both(ends(2, rounds=5), ends(1, rounds=3, length=S))
 PER_LAYER = moves(both(PRODUCTS, ring), *CROSS_MOVES, NORM)
-CROSS = Attention(D, N, N, H, 1, T, S, has_norm=False, source=S)
+CROSS = CrossAttentionShape(D, N, N, H, 1, T, S, has_norm=False, source=S)
 LAYOUTS = [
     Layout(tp=2),
     Layout(dp=2, cp=2, tp=2, sequence_parallel=True, keep_gathered=True, ring="blockwise"),
@@ -49,11 +53,11 @@ def config(layout: Layout) -> Config:
     return Config(MODEL, layout, train=TrainConfig(global_batch_size=B))
 
 
-def with_cross_attention(architecture: Architecture, cross: Attention = CROSS) -> Architecture:
-    """The architecture with one more sublayer between attention and MLP."""
+def with_cross_attention(architecture: Architecture, cross: Part = CROSS) -> Architecture:
+    """The architecture with one more part between attention and MLP."""
     (stack,) = architecture.stacks
-    first, last = stack.sublayers
-    more = dataclasses.replace(stack, sublayers=(first, cross, last))
+    first, last = stack.parts
+    more = dataclasses.replace(stack, parts=(first, cross, last))
     return dataclasses.replace(architecture, stacks=(more,))
 
 
@@ -67,31 +71,32 @@ def along(layout: Layout, collectives: Iterable[Collective]) -> list[Collective]
 
 
 def replace(monkeypatch: pytest.MonkeyPatch, architecture: Architecture) -> None:
-    monkeypatch.setattr(Sizes, "architecture", property(lambda self: architecture))
+    for module in (step, families):
+        monkeypatch.setattr(module, "architecture_of", lambda model: architecture)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_it_moves_what_the_layer_moves(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = [*expected(config(layout), {})]
-    replace(monkeypatch, with_cross_attention(Sizes(config(layout)).architecture))
+    replace(monkeypatch, with_cross_attention(architecture_of(MODEL)))
     found = subtract([*expected(config(layout), {})], plain)
     assert subtract(found, along(layout, PER_LAYER(layout, "float64"))) == []
 
 
-def test_it_keeps_keys_of_the_source_beside_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_keeps_keys_of_the_source_beside_queries() -> None:
     """Of the same sequence it keeps T keys and values instead of S."""
     kept = []
     start = config(Layout(cp=2, tp=2))
-    architecture = Sizes(start).architecture
-    for source in (S, None):
-        cross = dataclasses.replace(CROSS, source=source)
-        replace(monkeypatch, with_cross_attention(architecture, cross))
-        (stack,) = Sizes(start).architecture.stacks
+    for cross in (CROSS, dataclasses.replace(CROSS, source=T)):
+        (stack,) = with_cross_attention(architecture_of(MODEL), cross).stacks
         kept.append(layer(start, stack, "dots"))
     assert kept[0] - kept[1] == 2 * B * (S - T) * N * H * 8 // 4
 
 
-@pytest.mark.parametrize(("source", "keys"), [(None, T), (S, S)])
-def test_tokens_that_have_keys(source: int | None, keys: int) -> None:
-    part = Attention(D, N, K, H, 1, T, T, has_norm=False, source=source)
+@pytest.mark.parametrize(
+    ("part", "keys"),
+    [(AttentionShape(D, N, K, H, 1, T, T, has_norm=False), T), (CROSS, S)],
+    ids=["itself", "source"],
+)
+def test_tokens_that_have_keys(part: AttentionShape, keys: int) -> None:
     assert part.key_tokens == keys

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from jaxptd.analysis.traffic.layers import Panels
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.mesh import Axis, Layout
+from jaxptd.parts.grid import Panels
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
 K = 2  # heads of keys and values, where groups of heads share them

@@ -12,8 +12,6 @@ from moves import (
     GROUPS_MOVES,
     B,
     D,
-    H,
-    N,
     S,
     T,
     both,
@@ -26,10 +24,26 @@ from jaxptd.layers.attention import CrossAttention, SelfAttention, Source
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis
 from jaxptd.params import normal, param
-from tests.layers.inputs import FULL, POSITIONS, QWEN, SAMPLES, SEED, array, dropping, place_specs
+from jaxptd.parts.attention import AttentionShape
+from jaxptd.parts.cross_attention import CrossAttentionShape
+from jaxptd.parts.parameters import by_head
+from tests.layers.inputs import (
+    FULL,
+    MODEL,
+    POSITIONS,
+    QWEN,
+    SAMPLES,
+    SEED,
+    array,
+    dropping,
+    place_specs,
+)
 
 # Padding at the end of a source, and a source of padding alone.
 SEGMENTS = np.where(np.arange(S) < np.array([[S], [S - 3], [2], [0]]), 0, -1).astype(np.int32)
+
+
+CROSS = CrossAttentionShape.of(MODEL, source=S, causal=False)
 
 
 def run_attention(layer, x, samples, positions, seed):
@@ -40,18 +54,13 @@ class BiasedAttention(nnx.Module):
     """Attention to all tokens with a bias by distance, a table `[2T - 1, N]`."""
 
     def __init__(self, tensor_parallel, rngs) -> None:
-        axes, rows = tensor_parallel.axes, 2 * T - 1
+        shape = AttentionShape.of(FULL)
         self.attention = SelfAttention(
-            FULL, tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
+            shape, FULL, tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
         )
-        self.table = param(
-            rngs(),
-            (rows, N),
-            normal(0.02),
-            spec=(None, *axes.by_head_spec()),
-            padded=(rows, N if axes.head_dim else tensor_parallel.padded(N, each=H)),
-            over=axes.score_axes,
-        )
+        table = by_head(tensor_parallel, 2 * T - 1, shape.head_shape)
+        table = dataclasses.replace(table, over=tensor_parallel.axes.score_axes)
+        self.table = param(rngs(), table, normal(0.02))
 
     def __call__(self, x, samples, positions, seed):
         token_info = TokenInfo(samples, positions, seed)
@@ -68,7 +77,11 @@ ATTENTION = [
         Case(
             f"attention, dropout {rate}",
             lambda tensor_parallel, rngs, rate=rate: SelfAttention(
-                dropping(rate), tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
+                AttentionShape.of(MODEL),
+                dropping(rate),
+                tensor_parallel=tensor_parallel,
+                rngs=rngs,
+                init_out=normal(0.02),
             ),
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
@@ -90,7 +103,11 @@ ATTENTION = [
         Case(
             f"cross-attention, dropout {rate}",
             lambda tensor_parallel, rngs, rate=rate: CrossAttention(
-                dropping(rate), tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
+                CROSS,
+                dropping(rate),
+                tensor_parallel=tensor_parallel,
+                rngs=rngs,
+                init_out=normal(0.02),
             ),
             (array(B, T, D), SAMPLES, POSITIONS, SEED, array(B, S, D, seed=1), SEGMENTS),
             lambda tensor_parallel: (
@@ -108,6 +125,7 @@ ATTENTION = [
         Case(
             f"attention in groups, dropout {rate}",
             lambda tensor_parallel, rngs, rate=rate: SelfAttention(
+                AttentionShape.of(QWEN),
                 dataclasses.replace(QWEN, dropout=rate),
                 tensor_parallel=tensor_parallel,
                 rngs=rngs,

@@ -24,6 +24,7 @@ from moves import (
     product,
 )
 
+from jaxptd.config import ModelConfig
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import TokenInfo
@@ -33,10 +34,14 @@ from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.mesh import Axis
+from jaxptd.models.decoder import architecture
 from jaxptd.params import normal
+from jaxptd.parts.architecture import Stack
+from jaxptd.parts.mlp import MLPShape
 from tests.layers.attention_cases import ATTENTION
 from tests.layers.inputs import (
     GPT,
+    MODEL,
     PLACE_SPEC,
     POSITIONS,
     POST,
@@ -48,6 +53,12 @@ from tests.layers.inputs import (
     dropping,
     place_specs,
 )
+
+
+def stack_of(model: ModelConfig) -> Stack:
+    """The only stack of a decoder."""
+    (stack,) = architecture(model).stacks
+    return stack
 
 
 def run_block(layer, x, samples, positions, seed):
@@ -150,9 +161,8 @@ CASES = [
     Case(
         "mlp, gated",
         lambda tensor_parallel, rngs: MLP(
-            D,
-            F,
-            options=QWEN.block,
+            MLPShape.of(QWEN),
+            QWEN,
             tensor_parallel=tensor_parallel,
             rngs=rngs,
             init_out=normal(0.02),
@@ -165,7 +175,11 @@ CASES = [
     Case(
         "mlp",
         lambda tensor_parallel, rngs: MLP(
-            D, F, options=GPT, tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
+            MLPShape.of(MODEL),
+            MODEL,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            init_out=normal(0.02),
         ),
         (array(B, T, D),),
         lambda tensor_parallel: (residual_spec(tensor_parallel),),
@@ -177,7 +191,7 @@ CASES = [
         Case(
             f"block, dropout {rate}",
             lambda tensor_parallel, rngs, rate=rate: Block(
-                dropping(rate), tensor_parallel=tensor_parallel, rngs=rngs
+                stack_of(dropping(rate)), dropping(rate), tensor_parallel=tensor_parallel, rngs=rngs
             ),
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
@@ -189,7 +203,9 @@ CASES = [
     ),
     Case(
         "block, norms of sums",
-        lambda tensor_parallel, rngs: Block(POST, tensor_parallel=tensor_parallel, rngs=rngs),
+        lambda tensor_parallel, rngs: Block(
+            stack_of(POST), POST, tensor_parallel=tensor_parallel, rngs=rngs
+        ),
         (array(B, T, D), SAMPLES, POSITIONS, SEED),
         place_specs,
         residual_spec,

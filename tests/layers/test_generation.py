@@ -16,6 +16,7 @@ from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.for_layout import for_decoding, make_tensor_parallel
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, normal
+from jaxptd.parts.attention import AttentionShape
 from tests.layers.cases import CASES
 from tests.layers.inputs import MODEL, array
 
@@ -64,7 +65,11 @@ def test_a_bias_is_of_the_distance_to_cached_keys() -> None:
 
     def both(x: Array) -> tuple[Array, Array]:
         layer = SelfAttention(
-            MODEL, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(0), init_out=normal(0.02)
+            AttentionShape.of(MODEL),
+            MODEL,
+            tensor_parallel=tensor_parallel,
+            rngs=nnx.Rngs(0),
+            init_out=normal(0.02),
         )
         whole, _ = layer(x, TokenInfo(samples, positions, None), None, bias_NR=bias)
         cache, each = Cache(empty, empty, jnp.int32(0)), []

@@ -8,17 +8,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from jaxptd.attention.kernel import ScoreCoordinates, Scores
 from jaxptd.attention.ring import AttentionInputs
-from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
-from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.params import Initialiser
 
 
 class Source(NamedTuple):
@@ -52,18 +48,6 @@ class CrossAttention(Heads):
 
     Source: Vaswani et al., arXiv 1706.03762, section 3.2.3.
     """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        tensor_parallel: TensorParallel,
-        rngs: nnx.Rngs,
-        init_out: Initialiser,
-    ) -> None:
-        super().__init__(
-            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=init_out, joined=False
-        )
 
     @jax.named_scope("cross_attention")
     def __call__(self, x_BTD: Array, token_info: TokenInfo, source: Source | Encoded) -> Array:

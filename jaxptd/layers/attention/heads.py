@@ -20,11 +20,12 @@ from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import TokenInfo, fold, keep_mask
-from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
+from jaxptd.layers.linear import INIT, ColumnParallelLinear, RowParallelLinear, declare
 from jaxptd.layers.norm import HeadNorm
 from jaxptd.layers.tensor_parallel import TensorParallel, separated
-from jaxptd.matmul.padding import HeadCounts, padded_heads
-from jaxptd.params import Initialiser, normal, param
+from jaxptd.params import Initialiser
+from jaxptd.parts.parameters import HeadShape, relative_bias
+from jaxptd.parts.projections import HasProjections
 from jaxptd.remat import SAVED_MATMUL_IN
 
 # ---- the kernel and the scores that a config names -----------------------------------------------
@@ -76,72 +77,52 @@ def choose_kernel(
 # ---- heads of queries, keys and values -----------------------------------------------------------
 
 
-def counts_of(config: ModelConfig, tensor_parallel: TensorParallel) -> HeadCounts:
-    """Numbers of heads, padded where each device has whole ones."""
-    heads, options = config.num_heads, config.block
-    if tensor_parallel.axes.head_dim:
-        return HeadCounts(heads, options.num_kv_heads)
-    padded = partial(tensor_parallel.padded, each=options.head_size)
-    return padded_heads(
-        heads, options.num_kv_heads, devices=tensor_parallel.inner_devices, padded=padded
-    )
-
-
 class Heads(nnx.Module):
     """The parameters of multi-head attention, and what follows on queries, keys and values.
 
-    joined: whether one parameter has the matrices of all three.
+    Args:
+        shape: a description with projections.
+        config: of the kernel, and of the scores.
+        tensor_parallel: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+        init_out: initialiser of the product behind attention.
     """
+
+    qkv: ColumnParallelLinear | None = None  # or the two that follow
+    q: ColumnParallelLinear | None = None
+    kv: ColumnParallelLinear | None = None
 
     def __init__(
         self,
+        shape: HasProjections,
         config: ModelConfig,
         *,
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
         init_out: Initialiser,
-        joined: bool,
     ) -> None:
-        options, dim = config.block, tensor_parallel.axes.head_dim
-        kv_heads, size = options.num_kv_heads, options.head_size
-        self.unit = options.head_unit if dim else 1
-        queries, keys, self.gathers_kv = counts_of(config, tensor_parallel)
-        if dim:
-            queries = keys = tensor_parallel.padded_head(size, self.unit)
-        linear = partial(
-            ColumnParallelLinear,
-            config.hidden_size,
-            tensor_parallel=tensor_parallel,
-            rngs=rngs,
-            bias=options.linear_bias != "none",
-        )
-        makes_keys = partial(linear, shard_dim=1 + dim, padded=keys, parts=1)
-        if self.gathers_kv:
-            makes_keys = partial(linear, shard_dim=2, parts=1)
-        shape = (config.num_heads, size)
-        self.qkv = makes_keys((3, *shape)) if joined else None
-        self.q = None if joined else linear(shape, shard_dim=dim, padded=queries)
-        self.kv = None if joined else makes_keys((2, kv_heads, size))
+        projections = shape.projections
+        for name, column in projections.first(tensor_parallel).items():
+            linear = ColumnParallelLinear.of(column, tensor_parallel=tensor_parallel, rngs=rngs)
+            setattr(self, name, linear)
         norm = partial(
             HeadNorm,
-            size,
-            options=options,
+            projections.head_size,
+            options=config.block,
             tensor_parallel=tensor_parallel,
             rngs=rngs,
-            unit=self.unit,
+            unit=projections.unit,
         )
-        self.q_norm = norm() if options.qk_norm else None
-        self.k_norm = norm() if options.qk_norm else None
-        self.out = RowParallelLinear(
-            shape,
-            config.hidden_size,
-            shard_dim=dim,
-            padded=queries,
+        self.q_norm = norm() if projections.has_norm else None
+        self.k_norm = norm() if projections.has_norm else None
+        self.out = RowParallelLinear.of(
+            projections.out(tensor_parallel),
             tensor_parallel=tensor_parallel,
             rngs=rngs,
-            bias=options.linear_bias == "all",
             init=init_out,
         )
+        self.unit = projections.unit
+        self.gathers_kv = projections.gathers_kv(tensor_parallel)
         self.tensor_parallel, self.config = tensor_parallel, config
 
     @property
@@ -202,21 +183,16 @@ class RelativeBias(nnx.Module):
         rngs: random key of the initial table.
     """
 
+    table: nnx.Param
+
     def __init__(
         self, config: ModelConfig, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
     ) -> None:
-        options, axes, heads = config.block, tensor_parallel.axes, config.num_heads
+        options = config.block
         assert options.relative is not None
-        padded = counts_of(config, tensor_parallel).queries
-        self.table = param(
-            rngs(),
-            (options.relative.buckets, heads),
-            normal(0.02),
-            spec=(None, *axes.by_head_spec()),
-            padded=(options.relative.buckets, padded),
-            decay=False,
-            over=axes.score_axes,
-        )
+        heads = HeadShape(config.num_heads, options.num_kv_heads, options.head_size)
+        shape = relative_bias(tensor_parallel, options.relative.buckets, heads)
+        declare(self, shape, rngs, table=INIT)
         self.relative, self.causal, self.length = (
             options.relative,
             options.causal,

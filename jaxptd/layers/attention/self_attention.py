@@ -9,20 +9,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array, lax
 
 from jaxptd.attention.kernel import ScoreCoordinates
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.attention.rope import rotate
-from jaxptd.config import ModelConfig
 from jaxptd.config.block import frequencies
 from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
 from jaxptd.layers.norm import HeadNorm
-from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.params import Initialiser
 
 
 class Cache(NamedTuple):
@@ -52,19 +48,6 @@ class SelfAttention(Heads):
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3; Ainslie et al., arXiv 2305.13245 (groups).
     """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        tensor_parallel: TensorParallel,
-        rngs: nnx.Rngs,
-        init_out: Initialiser,
-    ) -> None:
-        joined = config.block.num_kv_heads == config.num_heads
-        super().__init__(
-            config, tensor_parallel=tensor_parallel, rngs=rngs, init_out=init_out, joined=joined
-        )
 
     @jax.named_scope("attention")
     def __call__(

@@ -11,8 +11,7 @@ from jaxptd.analysis.peak import OUTSIDE, Peak, outside, peak, working
 from jaxptd.config import Config
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.mesh import Layout
-from jaxptd.models.families import family_of
-from jaxptd.parts.sizes import Sizes
+from jaxptd.models.families import architecture_of, family_of, sizes_of
 from jaxptd.step.resolved import resolve
 
 GPU = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")
@@ -28,11 +27,9 @@ def predicted(config: Config) -> Peak:
 
 def working_set(remat: str, layout: Layout | None = None, **model: object) -> int:
     config = tiny.config(layout or Layout(), remat=remat, **FUSED | model)
-    sizes = Sizes(config)
-    (stack,) = sizes.architecture.stacks
-    return working.layer(
-        [working.sublayer_bytes(sizes, sublayer) for sublayer in stack.sublayers], remat
-    )
+    sizes = sizes_of(config)
+    (stack,) = architecture_of(config.padded_model).stacks
+    return working.layer([part.pair_bytes(sizes) for part in stack.parts], remat)
 
 
 def test_a_layer_at_the_mlp() -> None:
@@ -152,7 +149,7 @@ def test_the_kernel_is_fused_where_the_step_chooses_it(layout: Layout, changed: 
     config = tiny.config(layout, **FUSED | changed)
     documents = family_of(config.model).has_documents(config)
     kernel, _ = choose_kernel(config, GPU, documents=documents)
-    assert working.is_fused(config) == (kernel == "cudnn")
+    assert sizes_of(config).is_fused == (kernel == "cudnn")
 
 
 def test_nccl_is_for_several_devices() -> None:

@@ -9,11 +9,9 @@ import tiny
 from turns import slow
 
 from jaxptd.analysis.memory_report import counted
-from jaxptd.analysis.peak import working
 from jaxptd.analysis.peak.working import handed_on
 from jaxptd.layout import Layout
-from jaxptd.models.families import architecture_of
-from jaxptd.parts.sizes import Sizes
+from jaxptd.models.families import architecture_of, sizes_of
 from jaxptd.pipeline.split_backward import PassedStorage
 
 LLAMA = {"family": "llama", "num_kv_heads": 4, "num_heads": 8, "hidden_size": 32}
@@ -49,10 +47,9 @@ def test_the_formula_is_what_the_program_hands_on(
     spread = Layout(**{"pp": 2, "schedule": "zb-h1", **layout})
     program = tiny.program(spread, **{"dtype": "bfloat16", "micro_batches": 4, **model})
     counted(program)
-    sizes, (stack,) = Sizes(program.config), architecture_of(program.config.model).stacks
-    sublayers = [
-        working.sublayer_bytes(sizes.of_stack(stack), sublayer) for sublayer in stack.sublayers
-    ]
+    (stack,) = architecture_of(program.config.model).stacks
+    sizes = sizes_of(program.config)
+    sublayers = [part.pair_bytes(sizes) for part in stack.parts]
     wide = [x for x in found[0].between if x.dtype == jnp.bfloat16]  # others are without tokens
     assert handed_on(program.config, sublayers, program.config.model.remat) == sum(
         math.prod(x.shape) * x.dtype.itemsize for x in wide

@@ -2,22 +2,21 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache
-from jaxptd.layers.block import Block
+from jaxptd.layers.block import Block, make_blocks
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.decoder import DECODER, architecture
 from jaxptd.models.gpt import GPT
-from jaxptd.params import stacked
 from jaxptd.parts.architecture import Architecture
 
 X = tuple[Array, Array]  # source and target, both of the batch's tokens
@@ -71,14 +70,10 @@ class TwoStacks(GPT):
         super().__init__(config, tensor_parallel=tensor_parallel, rngs=rngs, offload=offload)
         del self.blocks
 
-        def make(kind: type[Block], count: int) -> Any:
-            keys = jax.random.split(rngs(), count)
-            return stacked(
-                lambda key: kind(config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
-            )
-
-        self.encoder = make(Encoder, config.num_layers)
-        self.decoder = make(Decoder, config.num_layers - 1)
+        encoder, decoder = parts(config).stacks
+        make: Any = partial(make_blocks, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.encoder = make(encoder, config, kind=Encoder)
+        self.decoder = make(decoder, config, kind=Decoder)
         self.common = Common(config, tensor_parallel=tensor_parallel, rngs=rngs)
 
     @property

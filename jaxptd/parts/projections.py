@@ -1,0 +1,90 @@
+"""The products around attention: those that make queries, keys and values, and the one behind it.
+
+Letters: D model, N heads, K heads of keys and values, H head size.
+"""
+
+import dataclasses
+from typing import Protocol
+
+from jaxptd.parts.parameters import Column, Named, Row, Sharding, head_norm, inside
+
+
+@dataclasses.dataclass(frozen=True)
+class Projections:
+    """The products of attention and the norms of its queries and keys.
+
+    Args:
+        hidden: D.
+        heads: N.
+        kv_heads: K.
+        head_size: H.
+        joined: whether one parameter has the matrices of queries, keys and values.
+        unit: numbers of a head that stay together where heads are cut.
+        bias: whether the products that make q, k, v have one.
+        out_bias: whether the product behind attention has one.
+        has_norm: whether queries and keys are normalised.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    joined: bool
+    unit: int = 1
+    bias: bool = False
+    out_bias: bool = False
+    has_norm: bool = False
+
+    def first(self, sharding: Sharding) -> dict[str, Column]:
+        """The products that make queries, keys and values: `qkv`, or `q` and `kv`."""
+        dim = sharding.axes.head_dim
+        if self.joined:
+            return {"qkv": self._keys_of(sharding, 3, self.heads)}
+        shape, queries = (self.heads, self.head_size), self._padded(sharding)[0]
+        return {
+            "q": Column(self.hidden, shape, dim=dim, bias=self.bias, padded=queries),
+            "kv": self._keys_of(sharding, 2, self.kv_heads),
+        }
+
+    def out(self, sharding: Sharding) -> Row:
+        """The product behind attention."""
+        shape, dim = (self.heads, self.head_size), sharding.axes.head_dim
+        queries = self._padded(sharding)[0]
+        return Row(shape, self.hidden, dim=dim, bias=self.out_bias, padded=queries)
+
+    def parameters(self, sharding: Sharding) -> Named:
+        """Those of the products, and of the norms of queries and keys."""
+        for name, column in self.first(sharding).items():
+            yield from inside(name, column.parameters(sharding))
+        for name in ("q_norm", "k_norm") if self.has_norm else ():
+            yield from inside(name, head_norm(sharding, self.head_size, self.unit))
+        yield from inside("out", self.out(sharding).parameters(sharding))
+
+    def gathers_kv(self, sharding: Sharding) -> bool:
+        """True if kv heads do not split: each device makes a slice of all, and gathers them."""
+        return sharding.head_counts(self.heads, self.kv_heads, self.head_size).gathered
+
+    def _keys_of(self, sharding: Sharding, parts: int, heads: int) -> Column:
+        """A product that makes keys among other parts."""
+        dim: int = 1 + sharding.axes.head_dim
+        keys: int | None = self._padded(sharding)[1]
+        if self.gathers_kv(sharding):
+            dim, keys = 2, None
+        shape = (parts, heads, self.head_size)
+        return Column(self.hidden, shape, dim=dim, bias=self.bias, padded=keys, parts=1)
+
+    def _padded(self, sharding: Sharding) -> tuple[int, int]:
+        """The dim that is sharded, of queries and of keys, with padding: numbers of heads, or H."""
+        if sharding.axes.head_dim:
+            size = sharding.padded_head(self.head_size, self.unit)
+            return size, size
+        counts = sharding.head_counts(self.heads, self.kv_heads, self.head_size)
+        return counts.queries, counts.keys
+
+
+class HasProjections(Protocol):
+    """A description of attention."""
+
+    @property
+    def projections(self) -> Projections:
+        """The products around it."""
