@@ -14,7 +14,7 @@ ALLOWED = {
     "commands/table.py": "commands, and what only some of their options need",
     "data/parquet.py": "pyarrow, an optional extra",
     "mesh.py": "`python -m jaxptd.mesh`, whose command is in a folder above",
-    "models/family.py": "models, whose families are known without JAX",
+    "parts/part.py": "layers and models, whose descriptions are known without JAX",
     "plot/__init__.py": "figures, which need matplotlib, an optional extra",
 }
 HIDDEN = {"import_module", "__import__", "run_module", "run_path", "reload"}
