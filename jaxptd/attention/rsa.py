@@ -39,8 +39,11 @@ def attend_rsa(
     scores: Scores,
 ) -> Array:
     """Attention in whole rows of scores, as `attend` has it; only the kernel's dropout is used."""
-    coordinates = ring.all_coordinates(inputs, Lengths(q.shape[1], k.shape[1]))
-    rows = Rows(coordinates, scores, kernel.dropout, groups=q.shape[2] // k.shape[2])
+    lengths = Lengths(q.shape[1], k.shape[1])
+    in_line = ring.strategy.order.in_line  # so all keys follow one another
+    run = None if in_line else Lengths(*(ring.run(length) for length in lengths))
+    coordinates, groups = ring.all_coordinates(inputs, lengths), q.shape[2] // k.shape[2]
+    rows = Rows(coordinates, scores, kernel.dropout, groups, run)
     s_BNTS = rows.add_bias(ring_qk(rows.queries(q), k, ring, scores))
     seen = rows.seen()
     lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing

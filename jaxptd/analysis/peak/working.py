@@ -162,7 +162,7 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
         if layout.context_parallel.exchange.whole_rows:
             return total + rows * part.key_tokens * both
     if not is_fused(sizes.config):
-        halves = 1 + (ring > 1 and part.causal)  # of a block, see `attention.ring.Ring.at_once`
+        halves = 1 + (ring > 1 and part.causal)  # of a block, see `ring_attention._at_once`
         queries_at_once = min(CHUNK, -(-part.tokens // ring // halves))
         keys_at_once = min(CHUNK, -(-part.key_tokens // ring // halves))
         total += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both
