@@ -76,7 +76,7 @@ ZIGZAG = TokenOrder((_same, _mirrored), balanced=True, described="a zigzag's two
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """How queries meet the keys of all devices.
+    """The way in which queries meet the keys of all devices.
 
     Args:
         attend: `module:function` with the arguments and the result of `attention.attend.attend`;
