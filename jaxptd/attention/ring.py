@@ -53,10 +53,18 @@ def check_lengths(lengths: Lengths, scores: Scores) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The devices along one or several mesh axes, and which block of a sequence each holds."""
+    """The devices along one or several mesh axes, and which block of a sequence each holds.
+
+    Raises:
+        ValueError: no strategy has the name `kind`.
+    """
 
     axis: Axes
     kind: RingKind = "zigzag"
+
+    def __post_init__(self) -> None:
+        if self.kind not in STRATEGIES:
+            raise ValueError(f"a ring of kind {self.kind!r}: use one of {', '.join(STRATEGIES)}")
 
     @property
     def strategy(self) -> ContextParallel:
