@@ -2,9 +2,9 @@
 
 A strategy is an order of tokens, which says what each device holds, and an exchange, in which its
 queries meet the keys of all devices. A new strategy is a row of `STRATEGIES`, with its name in
-`RingKind`; one with an exchange of its own also has a function in `attention/attend.py`.
-Everything here is about numbers of devices and of chunks, so layouts, plans and formulas read it
-without JAX.
+`RingKind`; if its exchange is new, too, the row names the function, in a file of its own.
+Layouts, plans and formulas read this file, so it imports no JAX: `attention/attend.py` imports the
+function when a step is traced.
 
 Contiguous: device i of n holds block i of n. A causal query sees nothing of the blocks after its
 own, so the last device has 2n-1 times the work of the first.
@@ -26,21 +26,25 @@ class TokenOrder:
     """The chunks of a sequence that each device holds, one after the other.
 
     Args:
-        numbers: (device, number of devices) -> numbers of the device's chunks among all chunks of
-            the sequence, ascending. The device may be an array, so these are sums and products.
-        chunks: how many they are: one, or two of which those of a device enclose those of the
-            next (a zigzag's).
+        numbers: for each of a device's chunks, in ascending order, a function (device, number of
+            devices) -> the chunk's number among all of the sequence. The device may be an array.
+            Either one chunk, or two of which those of a device enclose those of the next (a
+            zigzag's).
         in_line: device i holds the tokens just before those of device i + 1, so that a window of
             causal attention reaches the nearest devices only.
         balanced: all devices have as many visible scores under a causal mask.
         described: a device's chunks in words, for errors.
     """
 
-    numbers: Callable[[Any, int], tuple[Any, ...]]
-    chunks: int = 1
+    numbers: tuple[Callable[[Any, int], Any], ...]
     in_line: bool = False
     balanced: bool = False
     described: str = "one chunk"
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a device."""
+        return len(self.numbers)
 
     def split(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:
         """First position and length of each chunk of a device's `length` tokens.
@@ -52,39 +56,44 @@ class TokenOrder:
             raise ValueError(f"a block of {length} tokens does not split into {self.described}")
         size = length // self.chunks
         sizes = [size] * (self.chunks - 1) + [length - size * (self.chunks - 1)]
-        numbers = self.numbers(device, devices)
-        return [(number * size, each) for number, each in zip(numbers, sizes, strict=True)]
+        return [
+            (number(device, devices) * size, held)
+            for number, held in zip(self.numbers, sizes, strict=True)
+        ]
 
 
-def _block(device: Any, devices: int) -> tuple[Any, ...]:
-    return (device,)
+def _same(device: Any, devices: int) -> Any:
+    return device
 
 
-def _mirrored_chunks(device: Any, devices: int) -> tuple[Any, ...]:
-    return device, 2 * devices - 1 - device
+def _mirrored(device: Any, devices: int) -> Any:
+    return 2 * devices - 1 - device
 
 
-CONTIGUOUS = TokenOrder(_block, in_line=True)
-ZIGZAG = TokenOrder(_mirrored_chunks, chunks=2, balanced=True, described="a zigzag's two chunks")
+CONTIGUOUS = TokenOrder((_same,), in_line=True)
+ZIGZAG = TokenOrder((_same, _mirrored), balanced=True, described="a zigzag's two chunks")
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """How queries meet the keys of all devices.
+    """The way in which queries meet the keys of all devices.
 
     Args:
+        attend: `module:function` with the arguments and the result of `attention.attend.attend`;
+            it gets queries, keys and values that vary over the same axes.
         rings: rings in which keys and values travel: one for both, or one each.
         whole_rows: a device forms the scores of its queries with all keys, visible or not, and
             keeps their probabilities; no fused kernel computes them. Otherwise a kernel visits
             block after block.
     """
 
+    attend: str
     rings: int = 1
     whole_rows: bool = False
 
 
-BLOCKS = Exchange()
-ROWS = Exchange(rings=2, whole_rows=True)
+BLOCKS = Exchange("jaxptd.ring_attention:attend_blocks")
+ROWS = Exchange("jaxptd.attention.rsa:attend_rsa", rings=2, whole_rows=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ is larger than a block. One pass over a ring of 4 devices, as device i sees it:
 
 Columns are steps; a receive overlaps with the compute above it. Saved for backward are q, k, v, the
 output, and the logsumexp of entire rows: with them backward computes any block's scores again.
+`attention/attend.py`, the entrance of all attention, comes here where devices exchange blocks.
 In RSA, the ring as first published, each device makes all its scores at once: `attention/rsa.py`.
 
 Letters: B batch, T local query, S local key, N heads, H head size, R distances.
@@ -27,7 +28,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.groups import add_gradients, bias_for, check_distances
+from jaxptd.attention.attend import attend
+from jaxptd.attention.groups import add_gradients
 from jaxptd.attention.kernel import (
     Kernel,
     Lengths,
@@ -42,21 +44,28 @@ from jaxptd.attention.ring import (
     AttentionSpec,
     Ring,
     ScoreTile,
-    check_lengths,
     pin_to_backward,
     travel,
     travel_back,
     visit_local_chunks,
     visit_tiles,
 )
-from jaxptd.attention.rsa import attend_rsa, ring_av, ring_qk
-from jaxptd.collectives import alike
+from jaxptd.attention.rsa import ring_av, ring_qk
 from jaxptd.remat import SAVED_ATTENTION_OUT
 
-__all__ = ["AttentionInputs", "Kernel", "Ring", "Scores", "attend", "ring_av", "ring_qk"]
+__all__ = [
+    "AttentionInputs",
+    "Kernel",
+    "Ring",
+    "Scores",
+    "attend",
+    "attend_blocks",
+    "ring_av",
+    "ring_qk",
+]
 
 
-def attend(
+def attend_blocks(
     q: Array,
     k: Array,
     v: Array,
@@ -66,33 +75,21 @@ def attend(
     kernel: Kernel,
     scores: Scores,
 ) -> Array:
-    """Attention of this device's queries with every device's keys: -> o[B, T, N, H].
+    """Attention block after block, as `attend` has it; with one device, to its block only."""
+    kernel = kernel.within(_at_once(max(q.shape[1], k.shape[1]), ring, scores))
+    spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
+    return _blockwise(q, k, v, inputs, spec)
 
-    Args:
-        q: local queries, `[B, T, N, H]`.
-        k: local keys, `[B, S, K, H]`; K divides N, see `attention/kernel.py`. S differs from T if
-            they are those of another sequence.
-        v: local values, shaped as the keys.
-        inputs: their documents, dropout seeds, and a bias of the scores.
-        ring: the devices that share the sequence; possibly a single one.
-        kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.
-        scores: their factor, and which keys a query sees.
 
-    Raises:
-        ValueError: causal attention of two lengths, or a bias with too few distances.
+def _at_once(length: int, ring: Ring, scores: Scores) -> int:
+    """Tokens in one product of scores, at most, of the `length` of a device.
+
+    In causal attention half of a block: half of the local block's scores are masked, and those of a
+    whole block would be most of a ring's memory. Where every query sees every key, halves would
+    only be added up twice.
     """
-    devices, lengths = lax.axis_size(ring.axis), Lengths(q.shape[1], k.shape[1])
-    check_lengths(lengths, scores)
-    check_distances(inputs.bias_NR, devices * max(lengths))
-    q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(inputs))
-    inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
-    if ring.kind == "rsa" and devices > 1:
-        coordinates = ring.all_coordinates(inputs, lengths)
-        return attend_rsa(q, k, v, coordinates, ring=ring, dropout=kernel.dropout, scores=scores)
-    kernel = kernel.within(ring.at_once(max(lengths), scores))
-    return _blockwise(
-        q, k, v, inputs, AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
-    )
+    halves = scores.causal and lax.axis_size(ring.axis) > 1
+    return -(-length // 2) if halves else length
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

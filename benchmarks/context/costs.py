@@ -19,13 +19,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd import ring_attention
 from jaxptd.analysis.count import collectives_of, per_layer
 from jaxptd.analysis.hardware import PEAK_FLOPS
 from jaxptd.attention.kernel import Kernel, Lengths, Saved, Scores
 from jaxptd.attention.ring import AttentionInputs, Ring
-from jaxptd.collectives import alike
 from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.context_parallel import CONTIGUOUS, STRATEGIES, ContextParallel, Exchange
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -56,8 +55,7 @@ def attend_gathered(
     kernel: Kernel,
     scores: Scores,
 ) -> Array:
-    """Computes `ring_attention.attend` with all keys and values gathered on every device."""
-    q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
+    """Computes `attend` with all keys and values gathered on every device."""
     return _gathered(q, k, v, tokens, (ring, kernel, scores))
 
 
@@ -92,6 +90,7 @@ def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, A
 
 
 _gathered.defvjp(_gathered_fwd, _gathered_bwd)
+GATHERED = ContextParallel(CONTIGUOUS, Exchange(f"{__name__}:{attend_gathered.__name__}"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +106,9 @@ class Plan:
         return Program(Config(model, self.layout, train=train), make_mesh(self.layout))
 
     def patched(self) -> Any:
-        """Replaces the model's attention by the plan's within the context."""
-        chosen = attend_gathered if self.gathered else ring_attention.attend
-        return mock.patch.object(ring_attention, "attend", chosen)
+        """Replaces the strategy of the plan's ring by the plan's within the context."""
+        rows = {self.layout.ring: GATHERED} if self.gathered else {}
+        return mock.patch.dict(STRATEGIES, rows)
 
 
 def plans(n: int) -> list[Plan]:

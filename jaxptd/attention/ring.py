@@ -1,9 +1,6 @@
 """A ring of devices: which block of a sequence each device holds, and how blocks travel around it.
 
-*Contiguous* (`blockwise`, `rsa`): device i of n holds block i of n. A causal query sees nothing of
-the blocks after its own, so the last device has 2n-1 times the work of the first.
-*Zigzag*: device i holds chunks i and 2n-1-i of 2n. Of any two devices' four pairs of chunks, two
-are entirely visible and two not at all, whichever device comes first: all devices do equal work.
+`context_parallel.py` has the orders of tokens; here they become arrays.
 
 With n devices a pass takes n-1 hops; gradients that travel with their blocks take n-1 more, from
 the first other device that visits a block to the block's owner. Where causal attention has a window
@@ -28,7 +25,7 @@ from jax import Array, lax
 
 from jaxptd.attention.kernel import Kernel, Lengths, ScoreCoordinates, Scores
 from jaxptd.collectives import Axes, shift
-from jaxptd.mesh import RingKind
+from jaxptd.context_parallel import STRATEGIES, ContextParallel, RingKind
 
 
 class AttentionInputs(NamedTuple):
@@ -56,10 +53,23 @@ def check_lengths(lengths: Lengths, scores: Scores) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The devices along one or several mesh axes, and which block of a sequence each holds."""
+    """The devices along one or several mesh axes, and which block of a sequence each holds.
+
+    Raises:
+        ValueError: no strategy has the name `kind`.
+    """
 
     axis: Axes
     kind: RingKind = "zigzag"
+
+    def __post_init__(self) -> None:
+        if self.kind not in STRATEGIES:
+            raise ValueError(f"a ring of kind {self.kind!r}: use one of {', '.join(STRATEGIES)}")
+
+    @property
+    def strategy(self) -> ContextParallel:
+        """The order of tokens, and how queries meet the keys of other devices."""
+        return STRATEGIES[self.kind]
 
     def shift(self, x: Array, by: int = 1) -> Array:
         """Receives the x of the device `by` places before."""
@@ -71,48 +81,29 @@ class Ring:
         Raises:
             ValueError: a zigzag's block has an odd number of tokens.
         """
-        blocks = [self._chunks(length // devices, i, devices) for i in range(devices)]
+        split = self.strategy.order.split
+        blocks = [split(length // devices, i, devices) for i in range(devices)]
         return np.concatenate([start + np.arange(n) for chunks in blocks for start, n in chunks])
 
     def positions(self, length: int, device: Array | None = None) -> Array:
         """Positions of the `length` tokens of a device (default: this one), int32."""
         device = lax.axis_index(self.axis) if device is None else device
-        chunks = self._chunks(length, device, lax.axis_size(self.axis))
+        chunks = self.strategy.order.split(length, device, lax.axis_size(self.axis))
         return jnp.concatenate([start + jnp.arange(n, dtype=jnp.int32) for start, n in chunks])
 
     def position(self, index: Array | int, length: int, device: Array) -> Array:
         """Position of number `index` of the `length` tokens of a device."""
-        chunks = self._chunks(length, device, lax.axis_size(self.axis))
+        chunks = self.strategy.order.split(length, device, lax.axis_size(self.axis))
         position, before = chunks[0][0] + index, 0
         for (_, size), (start, _) in itertools.pairwise(chunks):
             before += size
             position = jnp.where(index < before, position, start + index - before)
         return position
 
-    def hops(self, length: int, scores: Scores) -> int:
-        """Hops after which every query has met all keys that it sees.
-
-        length: tokens of a device.
-        """
-        others = lax.axis_size(self.axis) - 1
-        if not scores.causal or scores.window is None or self.kind == "zigzag":
-            return others
-        return min(others, -(-(scores.window - 1) // length))
-
     def run(self, length: int) -> int:
         """Tokens that follow one another without a gap, of the `length` of a device."""
-        chunks = self._chunks(length, 0, lax.axis_size(self.axis))
+        chunks = self.strategy.order.split(length, 0, lax.axis_size(self.axis))
         return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
-
-    def at_once(self, length: int, scores: Scores) -> int:
-        """Tokens in one product of scores, at most, of the `length` of a device.
-
-        In causal attention half of a block: half of the local block's scores are masked, and those
-        of a whole block would be most of a ring's memory. Where every query sees every key, halves
-        would only be added up twice.
-        """
-        halves = scores.causal and lax.axis_size(self.axis) > 1
-        return -(-length // 2) if halves else length
 
     def positions_along(self, axis: str, length: int) -> Array:
         """Positions of the `length` tokens of this device's block along `axis` only.
@@ -126,17 +117,6 @@ class Ring:
     def by_device(self, x_BCT: Array) -> Array:
         """Splits an array gathered along the first axis into one block per device of the ring."""
         return x_BCT.reshape(x_BCT.shape[0], lax.axis_size(self.axis), -1)
-
-    def _chunks(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:
-        """First position and length of each chunk of a device's block of `length` tokens."""
-        if self.kind != "zigzag":
-            return [(device * length, length)]
-        if length % 2 and devices > 1:
-            raise ValueError(
-                f"a block of {length} tokens does not split into a zigzag's two chunks"
-            )
-        half = length // 2
-        return [(device * half, half), ((2 * devices - 1 - device) * half, length - half)]
 
     def coordinates(
         self, inputs: AttentionInputs, lengths: Lengths, source: Array
@@ -166,6 +146,17 @@ def _of_device(segment_BCT: Array | None, device: Array) -> Array | None:
     if segment_BCT is None:
         return None
     return lax.dynamic_index_in_dim(segment_BCT, device, 1, keepdims=False)
+
+
+def hops_for(ring: Ring, length: int, scores: Scores) -> int:
+    """Hops after which every query has met all keys that it sees.
+
+    length: tokens of a device.
+    """
+    others = lax.axis_size(ring.axis) - 1
+    if not scores.causal or scores.window is None or not ring.strategy.order.in_line:
+        return others
+    return min(others, -(-(scores.window - 1) // length))
 
 
 def pin_to_backward(residuals: Any) -> Any:
@@ -244,17 +235,17 @@ def travel_back(
 # ---- tiles of a visit ----------------------------------------------------------------------------
 # Tiles: the parts of the scores that a device of a ring computes with a visited block of keys.
 #
-# In causal attention a zigzag's device sees half of another device's block, and a contiguous one
-# all of it or nothing. The parts that it sees are rectangles, squares if causal; a kernel gets
-# them in tiles, so small that it does not split them further. Tiles of which a window leaves
-# nothing are skipped. A bias by distance needs rectangles whose positions have no gap, chunk by
-# chunk.
+# In causal attention a device with two chunks, a zigzag's, sees half of another device's block, and
+# one with a single chunk all of it or nothing. The parts that it sees are rectangles, squares if
+# causal; a kernel gets them in tiles, so small that it does not split them further. Tiles of which
+# a window leaves nothing are skipped. A bias by distance needs rectangles whose positions have no
+# gap, chunk by chunk.
 #
 # Letters: B batch, T local query, S local key, K rectangles, I tiles of a rectangle.
 
 
 class AttentionSpec(NamedTuple):
-    """The arguments of `ring_attention.attend` that are not arrays; whether scores have a bias."""
+    """The arguments of `attend` that are not arrays; whether scores have a bias."""
 
     ring: Ring
     kernel: Kernel
@@ -270,11 +261,11 @@ class AttentionSpec(NamedTuple):
     @property
     def in_chunks(self) -> bool:
         """True if a device's block is two chunks of the sequence."""
-        return self.ring.kind == "zigzag" and lax.axis_size(self.ring.axis) > 1
+        return self.ring.strategy.order.chunks > 1 and lax.axis_size(self.ring.axis) > 1
 
     def hops(self, length: int) -> int:
         """Hops of blocks of `length` tokens."""
-        return self.ring.hops(length, self.scores)
+        return hops_for(self.ring, length, self.scores)
 
 
 class ScoreTile(NamedTuple):
@@ -310,10 +301,12 @@ def visit_tiles(
     """
     parts = _visible_parts(source, lengths, spec)
     visit_all = partial(_over_parts, visit, parts=parts, spec=spec)
-    if not spec.scores.causal or spec.ring.kind == "zigzag":
+    order, axis = spec.ring.strategy.order, spec.ring.axis
+    if not spec.scores.causal or order.chunks > 1:
         return visit_all(total)
-    me = lax.axis_index(spec.ring.axis)
-    return lax.cond(source < me, visit_all, lambda total: total, total)
+    (number,), me, size = order.numbers, lax.axis_index(axis), lax.axis_size(axis)
+    earlier = number(source, size) < number(me, size)
+    return lax.cond(earlier, visit_all, lambda total: total, total)
 
 
 def visit_local_chunks(visit: Visit, total: Any, lengths: Lengths, spec: AttentionSpec) -> Any:
@@ -347,7 +340,7 @@ class _Parts(NamedTuple):
 
 def _visible_parts(source: Array, lengths: Lengths, spec: AttentionSpec) -> _Parts:
     half = Lengths(*(length // 2 for length in lengths))
-    if spec.scores.causal and spec.ring.kind == "zigzag":
+    if spec.scores.causal and spec.ring.strategy.order.chunks > 1:
         # The first chunk of `source` always precedes this device's second chunk. If `source` is a
         # later device, so does its second chunk; if an earlier one, its first chunk also precedes
         # this device's first chunk.

@@ -16,8 +16,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.attention.groups import Rows
-from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
-from jaxptd.attention.ring import Ring, pin_to_backward, travel, travel_back
+from jaxptd.attention.kernel import Kernel, Lengths, Scores
+from jaxptd.attention.ring import (
+    AttentionInputs,
+    Ring,
+    hops_for,
+    pin_to_backward,
+    travel,
+    travel_back,
+)
 from jaxptd.collectives import alike
 
 
@@ -25,14 +32,18 @@ def attend_rsa(
     q: Array,
     k: Array,
     v: Array,
-    coordinates: ScoreCoordinates,
+    inputs: AttentionInputs,
     *,
     ring: Ring,
-    dropout: Dropout,
+    kernel: Kernel,
     scores: Scores,
 ) -> Array:
-    """Attention of this device's queries with every device's keys: -> o[B, T, N, H]."""
-    rows = Rows(coordinates, scores, dropout, groups=q.shape[2] // k.shape[2])
+    """Attention in whole rows of scores, as `attend` has it; only the kernel's dropout is used."""
+    lengths = Lengths(q.shape[1], k.shape[1])
+    in_line = ring.strategy.order.in_line  # so all keys follow one another
+    run = None if in_line else Lengths(*(ring.run(length) for length in lengths))
+    coordinates, groups = ring.all_coordinates(inputs, lengths), q.shape[2] // k.shape[2]
+    rows = Rows(coordinates, scores, kernel.dropout, groups, run)
     s_BNTS = rows.add_bias(ring_qk(rows.queries(q), k, ring, scores))
     seen = rows.seen()
     lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing
@@ -59,7 +70,7 @@ def ring_qk(q_BTNH: Array, k_BSNH: Array, ring: Ring, scores: Scores) -> Array:
     shape = (batch, heads, length, k_BSNH.shape[1] * lax.axis_size(ring.axis))
     s, _ = alike(jnp.zeros(shape, wide), q_BTNH)
     s = visit(s, k_BSNH, lax.axis_index(ring.axis))
-    return travel(k_BSNH, ring, s, visit, hops=ring.hops(k_BSNH.shape[1], scores))
+    return travel(k_BSNH, ring, s, visit, hops=hops_for(ring, k_BSNH.shape[1], scores))
 
 
 def _qk_fwd(q: Array, k: Array, ring: Ring, scores: Scores) -> tuple[Array, tuple[Array, Array]]:
@@ -80,7 +91,7 @@ def _qk_bwd(
 
     start = jnp.zeros_like(q, ds_BNTS.dtype)
     dq, dk = visit(start, k, lax.axis_index(ring.axis))
-    dq, others = travel_back(k, ring, dq, visit, hops=ring.hops(k.shape[1], scores))
+    dq, others = travel_back(k, ring, dq, visit, hops=hops_for(ring, k.shape[1], scores))
     return dq.astype(q.dtype), (dk + others).astype(k.dtype)
 
 
@@ -96,8 +107,8 @@ def ring_av(p_BNTS: Array, v_BSNH: Array, ring: Ring, scores: Scores) -> Array:
         p = lax.dynamic_slice_in_dim(p_BNTS, source * v.shape[1], v.shape[1], 3)
         return o + jnp.einsum("BNTS,BSNH->BTNH", p, v, preferred_element_type=wide)
 
-    o, hops = visit(0, v_BSNH, lax.axis_index(ring.axis)), ring.hops(v_BSNH.shape[1], scores)
-    o = travel(v_BSNH, ring, o, visit, hops=hops)
+    o = visit(0, v_BSNH, lax.axis_index(ring.axis))
+    o = travel(v_BSNH, ring, o, visit, hops=hops_for(ring, v_BSNH.shape[1], scores))
     return o.astype(v_BSNH.dtype)
 
 
@@ -120,7 +131,7 @@ def _av_bwd(
         return lax.dynamic_update_slice_in_dim(dp, block, start, 3), dv
 
     dp, dv = visit(jnp.zeros_like(p_BNTS), v, lax.axis_index(ring.axis))
-    dp, others = travel_back(v, ring, dp, visit, hops=ring.hops(v.shape[1], scores))
+    dp, others = travel_back(v, ring, dp, visit, hops=hops_for(ring, v.shape[1], scores))
     return dp, (dv + others).astype(v.dtype)
 
 

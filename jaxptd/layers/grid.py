@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from jaxptd import collectives, ring_attention, summa2d
+from jaxptd import collectives, summa2d
+from jaxptd.attention.attend import attend
 from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.layers import grid_attention
@@ -70,7 +71,7 @@ class TensorParallel2D(TensorParallel):
     ) -> Array:
         ring = self.ring
         if self.axes.head_dim == 0:
-            return ring_attention.attend(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
+            return attend(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
         return grid_attention.attend(
             q, k, v, inputs, grid=self.grid, ring=ring, dropout=kernel.dropout, scores=scores
         )

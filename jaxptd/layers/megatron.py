@@ -18,7 +18,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jaxptd import ring_attention
+from jaxptd.attention.attend import attend
 from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.collectives import alike
@@ -87,7 +87,7 @@ class Base1D(TensorParallel):
         kernel: Kernel,
         scores: Scores,
     ) -> Array:
-        return ring_attention.attend(q, k, v, inputs, ring=self.ring, kernel=kernel, scores=scores)
+        return attend(q, k, v, inputs, ring=self.ring, kernel=kernel, scores=scores)
 
 
 @dataclasses.dataclass(frozen=True)

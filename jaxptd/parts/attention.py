@@ -262,7 +262,7 @@ class AttentionShape(Part):
             if layout.context_parallel.exchange.whole_rows:
                 return total + rows * self.key_tokens * both
         if not sizes.is_fused:
-            halves = 1 + (ring > 1 and self.causal)  # of a block, see `attention.ring.Ring.at_once`
+            halves = 1 + (ring > 1 and self.causal)  # of a block, see `ring_attention._at_once`
             queries_at_once = min(CHUNK, -(-self.tokens // ring // halves))
             keys_at_once = min(CHUNK, -(-self.key_tokens // ring // halves))
             total += sizes.sequences * own.heads * queries_at_once * keys_at_once * SCORES * both

@@ -201,3 +201,8 @@ def test_a_zigzag_of_odd_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="a block of 3 tokens does not split into a zigzag's two"):
         Ring("cp", "zigzag").order(6, 2)
     assert Ring("cp", "zigzag").order(3, 1).tolist() == [0, 1, 2]
+
+
+def test_a_ring_has_a_strategy_that_there_is() -> None:
+    with pytest.raises(ValueError, match="kind 'zig-zag': use one of zigzag, blockwise, rsa"):
+        Ring("cp", "zig-zag")  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""Strategies of context parallelism: what their rows say is so, and only the table names them."""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from jaxptd.context_parallel import STRATEGIES, RingKind, TokenOrder
+
+PACKAGE = Path(__file__).parents[1] / "jaxptd"
+TABLE = "context_parallel.py"
+
+
+def names_in(source: str) -> Iterator[str]:
+    """The strategies that a file names, but for the default of a field that holds such a name."""
+    tree = ast.parse(source)
+    defaults = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "RingKind"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in STRATEGIES and node not in defaults:
+            yield node.value
+
+
+def test_only_the_table_knows_strategies_by_name() -> None:
+    files = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    found = {name for name, path in files.items() if [*names_in(path.read_text("utf-8"))]}
+    assert found == {TABLE}
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ('if layout.ring == "rsa": pass', ["rsa"]),
+        ('match ring.kind:\n case "zigzag" | "rsa": pass', ["zigzag", "rsa"]),
+        ('steps = {"blockwise": 1}', ["blockwise"]),
+        ('class A:\n kind: RingKind = "zigzag"', []),
+        ('kind: str = "zigzag"', ["zigzag"]),
+        ('"""In RSA and in a zigzag."""', []),
+    ],
+)
+def test_each_way_to_ask_for_a_name_is_found(source: str, names: list[str]) -> None:
+    assert [*names_in(source)] == names
+
+
+def test_the_field_takes_each_strategy() -> None:
+    assert get_args(RingKind) == tuple(STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_each_exchange_has_a_function(strategy) -> None:
+    module, name = strategy.exchange.attend.split(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+# ---- orders ----------------------------------------------------------------------------------
+
+ORDERS = {each.order: name for name, each in STRATEGIES.items()}
+
+
+def held(order: TokenOrder, length: int, devices: int) -> np.ndarray:
+    """Positions of the tokens of each device, `[devices, length]`."""
+    split = [order.split(length, device, devices) for device in range(devices)]
+    return np.array([[i + n for i, size in chunks for n in range(size)] for chunks in split])
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+@pytest.mark.parametrize("order", ORDERS, ids=ORDERS.values())
+def test_an_order_is_what_it_says(order: TokenOrder, devices: int) -> None:
+    position = held(order, 4, devices)
+    assert sorted(position.ravel()) == list(range(4 * devices))
+    gaps = (np.diff(position) > 1).sum(1) + 1
+    assert gaps.max() <= order.chunks
+    assert order.in_line == (position.ravel() == np.arange(4 * devices)).all()
+    scores = (position[..., None] >= np.arange(4 * devices)).sum((1, 2))
+    assert order.balanced == (len({*scores}) == 1)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+@pytest.mark.parametrize("order", [each for each in ORDERS if each.chunks > 1])
+def test_of_two_devices_the_two_chunks_of_one_enclose_those_of_the_other(order, devices) -> None:
+    """So a causal mask leaves the same two pairs of them, which `attention/ring.py` visits."""
+    numbers = np.array([[each(i, devices) for each in order.numbers] for i in range(devices)])
+    assert numbers.shape == (devices, 2)
+    assert (np.diff(numbers[:, 0]) > 0).all()
+    assert (np.diff(numbers[:, 1]) < 0).all()
