@@ -13,12 +13,12 @@ import functools
 import json
 from collections.abc import Sequence
 
-import jsonargparse
 from rich.console import Console
 
 from jaxptd import plot
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
 from jaxptd.analysis.traffic.step import CommsReport
+from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.common_options import add_compiled, add_words, picture_path
 from jaxptd.config import Config
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def parser() -> jsonargparse.ArgumentParser:
+def parser() -> ConfigParser:
     """Makes the parser of this command."""
     examples = (
         "--config quickstart",

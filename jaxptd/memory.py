@@ -11,11 +11,11 @@ import functools
 import json
 from collections.abc import Sequence
 
-import jsonargparse
 from rich.console import Console
 
 from jaxptd import plot
 from jaxptd.analysis.memory_report import MemoryReport, counted, report
+from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.common_options import add_compiled, add_words, picture_path
 from jaxptd.config import Config
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def parser() -> jsonargparse.ArgumentParser:
+def parser() -> ConfigParser:
     """Makes the parser of this command."""
     examples = (
         "--config quickstart",

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import yaml
 
 from jaxptd import plot
 from jaxptd.atomic_files import explained, write_whole
+from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.commands.table import later
 from jaxptd.common_options import add_words, as_path, check_out, picture_path
@@ -201,7 +201,7 @@ def _check(options: dict[str, Any]) -> None:
 
 
 @functools.cache
-def parser() -> jsonargparse.ArgumentParser:
+def parser() -> ConfigParser:
     """Makes the parser of this command."""
     examples = (
         "--config gpt2-1.5b --gpus 64 --gpu h200",

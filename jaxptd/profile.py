@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 from rich.console import Console
 
 from jaxptd import plot
 from jaxptd.analysis.profiling import ProfileReport, Times, lines, measure
 from jaxptd.analysis.report import table, versions
 from jaxptd.atomic_files import explained
+from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.common_options import add_words, as_path, picture_path
 from jaxptd.config import Config
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def parser() -> jsonargparse.ArgumentParser:
+def parser() -> ConfigParser:
     """Makes the parser of this command."""
     examples = (
         "--config quickstart --picture step.svg",

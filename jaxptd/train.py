@@ -14,11 +14,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import jsonargparse
-
 from jaxptd.analysis.memory_needs import require_fits
 from jaxptd.api.run import Run, open_corpus
 from jaxptd.api.training import OnLog, Training
+from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import USUAL, read_run, run_parser
 from jaxptd.common_options import add_words
 from jaxptd.config import Config
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def parser() -> jsonargparse.ArgumentParser:
+def parser() -> ConfigParser:
     """Makes the parser of this command."""
     examples = (
         "--config quickstart",

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jsonargparse
 from rich.console import Console
 from rich.table import Table
 
 from jaxptd.analysis import verification
 from jaxptd.analysis.comparison import Row
 from jaxptd.analysis.verification import REFERENCE_DTYPE, Precision, Report
+from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.common_options import add_words
 from jaxptd.config import Config
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def parser() -> jsonargparse.ArgumentParser:
+def parser() -> ConfigParser:
     """Makes the parser of this command."""
     examples = (
         "--config test-tiny --layout.tp 4 --layout.sequence_parallel true",

@@ -70,7 +70,7 @@ def test_the_console_script_is_this_module():
 def test_only_the_module_that_is_asked_for_is_imported():
     code = (
         "import sys; from jaxptd.__main__ import main; main([]); main(['--version']);"
-        "heavy = {'jax', 'numpy', 'flax', 'jsonargparse', 'rich', 'jaxptd.train', 'jaxptd.mesh'};"
+        "heavy = {'jax', 'numpy', 'flax', 'rich', 'jaxptd.train', 'jaxptd.mesh'};"
         "print(sorted(heavy & set(sys.modules)));"
         "main(['mesh', '--help'])"
     )

@@ -1,21 +1,20 @@
 """Reads a config from YAML (`--config F`) and overrides (`--model.num_layers 4`).
 
-jsonargparse does the parsing. An unknown key, a wrong type or an impossible layout raises
-`UserError`: one line with the field and the remedy.
+An unknown key, a wrong type or an impossible layout raises `UserError`: one line with the field
+and the remedy.
 """
 
 import argparse
+import dataclasses
 import functools
-import itertools
+import inspect
 import re
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import jsonargparse
+from typing import Any, NoReturn
 
 from jaxptd.commands.help import add_help
 from jaxptd.commands.sources import (
@@ -23,70 +22,132 @@ from jaxptd.commands.sources import (
     KEYS,
     SIZES,
     add_sources,
-    as_option,
     check_chosen,
     check_sizes,
-    file_written_out,
-    written_out,
+    named_in_file,
+    named_in_options,
 )
 from jaxptd.config import Config, ModelConfig, from_dict
-from jaxptd.config.files import check_value, find_config
-from jaxptd.config.written import (
-    as_yaml,
-    check_file,
-    describe_type,
-    field_types,
-    nearest_key,
-    section_names,
-)
-from jaxptd.errors import QUOTED, Parser, UserError, quoted
+from jaxptd.config.files import describe_type, find_config, option_value, typed
+from jaxptd.config.written import as_yaml, field_types, nearest_key, read_file, section_names
+from jaxptd.errors import Parser, UserError, quoted
 from jaxptd.fields import checked
 
-PRINT = "--print_config"
+CONFIG, PRINT = "--config", "--print_config"
+PLAIN = (bool, int, float)  # types of options whose values are read as those of fields
+
+
+class ConfigParser(Parser):
+    """A parser with `--config F` and an option for each field, which has no value if not given."""
+
+    def add_argument(self, *names: str, type: Any = None, **options: Any) -> argparse.Action:
+        """Adds an option as argparse does; numbers and truth values are read as those of fields."""
+        if type in PLAIN and "nargs" not in options:
+            options |= {"action": _Value, "kind": type}
+        elif type:
+            options["type"] = type
+        return super().add_argument(*names, **options)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Reads a command line. Raises UserError for a word that is no option."""
+        words = list(sys.argv[1:] if args is None else args)
+        given, unknown = self.parse_known_args(words, namespace)
+        if unknown or "--" in words:
+            self._refuse(next(iter(unknown), "--"))
+        return given
+
+    def _refuse(self, word: str) -> NoReturn:
+        """Raises UserError for a word that is no option, with the field that may be meant."""
+        name = "".join(word.removeprefix("--").split()[:1]).partition("=")[0]
+        if not word.strip():
+            raise UserError(
+                "one of the arguments is empty; remove it, or give it a name, see --help"
+            )
+        if name in section_names() and word.startswith("--"):
+            raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
+        raise UserError(
+            f"unknown key {quoted(name or word)}; {nearest_key(name, self._option_string_actions)}"
+        )
+
+
+class _Value(argparse.Action):
+    """An option whose value is read as YAML, and is of a field's type."""
+
+    def __init__(self, *, kind: Any, shown: Any = None, **options: Any) -> None:
+        """kind: the type. shown: the default that help shows, if the option has none."""
+        super().__init__(**options)
+        self.kind, self.shown = kind, self.default if shown is None else shown
+        self.label = self.option_strings[0] if "." not in self.dest else self.dest
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, option_value(self.label, values, self.kind))
 
 
 def make_parser(
     prog: str, description: str, *, usual: Sequence[str] = (), examples: Sequence[str] = ()
-) -> jsonargparse.ArgumentParser:
+) -> ConfigParser:
     """Makes a parser with `--config F` and an option per field, which raises instead of exiting.
 
     usual, examples: what `--help` shows, see `add_help`.
     """
-    parser = jsonargparse.ArgumentParser(
+    parser = ConfigParser(
         prog=prog,
-        description=description,
-        exit_on_error=False,
-        allow_abbrev=False,
+        description=inspect.cleandoc(description),
+        usage="%(prog)s [--config F] [--section.field value ...] [options]",
         add_help=False,
-        print_config=None,  # it would print what it has read so far
+        formatter_class=_HelpFormatter,
     )
     add_help(parser, usual=usual, examples=examples)
     help_text = "YAML file, or the name of a packaged config; options override it"
-    parser.add_argument("--config", action=_ConfigFile, metavar="F", help=help_text)
+    parser.add_argument(CONFIG, action="append", default=[], metavar="F", help=help_text)
     add_sources(parser)
     help_text = "print the resulting config, and exit"
     parser.add_argument(PRINT, action="store_true", help=help_text)
-    parser.add_class_arguments(Config, None, fail_untyped=True)
-    for action in parser._actions:
-        if action.dest in section_names():  # `--model FILE`, which --config makes superfluous
-            action.help = argparse.SUPPRESS
+    for section in dataclasses.fields(Config):
+        _add_section(parser, section.name, section.type)
     return parser
 
 
-class _ConfigFile(jsonargparse.ActionConfigFile):
-    """jsonargparse's option for a config file, which also takes the name of a packaged config."""
+def _add_section(parser: ConfigParser, section: str, cls: Any) -> None:
+    """Adds the options of a section's fields, with the lines of its docstring."""
+    lines = argument_lines(cls)
+    title = (inspect.getdoc(cls) or section).partition("\n")[0]
+    group = parser.add_argument_group(title.removesuffix("."))
+    for field in dataclasses.fields(cls):
+        group.add_argument(
+            f"--{section}.{field.name}",
+            action=_Value,
+            kind=field.type,
+            shown="null" if field.default is None else field.default,
+            default=argparse.SUPPRESS,
+            metavar=field.name.upper(),
+            help=lines[field.name],
+        )
 
-    def __call__(
-        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
-        text = file_written_out(find_config(values), _model_of)
-        super().__call__(parser, namespace, text, option_string)
+
+def argument_lines(cls: Any) -> dict[str, str]:
+    """What the docstring of a class says of each of its arguments, on a line.
+
+    >>> argument_lines(ModelConfig)["hidden_size"]
+    'width of the residual stream.'
+    """
+    arguments = (inspect.getdoc(cls) or "").partition("Args:\n")[2]
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", arguments, re.M)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
-def _model_of(fields: Mapping[str, Any]) -> ModelConfig:
-    """The model of the fields of a file."""
-    options = [as_option(f"model.{name}", value) for name, value in fields.items()]
-    return parse(_parser_of_fields(), options)[0].model
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the type and the default of each field after its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if not isinstance(action, _Value):
+            return text
+        default = "" if action.shown is None else f", default: {action.shown}"
+        return f"{text} (type: {describe_type(action.kind)}{default})"
+
+
+# ---- a command line as a config ------------------------------------------------------------------
 
 
 class Parsed(typing.NamedTuple):
@@ -107,12 +168,11 @@ class Parsed(typing.NamedTuple):
     sizes: str | None
 
 
-def parse(
-    parser: jsonargparse.ArgumentParser, argv: Sequence[str] | None
-) -> tuple[Config, dict[str, Any]]:
+def parse(parser: ConfigParser, argv: Sequence[str] | None) -> tuple[Config, dict[str, Any]]:
     """Reads the config of a command line. Returns it with the values of the parser's other options.
 
-    Fields override the file, wherever `--config` stands. `--print_config` prints and exits.
+    Fields override the file, wherever `--config` stands; of several files the last wins.
+    `--print_config` prints and exits.
 
     Args:
         parser: made by `make_parser`; may have options besides the config's.
@@ -121,41 +181,34 @@ def parse(
     Raises:
         UserError: unknown key, wrong type, impossible layout, unreadable file.
     """
-    parsed = parse_all(parser, argv)
+    parsed = parse_all(parser.parse_args(argv))
     return parsed.config, parsed.options
 
 
 def parse_all(
-    parser: jsonargparse.ArgumentParser,
-    argv: Sequence[str] | None,
-    *,
-    check: Callable[[Parsed], None] = lambda parsed: None,
+    words: argparse.Namespace, *, check: Callable[[Parsed], None] = lambda parsed: None
 ) -> Parsed:
-    """Reads a command line as `parse` does, with what else is known of it.
+    """Makes the config of a command line.
 
-    check: raises UserError for what a command does not take, before anything is printed.
+    Args:
+        words: the options, as a parser of `make_parser` reads them.
+        check: raises UserError for what a command does not take, before anything is printed.
     """
-    argv = _file_first(written_out(sys.argv[1:] if argv is None else argv))
-    _check_options(argv)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # jsonargparse's own deprecations
-            values = parser.parse_args(argv, defaults=False)  # Config has them, much faster
-    except argparse.ArgumentError as error:
-        raise UserError(_rephrase(str(error), parser._option_string_actions)) from error
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{quoted(str(error), 4 * QUOTED)}; see --help") from error
-    tree = _other_defaults(parser) | values.as_dict()
-    sections = {name: tree.pop(name) for name in section_names() if name in tree}
-    tree.pop("config", None)
-    printing, source, sizes = (tree.pop(name) for name in (PRINT.removeprefix("--"), FROM, SIZES))
+    options = dict(vars(words))
+    fields = {name: options.pop(name) for name in field_types().keys() & options.keys()}
+    printing = options.pop(PRINT.removeprefix("--"))
+    named = {dest: path for dest in (FROM, SIZES) if (path := options.pop(dest)) is not None}
+    sections, sources = _of_files(options.pop(CONFIG.removeprefix("--")))
+    sources |= {dest: str(path) for dest, path in named.items()}
+    for name, value in (named_in_options(named) | fields).items():
+        section, _, field = name.partition(".")
+        sections.setdefault(section, {})[field] = value
     config = from_dict(sections)
+    source, sizes = sources.get(FROM), sources.get(SIZES)
     if source and config.checkpoint.start == source:
         check_sizes(config.model, source)
-    given = frozenset(f"{name}.{key}" for name, fields in sections.items() for key in fields)
-    parsed = Parsed(config, tree, given, source, sizes)
+    given = frozenset(f"{name}.{key}" for name, values in sections.items() for key in values)
+    parsed = Parsed(config, options, given, source, sizes)
     check(parsed)
     if printing:
         print(as_yaml(config), end="")
@@ -163,22 +216,32 @@ def parse_all(
     return parsed
 
 
-def _other_defaults(parser: jsonargparse.ArgumentParser) -> dict[str, Any]:
-    """The defaults of options that are no fields of a config, which has its own."""
-    sections = section_names()
+def _of_files(names: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The sections of config files, later ones over earlier ones, and the directories they name."""
+    sections: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
+    for name in names:
+        path = find_config(name)
+        tree = read_file(path, KEYS)
+        sources |= named_in_file(path, tree, _model_of)
+        for section, values in tree.items():
+            sections.setdefault(section, {}).update(_typed(section, values))
+    return sections, sources
+
+
+def _typed(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a section, checked to be of their types; what is null is checked later."""
     return {
-        each.dest: each.default
-        for each in parser._actions
-        if each.dest.partition(".")[0] not in sections and each.default != argparse.SUPPRESS
+        name: value
+        if value is None
+        else typed(key := f"{section}.{name}", value, field_types()[key])
+        for name, value in values.items()
     }
 
 
-def _file_first(argv: Sequence[str]) -> list[str]:
-    """The command line with `--config F` before the fields; of several files the last wins."""
-    parser = Parser(add_help=False)
-    parser.add_argument("--config", action="append", default=[])
-    files, others = parser.parse_known_args(argv)
-    return [*(f"--config={name}" for name in files.config), *others]
+def _model_of(fields: Mapping[str, Any]) -> ModelConfig:
+    """The model of the fields of a file."""
+    return ModelConfig(**_typed("model", fields))
 
 
 @checked("jaxptd.load_config")
@@ -195,7 +258,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         UserError: as `parse`.
     """
     _check_overrides(overrides)
-    parsed = parse_all(_parser_of_fields(), [f"--config={path}", *overrides])
+    parsed = parse_all(_parser_of_fields().parse_args([f"{CONFIG}={path}", *overrides]))
     if parsed.sizes:
         try:
             check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
@@ -205,8 +268,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 @functools.cache
-def _parser_of_fields() -> jsonargparse.ArgumentParser:
-    """Makes a parser without other options, once: it takes as long as parsing does."""
+def _parser_of_fields() -> ConfigParser:
+    """Makes a parser without other options, once."""
     return make_parser("jaxptd", "a run")
 
 
@@ -217,41 +280,3 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         is_field = name.partition(".")[0] in section_names()
         if option.startswith("-") and not is_field and name not in KEYS:
             raise UserError(f"unknown key {quoted(name)}; {nearest_key(name)}")
-
-
-def _check_options(argv: Sequence[str]) -> None:
-    """Raises UserError for an option that names a section, or for YAML that is wrong.
-
-    The YAML is that of the `--config` file and of values with brackets, anchors, aliases or tags.
-    """
-    for option, following in itertools.zip_longest(argv, argv[1:]):
-        if option.startswith("--config="):
-            check_file(find_config(option.removeprefix("--config=")), KEYS)
-            continue
-        name, _, value = option.removeprefix("--").partition("=")
-        if name in section_names() and option.startswith("--"):
-            raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
-        check_value(name, value or following or "", field_types().get(name.rstrip("+"), Any))
-
-
-def _rephrase(message: str, options: Iterable[str]) -> str:
-    """Turns a message of jsonargparse into one line that names the field and the remedy."""
-    text = " ".join(message.split())
-    if text.lower().endswith("unrecognized arguments:"):
-        return "one of the arguments is empty; remove it, or give it a name, see --help"
-    if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
-        key = f"{match[1]}.{match[2]}"
-        return f"unknown key {quoted(key)}; {nearest_key(key)}"
-    if match := re.search(
-        r"(?:[Uu]nrecognized arguments: (?:--)?|Option ')([^\s'=]+)(?:' is not accepted)?", text
-    ):
-        return f"unknown key {quoted(match[1])}; {nearest_key(match[1], options)}"
-    match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: ?(.*)', text)
-    if match and match[1] in field_types():
-        expected = describe_type(field_types()[match[1]])
-        return f"{match[1]}: expected {expected}, got {quoted(match[2] or 'nothing')}"
-    if match := re.search(
-        r'Parser key "(\w+)": Expected an? <class .(\w+).>. Got value: ?(.*)', text
-    ):
-        return f"--{match[1]}: expected {match[2]}, got {quoted(match[3] or 'nothing')}"
-    return f"{quoted(text, 4 * QUOTED)}; see --help"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxptd.commands.help import first_words, is_shown
 from jaxptd.commands.table import COMMANDS
-from jaxptd.config.files import packaged_configs
+from jaxptd.config.files import choices_of, packaged_configs
 from jaxptd.errors import Parser, run_command
 
 # ---- scripts -------------------------------------------------------------------------------------
@@ -174,9 +174,6 @@ SCRIPTS: Mapping[str, Callable[[Sequence[Completed]], str]] = {
 }
 
 
-LITERAL = re.compile(r"\{([^{}]+)\}")  # the values of an option, as jsonargparse shows them
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a script that completes commands and options in a shell."""
     print(completion_script(parser().parse_args(argv).shell), end="")
@@ -215,7 +212,7 @@ def _options_and_words(parser: argparse.ArgumentParser) -> tuple[list[Option], C
         )
         for action in filter(is_shown, parser._actions)
         for name in action.option_strings
-        if name.startswith("--") and not name.endswith("+")
+        if name.startswith("--")
     ]
     words = [_choices(action) for action in parser._actions if not action.option_strings]
     return options, sum(words, ())
@@ -227,8 +224,7 @@ def _choices(action: argparse.Action) -> Choices:
         return tuple(packaged_configs())
     if action.choices:
         return tuple(map(str, action.choices))
-    names = LITERAL.fullmatch(str(action.metavar))
-    return tuple(names[1].split(",")) if names else ()
+    return choices_of(getattr(action, "kind", None))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def short_help(
     fields = [parser._option_string_actions[name] for name in usual]
     return "\n".join(
         [
-            f"usage: {parser.prog} [--config F] [--section.field value ...] [options]",
+            parser.format_usage().rstrip(),
             *("", parser.description or ""),
             *("", "options:", *map(_row, actions)),
             *("", "fields of a config most used, with their defaults:", *map(_row, fields)),
@@ -60,15 +60,16 @@ def short_help(
 
 def _row(action: argparse.Action) -> str:
     """An option with its default or the name of its value, and the first words of its help."""
-    names = ", ".join(name for name in action.option_strings if not name.endswith("+"))
+    names = ", ".join(action.option_strings)
     left = f"{names} {'' if action.nargs == 0 else _value(action)}"
     return f"  {left:<{LEFT}}{first_words(action.help or '')}"
 
 
 def _value(action: argparse.Action) -> str:
-    unset = action.default is None or action.default is argparse.SUPPRESS
-    value = action.metavar if unset else action.default
-    text = "" if value is None else str(value).strip("\b")
+    default = getattr(action, "shown", action.default)  # a field has none of argparse's
+    unset = default in (None, []) or default is argparse.SUPPRESS
+    value = action.metavar if unset else default
+    text = "" if value is None else str(value)
     return text.lower() if isinstance(value, bool) else text
 
 

@@ -3,27 +3,33 @@
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import jsonargparse
-
-from jaxptd.commands.command_line import Parsed, load_config, make_parser, parse_all
-from jaxptd.commands.sources import check_chosen
+from jaxptd.commands.command_line import (
+    ConfigParser,
+    Parsed,
+    load_config,
+    make_parser,
+    parse_all,
+)
+from jaxptd.commands.sources import FROM, check_chosen
 from jaxptd.common_options import path_option
 from jaxptd.config import Config
 from jaxptd.config.written import RUN_CONFIG
-from jaxptd.errors import Parser, UserError
+from jaxptd.errors import UserError
 
 MODEL = tuple(f"--model.{name}" for name in ("num_layers", "hidden_size", "seq_length", "dtype"))
 LAYOUT = tuple(f"--layout.{name}" for name in ("dp", "tp", "sequence_parallel", "pp", "cp", "zero"))
 BATCH = ("--train.global_batch_size", "--train.micro_batches", "--train.platform")
+RUN_DIR = "train.run_dir"
 USUAL = (*MODEL, *LAYOUT, *BATCH)
 
 
 def run_parser(
     name: str, description: str, *, examples: Sequence[str], usual: Sequence[str] = USUAL
-) -> jsonargparse.ArgumentParser:
-    """Makes the parser of a command that takes a config; this takes as long as parsing does.
+) -> ConfigParser:
+    """Makes the parser of a command that takes a config.
 
     Args:
         name: of the command, as in `jaxptd NAME`.
@@ -34,12 +40,12 @@ def run_parser(
     lines = [f"jaxptd {name} {example}" for example in examples]
     parser = make_parser(f"jaxptd {name}", description, usual=usual, examples=lines)
     help_text = "directory of a run, which has its config"
-    parser.add_argument("--run-dir", metavar="D", help=help_text)
+    parser.add_argument("--run-dir", type=path_option, action="append", metavar="D", help=help_text)
     return parser
 
 
 def read_run(
-    parser: jsonargparse.ArgumentParser, argv: Sequence[str] | None, *, new: bool = False
+    parser: ConfigParser, argv: Sequence[str] | None, *, new: bool = False
 ) -> tuple[Config, dict[str, Any]]:
     """Reads a command line as `parse` does; `--run-dir` names a run, and so its config.
 
@@ -53,7 +59,9 @@ def read_run(
         UserError: as `parse`, or there is no such run.
     """
     check = _check_chosen if new else lambda parsed: None
-    parsed = parse_all(parser, _expanded(argv, new=new), check=check)
+    words = parser.parse_args(argv)
+    _name_config(words, words.__dict__.pop("run_dir"), new=new)
+    parsed = parse_all(words, check=check)
     return parsed.config, parsed.options
 
 
@@ -63,31 +71,27 @@ def _check_chosen(parsed: Parsed) -> None:
         check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
 
 
-def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:
-    """The command line with `--run-dir D` written as `--config D/config.yaml --train.run_dir D`."""
-    words = Parser(add_help=False)
-    words.add_argument("--run-dir", type=path_option, action="append", default=[])
-    given, others = words.parse_known_args(argv)
-    if not given.run_dir:
-        return others
-    run_dir, names = given.run_dir[0], {other.partition("=")[0] for other in others}
-    if len(given.run_dir) > 1 or "--train.run_dir" in names:
+def _name_config(words: argparse.Namespace, run_dirs: Sequence[Path] | None, *, new: bool) -> None:
+    """Replaces `--run-dir D` by `--config D/config.yaml --train.run_dir D` in a command line."""
+    if not run_dirs:
+        return
+    run_dir, config = run_dirs[0], run_dirs[0] / RUN_CONFIG
+    if len(run_dirs) > 1 or RUN_DIR in words:
         raise UserError("--run-dir: the directory of the run is given twice; give it once")
-    directory = f"--train.run_dir={run_dir}"
-    named = names & {"--config", "--from"}
-    if named and new:
-        return [*others, directory]
-    if "--from" in named:
+    setattr(words, RUN_DIR, str(run_dir))
+    model = getattr(words, FROM)
+    if (words.config or model) and new:
+        return
+    if model:
         raise UserError("--from and --run-dir both name a model; give one of them")
-    if named:
+    if words.config:
         raise UserError("--config and --run-dir both name a config; give one of them")
-    config = run_dir / RUN_CONFIG
     if not os.path.exists(config):
         raise UserError(
             f"--run-dir {run_dir} holds no run: there is no {config}; name the directory of a run, "
             f"or {'add --config or --from to train there' if new else 'give --config instead'}"
         )
-    return [f"--config={config}", *others, directory]
+    words.config.append(str(config))
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -4,17 +4,13 @@
 Both can stand in a config file and on a command line.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jaxptd.commands.table import later
 from jaxptd.common_options import as_path, path_option
-from jaxptd.config.files import Dumper
-from jaxptd.errors import Parser, UserError
+from jaxptd.errors import UserError
 
 FROM, SIZES = "from", "model_from"  # among parsed values
 OPTIONS = {FROM: "--from", SIZES: "--model.from"}
@@ -24,47 +20,48 @@ KEYS = tuple(name.removeprefix("--") for name in OPTIONS.values())  # in a confi
 def add_sources(parser: Any) -> None:
     """Adds `--from D` and `--model.from D` to a parser."""
     help_text = "sizes, weights and tokenizer of a Hugging Face directory"
-    parser.add_argument(OPTIONS[FROM], dest=FROM, metavar="D", help=help_text)
+    parser.add_argument(OPTIONS[FROM], dest=FROM, type=path_option, metavar="D", help=help_text)
     help_text = "only the sizes of a Hugging Face directory's model"
-    parser.add_argument(OPTIONS[SIZES], dest=SIZES, metavar="D", help=help_text)
+    parser.add_argument(OPTIONS[SIZES], dest=SIZES, type=path_option, metavar="D", help=help_text)
 
 
-def written_out(argv: Sequence[str]) -> list[str]:
-    """The command line with the fields that a directory stands for in front of all other options.
+def named_in_options(named: Mapping[str, Path]) -> dict[str, Any]:
+    """The fields that a directory stands for, by `section.field`.
 
     They override a config file, and other options override them.
+
+    Args:
+        named: the directory by `FROM` or `SIZES`, if an option names one.
 
     Raises:
         UserError: both options are given, or there is no such directory.
     """
-    words = Parser(add_help=False)
-    for dest, name in OPTIONS.items():
-        words.add_argument(name, dest=dest, type=path_option, action="append", default=[])
-    given, others = words.parse_known_args(argv)
-    named = {dest: path[-1] for dest, path in vars(given).items() if path}
     if len(named) > 1:
         raise UserError("--from and --model.from both name a model; give one of them")
-    for dest, path in named.items():
-        fields = (as_option(name, value) for name, value in _fields(dest, path).items())
-        others = [*fields, *others, as_option(OPTIONS[dest].removeprefix("--"), str(path))]
-    return others
+    return {name: value for each in named.items() for name, value in _fields(*each).items()}
 
 
-def file_written_out(path: str, model_of: Callable[[Mapping[str, Any]], Any]) -> str:
-    """The path of a config file; of one that names a directory, its text with the fields of that.
+def named_in_file(
+    path: str, tree: dict[str, Any], model_of: Callable[[Mapping[str, Any]], Any]
+) -> dict[str, str]:
+    """Replaces the directory that a config file names by the fields it stands for.
 
     Args:
         path: of the file.
+        tree: the sections of the file, which are changed.
         model_of: makes a model of the fields of a section.
+
+    Returns:
+        the directory by `FROM` or `SIZES`, if there is one.
 
     Raises:
         UserError: there is no such directory, or two of them, or the file contradicts it.
     """
-    tree = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     named = {FROM: tree} if FROM in tree else {}
-    named |= {SIZES: tree["model"]} if FROM in (tree.get("model") or {}) else {}
+    named |= {SIZES: tree["model"]} if FROM in tree.get("model", ()) else {}
     if len(named) > 1:
         raise UserError(f"{path}: from and model.from both name a model; give one of them")
+    found = {}
     for dest, section in named.items():
         source, name = section.pop(FROM), OPTIONS[dest].removeprefix("--")
         if not isinstance(source, str) or not source:
@@ -72,12 +69,12 @@ def file_written_out(path: str, model_of: Callable[[Mapping[str, Any]], Any]) ->
         directory = as_path(source, f"{path}: {name}:")
         for key, value in _fields(dest, directory).items():
             part, _, field = key.partition(".")
-            tree[part] = tree.get(part) or {}
-            if tree[part].get(field) is None:
-                tree[part][field] = value
+            fields = tree.setdefault(part, {})
+            if fields.get(field) is None:
+                fields[field] = value
         check_sizes(model_of(tree["model"]), str(directory))
-        tree[dest] = str(directory)
-    return str(yaml.dump(tree, Dumper=Dumper)) if named else path
+        found[dest] = str(directory)
+    return found
 
 
 def check_sizes(model: Any, directory: str) -> None:
@@ -104,8 +101,3 @@ def _fields(dest: str, path: Path) -> dict[str, Any]:
 
 def _reader() -> Any:
     return later("models of Hugging Face")
-
-
-def as_option(name: str, value: Any) -> str:
-    """A field as an option of a command line."""
-    return f"--{name}={value if isinstance(value, str) else json.dumps(value)}"

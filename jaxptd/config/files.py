@@ -4,18 +4,21 @@ YAML that would take for ever to read, or that is more than plain values, is ref
 pipes, large files, aliases that stand for a great many values, and tags that make objects.
 """
 
+import contextlib
+import math
 import os
 import re
 import stat
+import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from jaxptd.errors import QUOTED, UserError, did_you_mean, quoted
-from jaxptd.fields.values import UNIONS, ImpossibleError, convert
+from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert
 
 # ---- configs that come with jaxptd, found by name ------------------------------------------------
 
@@ -77,8 +80,9 @@ def _folder() -> Path:
 Kinds = tuple[Any, ...]
 LEADING_ZERO = re.compile(r"([-+]?)0([\d_]*\d[\d_]*)")
 BASE_60 = re.compile(r"[-+]?\d[\d_]*(?::[0-5]?\d)+(?:\.[\d_]*)?")
-# A float for jsonargparse, a text for PyYAML.
+# A float for most people and for YAML 1.2, a text for PyYAML.
 EXPONENT = re.compile(r"[-+]?\d[\d_]*(?:\.\d*)?[eE][-+]?\d+")
+TYPES = Rules(below=math.inf, paths=False)
 NOT_TEXTS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
 
 
@@ -154,7 +158,7 @@ def _base_60(text: str) -> float:
 
 def _check_word(where: str, node: yaml.ScalarNode, choices: list[str]) -> None:
     """Raises UserError for a number or a truth value where a text or a choice is expected."""
-    if node.tag not in NOT_TEXTS and not EXPONENT.fullmatch(node.value):
+    if node.tag not in NOT_TEXTS:
         return
     text = quoted(node.value)
     if choices:
@@ -169,17 +173,13 @@ def _words(tag: str) -> str:
 
 
 LARGEST = 10**6  # bytes
-# In a document, with aliases replaced by what they stand for. The time of jsonargparse grows with
-# the square of their number: 2000 take 6 s.
-MOST_VALUES = 2000
+MOST_VALUES = 2000  # in a document, with aliases replaced by what they stand for
 MOST_DIGITS = 300  # of a whole number; a float cannot be larger
 TEMPLATE = "no ${...} or {{...}} is replaced here: write the values out"
 REMEDY = "name a YAML file of a config"
 TAG = "tag:yaml.org,2002:"
 PLAIN = frozenset(f"{TAG}{name}" for name in ("str", "seq", "map"))  # wherever they are written
-SCALARS = frozenset(
-    f"{TAG}{name}" for name in ("null", "bool", "int", "float", "timestamp", "merge")
-)
+SCALARS = frozenset(f"{TAG}{name}" for name in ("null", "bool", "int", "float", "merge"))
 
 
 class _TooManyError(yaml.YAMLError):
@@ -187,15 +187,22 @@ class _TooManyError(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes documents of at most `MOST_VALUES` values; reading more takes seconds."""
+    """Composes documents of at most `MOST_VALUES` values; dates are texts, and 1e3 is a number."""
 
     values = 0
+    yaml_implicit_resolvers = {  # noqa: RUF012  # as its base class has them
+        first: [pair for pair in pairs if pair[0] != f"{TAG}timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.values += 1
         if self.values > MOST_VALUES:
             raise _TooManyError(f"it has more than {MOST_VALUES} values")
         return super().compose_node(parent, index)
+
+
+_Loader.add_implicit_resolver(f"{TAG}float", EXPONENT, list("+-0123456789"))
 
 
 def read_yaml(path: str) -> yaml.Node | None:
@@ -221,42 +228,97 @@ def read_yaml(path: str) -> yaml.Node | None:
         template = f"; {TEMPLATE}" if re.search(r"\$\{|\{\{|\{%", text) else ""
         raise UserError(f"{path} is not YAML: {quoted(place, 3 * QUOTED)}{template}") from error
     _check_plain(path, root)
-    try:
-        yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:  # a date that no month has, say
-        words = " ".join(getattr(error, "problem", str(error)).split())
-        raise UserError(f"{path}: {quoted(words, 3 * QUOTED)}; put texts in quotes") from error
     return root
 
 
-def check_value(name: str, text: str, kind: Any) -> None:
-    """Raises UserError if the value of an option is not plain, or another one than stands there.
+def plain_values(where: str, root: yaml.Node) -> Any:
+    """The values of checked YAML. Raises UserError for a merge (`<<`) of no mapping."""
+    try:
+        return _Loader("").construct_document(root)
+    except (ValueError, yaml.YAMLError) as error:
+        words = " ".join(getattr(error, "problem", str(error)).split())
+        raise UserError(f"{where}: {quoted(words, 3 * QUOTED)}; put texts in quotes") from error
+
+
+def option_value(name: str, text: str, kind: Any) -> Any:
+    """The value of an option: YAML, or the text as it stands where the field has texts.
 
     Args:
-        name: of the option.
-        text: its value.
-        kind: the annotation of its field.
-    """
-    where = f"--{quoted(name)}"
-    check_scalars(where, _check_text(where, text), kind, option=True)
-
-
-def _check_text(where: str, text: str) -> yaml.Node | None:
-    """The YAML of a text, since jsonargparse reads each as YAML once more; None: it is none.
+        name: the field's, or that of an option of a command, with its dashes.
+        text: that follows it.
+        kind: the annotation.
 
     Raises:
-        UserError: it is not plain.
+        UserError: it is of another type, not plain, or another value than stands there.
     """
+    where = name if name.startswith("-") else f"--{name}"
     try:
         root = yaml.compose(text, Loader=_Loader)
     except (_TooManyError, RecursionError) as error:
         raise UserError(f"{where}={quoted(text)}: too many values; use fewer") from error
     except yaml.YAMLError:
-        return None
-    if not isinstance(root, yaml.ScalarNode) or root.value != text or root.tag != f"{TAG}str":
-        _check_plain(where, root)
-        check_keys(where, root)
-    return root
+        return typed(name, text, kind)
+    _check_plain(where, root)
+    check_keys(where, root)
+    check_scalars(where, root, kind, option=True)
+    if not _has_texts(kind):
+        return typed(name, plain_values(where, root) if root else "", kind)
+    if isinstance(root, yaml.CollectionNode):
+        with contextlib.suppress(UserError):  # a name with brackets
+            return typed(name, plain_values(where, root), kind)
+    return None if text == "null" and types.NoneType in _members(kind) else typed(name, text, kind)
+
+
+def _has_texts(kind: Any) -> bool:
+    """True if a value of a field, and not only an item of one, can be a text."""
+    members = _members(kind)
+    return str in members or any(isinstance(x, str) for k in members for x in typing.get_args(k))
+
+
+def typed(name: str, value: Any, kind: Any) -> Any:
+    """The value of a field, if it is of the field's type; its limits are checked later.
+
+    Raises:
+        UserError: it is of another type.
+    """
+    try:
+        return convert(value, kind, TYPES)
+    except ImpossibleError:
+        return value
+    except OtherTypeError as error:
+        shown = " ".join(str(value).split())
+        expected = f"expected {describe_type(kind)}, got {quoted(shown) or 'nothing'}"
+        raise UserError(f"{name}: {expected}") from error
+
+
+LISTED: Mapping[Any, Sequence[str]] = {bool: ("true", "false"), types.NoneType: ("null",)}
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """The values of a field, as they are written, where they can be listed."""
+    members = _members(kind)
+    if bool in members:
+        return ("true", "false", "null")[: 1 + len(members)]
+    if not all(
+        each is types.NoneType or typing.get_origin(each) is typing.Literal for each in members
+    ):
+        return ()
+    values = [str(value) for each in members for value in typing.get_args(each)]
+    return (*values, *["null"] * (types.NoneType in members))
+
+
+def describe_type(annotation: Any) -> str:
+    """Describes a type: `int | None` as "int or null", `Literal["a", "b"]` as "one of a, b"."""
+    if annotation is types.NoneType:
+        return "null"
+    members = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return f"one of {', '.join(map(str, members))}"
+    if typing.get_origin(annotation) in UNIONS:
+        return " or ".join(map(describe_type, members))
+    if members and typing.get_origin(members[0]) is typing.Literal:
+        return f"list, each {describe_type(members[0])}"
+    return str(annotation) if members else str(annotation.__name__)
 
 
 def _check_plain(where: str, root: yaml.Node | None) -> None:
@@ -281,8 +343,6 @@ def _check_plain(where: str, root: yaml.Node | None) -> None:
         if node.tag == f"{TAG}int" and len(node.value) > MOST_DIGITS:
             digits = len(node.value)
             raise UserError(f"{where} has a number of {digits} digits in line {line}; use fewer")
-        if node.tag == f"{TAG}str":
-            _check_text(where, node.value)
 
 
 def _check_names(where: str, mapping: yaml.MappingNode) -> None:

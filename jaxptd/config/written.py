@@ -2,18 +2,22 @@
 
 import dataclasses
 import functools
-import types
-import typing
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jaxptd.config.files import Dumper, check_keys, check_scalars, packaged_configs, read_yaml
+from jaxptd.config.files import (
+    Dumper,
+    check_keys,
+    check_scalars,
+    packaged_configs,
+    plain_values,
+    read_yaml,
+)
 from jaxptd.config.run import Config, from_dict, to_dict
 from jaxptd.errors import UserError, nearest, quoted
-from jaxptd.fields.values import UNIONS
 
 RUN_CONFIG = "config.yaml"  # in a run's directory
 
@@ -29,28 +33,34 @@ def read_config(path: Path) -> Config:
     Raises:
         UserError: it cannot be read, or is no config.
     """
-    check_file(str(path))
-    sections = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    return from_dict(sections)
+    return from_dict(read_file(str(path)))
 
 
-def check_file(path: str, others: Collection[str] = ()) -> None:
-    """Raises UserError unless the file is YAML whose keys are sections and fields of a config.
+def read_file(path: str, others: Collection[str] = ()) -> dict[str, Any]:
+    """The sections of a config file, as they are written.
 
-    others: keys that it may have besides.
+    Args:
+        path: of the file.
+        others: keys that it may have besides.
+
+    Raises:
+        UserError: it is not YAML whose keys are sections and fields of a config.
     """
-    for section, fields in _entries(path, read_yaml(path)):
+    root = read_yaml(path)
+    for section, fields in _entries(path, root):
         if section in others:
             continue
         if section not in section_names():
-            sections = ", ".join(section_names())
-            raise UserError(f"{path}: unknown section {quoted(section)}; use {sections}")
+            known = ", ".join(section_names())
+            raise UserError(f"{path}: unknown section {quoted(section)}; use {known}")
         for name, value in _entries(f"{path}: section {section}", fields):
             key = f"{section}.{name}"
             if key not in (*field_types(), *others):
                 raise UserError(f"{path}: unknown key {quoted(key)}; {nearest_key(key)}")
             check_keys(f"{path}: {key}", value)
             check_scalars(f"{path}: {key}", value, field_types().get(key, Any))
+    sections: dict[str, Any] = plain_values(path, root)  # type: ignore[arg-type]
+    return sections
 
 
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
@@ -90,6 +100,8 @@ def nearest_key(key: str, options: Iterable[str] = ()) -> str:
     """
     if key in field_types():
         return f"write --{key}"
+    if key.rpartition(".")[0] in field_types():
+        return f"did you mean {key.rpartition('.')[0]}?"
     if key in packaged_configs():
         return f"did you mean --config {key}?"
     others = {name.lstrip("-"): name for name in options if "." not in name}
@@ -98,17 +110,3 @@ def nearest_key(key: str, options: Iterable[str] = ()) -> str:
     candidates = sectionless | fields
     near = nearest(key.rpartition(".")[2].lstrip("-"), candidates)
     return f"did you mean {candidates[near]}?" if near else "see jaxptd train --help-all"
-
-
-def describe_type(annotation: Any) -> str:
-    """Describes a type: `int | None` as "int or null", `Literal["a", "b"]` as "one of a, b"."""
-    if annotation is types.NoneType:
-        return "null"
-    members = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Literal:
-        return f"one of {', '.join(map(str, members))}"
-    if typing.get_origin(annotation) in UNIONS:
-        return " or ".join(map(describe_type, members))
-    if members and typing.get_origin(members[0]) is typing.Literal:
-        return f"list, each {describe_type(members[0])}"
-    return str(annotation) if members else str(annotation.__name__)

@@ -37,7 +37,7 @@ class Rules:
         paths: texts are paths, or names that paths may stand for.
     """
 
-    below: int = LIMIT
+    below: float = LIMIT
     paths: bool = True
 
 
@@ -162,7 +162,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, float | np.floating) else _whole_number(value)
 
 
-def _within(number: float, below: int) -> float:
+def _within(number: float, below: float) -> float:
     if below <= abs(number) != math.inf:
         side = f"below {below}" if number > 0 else f"above {-below}"
         raise ImpossibleError(f"use a number {side}")

@@ -93,6 +93,17 @@ def test_options_of_the_caller_are_returned_with_the_config():
     )
 
 
+def test_numbers_and_truth_values_of_the_caller_are_read_as_those_of_fields():
+    parser = make_parser("prog", "what it does")
+    parser.add_argument("--tokens", type=float, default=0.5)
+    parser.add_argument("--compiled", type=bool, default=True)
+    assert parse(parser, ())[1] == {"tokens": 0.5, "compiled": True}
+    found = parse(parser, ["--tokens=2e12", "--compiled", "no"])[1]
+    assert (found, type(found["tokens"])) == ({"tokens": 2e12, "compiled": False}, float)
+    with pytest.raises(UserError, match="^--tokens: expected float, got nan$"):
+        parse(parser, ["--tokens", "nan"])
+
+
 # --- --help-all
 
 

@@ -34,6 +34,8 @@ def test_bash_completes_commands_options_and_values(scripts):
     assert completed(bash, "jaxptd", "pi") == ["pipeline"]
     assert completed(bash, "jaxptd", "train", "--layout.z") == ["--layout.zero"]
     assert completed(bash, "jaxptd", "train", "--layout.zero", "") == ["0", "1", "2", "3"]
+    assert completed(bash, "jaxptd", "train", "--model.gated", "") == ["true", "false", "null"]
+    assert completed(bash, "jaxptd", "plan", "--model.norm", "n") == ["null"]
     assert completed(bash, "jaxptd", "generate", "--platform", "c") == ["cpu"]
     assert completed(bash, "jaxptd", "verify", "--config", "quick") == ["quickstart"]
     assert completed(bash, "jaxptd", "completion", "") == ["bash", "zsh", "fish"]

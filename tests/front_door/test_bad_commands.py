@@ -186,7 +186,7 @@ plan --gpus 0 --gpu h100 | gpus is 0; use 1 to
 plan --gpus 8 --gpu h300 | no such accelerator; did you mean
 plan --gpus 8 --gpu h100 --node -1 | node is -1; use 0 to
 plan --gpus 8 --gpu h100 --max-memory 0 | max_memory=0.0: use a share
-plan --gpus 8 --gpu h100 --max-memory nan | max_memory: expected float, got nan
+plan --gpus 8 --gpu h100 --max-memory nan | --max-memory: expected float, got nan
 plan --gpus 8 --gpu h100 --top 0 | top is 0; use 1 to
 plan --gpus 8 --gpu h100 --hardware nowhere.yaml | nowhere.yaml: No such file
 plan --gpus 8 --gpu h100 --layout.tpp 2 | unknown key layout.tpp; did you mean layout.tp?

@@ -12,7 +12,6 @@ BOMB = "  - &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"  - &{outer} [{', '.join([f'*{inner}'] * 9)}]\n"
     for inner, outer in zip("abcdefgh", "bcdefghi", strict=True)
 )
-TEXT = BOMB.replace("  - ", "    ").replace("\n", ",\n")  # the same as a text of YAML
 
 # The content of a file, and pieces of the message after its name.
 CONTENTS = [
@@ -44,7 +43,6 @@ CONTENTS = [
     ("data: {source: {<<: 3}}", "expected a mapping or list of mappings for merging"),
     ("train:\n  run_dir: {{ a }}/x", "is not YAML", "no ${...} or {{...}} is replaced here"),
     ("train: {run_dir: ${HOME}/x}", "is not YAML", "no ${...} or {{...}} is replaced here"),
-    ("train: {run_dir: 2024-13-45}", "month must be in 1..12; put texts in quotes"),
     ("data: {source: 3}", "data.source: 3 is a number in YAML", "write '3'"),
     ("train: {seed: 0123}", "train.seed: 0123 begins with 0", "write 123, or 83 for octal"),
     ("train: {seed: '0123'}", "train.seed: 0123 begins with 0", "write 123, or 83 for octal"),
@@ -80,9 +78,6 @@ CONTENTS = [
     ("[" * 900, "too many brackets; name a YAML file of a config"),
     ("data: {source: " + "[" * 700 + "]" * 700 + "}", "too many brackets; name a YAML file"),
     ("- " * 900, "too many brackets; name a YAML file of a config"),
-    ("train: {run_dir: '!!int'}", "has the tag !!int in line 1; use values without tags"),
-    (f"train: {{run_dir: '{'[' * 500}'}}", "=[[[[[[", "too many values; use fewer"),
-    ("data:\n  source: |\n    [\n" + TEXT + "    ]", "with its aliases it has more than 2000"),
     ("data:\n  source:\n" + BOMB, "with its aliases it has more than 2000 values; write the"),
     ("model:\n" + BOMB, "with its aliases it has more than 2000 values; write the values out"),
     ("data: {source: &a [*a]}", "with its aliases it has more than 2000 values; write the"),
@@ -120,6 +115,7 @@ VALUES = [
     ("data: {source: {a: 1, b: x}}", "data.source: expected str or list[str] or dict[str, float]"),
     ("data: {source: {a: 1, b: 0}}", "data.source: 'b' has the weight 0.0; use a number above 0"),
     (f"data: {{source: '{LONG}'}}", "data.source='aaaaaaaaa", "no path is so long; use at most"),
+    (f"train: {{run_dir: '{'[' * 500}'}}", "train.run_dir='[[[[[[", "no path is so long; use at"),
     ('data: {source: "a\\0b"}', r"data.source='a\x00b': it has a null byte; remove it"),
     ("optimizer: {learning_rate: .inf}", "optimizer.learning_rate=inf must be a number above 0"),
     (

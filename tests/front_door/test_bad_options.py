@@ -33,7 +33,7 @@ OPTIONS = [
     ("--=3", "see jaxptd train --help-all"),
     ("--.=3", "unknown key .; see jaxptd train --help-all"),
     ("--model..num_layers=3", "did you mean model.num_layers?"),
-    ("--model.num_layers.x=3", "model.num_layers: expected int"),
+    ("--model.num_layers.x=3", "unknown key model.num_layers.x; did you mean model.num_layers?"),
     ("--model.__class__=3", "unknown key model.__class__; see jaxptd train --help-all"),
     ("--data.source[0]=3", "did you mean data.source?"),
     ("--model.num_layers 2 3", "unknown key 3; see jaxptd train --help-all"),

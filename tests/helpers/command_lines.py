@@ -4,9 +4,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
-import jsonargparse
 import pytest
 
+from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import read_run
 from jaxptd.commands.table import LATER, find_command, later
 from jaxptd.errors import run_command
@@ -28,7 +28,7 @@ def accept(name: str, options: list[str]) -> None:
         module, options = later(f"{name} {options[0]}"), options[1:]
     parser = module.parser()
     options = [each for each in options if each not in ("--help", "--help-all", "--print_config")]
-    if isinstance(parser, jsonargparse.ArgumentParser):
+    if isinstance(parser, ConfigParser):
         for name in {"--run-dir", "--from"} & set(options):  # there is no such directory here
             options[(at := options.index(name)) : at + 2] = []
             options += [] if "--config" in options else ["--config", "quickstart"]
