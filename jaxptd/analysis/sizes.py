@@ -16,6 +16,7 @@ from jaxptd.models.architecture import MLP, Architecture, Attention, Head, Stack
 from jaxptd.models.families import architecture_of
 from jaxptd.shapes import StoredShape
 from jaxptd.vision.architecture import Windows
+from jaxptd.zero.plan import layers_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +130,7 @@ class Sizes:
 
         So it is in a pipeline, and where a layer's parameters or gradients move or are added up.
         """
-        layout = self.config.layout
-        moves = self.config.zero >= 2 or self.config.holds_blocks or layout.fetches_layers
-        return layout.pp > 1 or moves or self.config.sums_in_loops
+        return layers_plan(self.config).traces_layers
 
     @property
     def has_blocks(self) -> bool:

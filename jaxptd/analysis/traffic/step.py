@@ -33,7 +33,6 @@ from jaxptd.config import Config, itemsize
 from jaxptd.display import Table, html_of
 from jaxptd.layout import Axis, Layout
 from jaxptd.models.families import family_of
-from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.placement import Stages
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape, StoredShape
@@ -63,7 +62,7 @@ def unstacked_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collect
     for name, info in zero.infos.items():
         if Axis.PP in info.axes and info.stack is None:
             whole = elements_on_device(info, layout) * layout.pp
-            narrow = itemsize(zero.gather_dtype(name))
+            narrow = itemsize(zero.plans[name].gather_dtype)
             yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * narrow)
             yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole * wide)
 
@@ -216,7 +215,7 @@ def _all_axes(
     step: Scenario, infos: Mapping[str, ParamShape]
 ) -> Iterator[tuple[StepPart, Iterable[Collective]]]:
     """Each part with its collectives, over axes of any size."""
-    layout, zero = step.config.layout, state_shapes(step.config, infos)
+    layout, zero = step.config.layout, StateShapes.of(step.config, infos)
     layers, ends = layers_one_way, ends_one_way
     if layout.has_grid:
         layers, ends = layers_on_grid, ends_on_grid
