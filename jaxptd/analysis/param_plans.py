@@ -45,7 +45,7 @@ class Group:
 
     @property
     def words(self) -> dict[str, str]:
-        """What the plan says, by column."""
+        """The words of the plan, by column."""
         plan = self.plan
         return {
             "where": plan.where,
@@ -63,7 +63,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ParamPlans:
-    """What a step does with each group of a model's parameters.
+    """The plans of a model's parameters, a row for each group.
 
     Args:
         layout: of the step.
@@ -90,10 +90,13 @@ class ParamPlans:
 
     def table(self) -> Table:
         """A row for each group, of what one device holds."""
-        rows = [
-            (each.name, count_text(each.elements), bytes_text(each.bytes), *each.words.values())
-            for each in self.groups
-        ]
+        rows = []
+        for each in self.groups:
+            words = each.words
+            if each.plan.gather != "never":
+                words["gathered"] += f", {each.plan.gather_dtype}"
+            sizes = count_text(each.elements), bytes_text(each.bytes)
+            rows.append((each.name, *sizes, *words.values()))
         return Table("", ("group", "count", "bytes", *COLUMNS), rows)
 
     @property

@@ -43,7 +43,8 @@ def with_sums(params: Any, sums: Any) -> tuple[Any, Any]:
     def rest(leaf: Any, total: Array) -> Array:
         return jnp.zeros_like(leaf.grad_slot) if takes(leaf) else total
 
-    return _map(with_sum, params, sums), _map(rest, params, sums)
+    having = jax.tree.map(with_sum, params, sums, is_leaf=is_lazy)
+    return having, jax.tree.map(rest, params, sums, is_leaf=is_lazy)
 
 
 def added(params: Any, rest: Any, gradients: Any) -> Any:
@@ -53,36 +54,27 @@ def added(params: Any, rest: Any, gradients: Any) -> Any:
         has_sum = is_lazy(leaf) and leaf.sum is not None
         return gradient if has_sum else rest + gradient
 
-    return _map(one, params, rest, gradients)
+    return jax.tree.map(one, params, rest, gradients, is_leaf=is_lazy)
 
 
 def start(stack: Any) -> Any:
     """Makes what a loop puts a stack's gradients into: the sums that it adds to, or zeros."""
-
-    def one(leaf: Any) -> Array:
-        return leaf.sum if _adds(leaf) else jnp.zeros_like(leaf.grad_slot)
-
-    return _map(one, stack)
+    return jax.tree.map(
+        lambda leaf: leaf.sum if leaf.adds else jnp.zeros_like(leaf.grad_slot),
+        stack,
+        is_leaf=is_lazy,
+    )
 
 
 def with_layer(sums: Any, gradients: Any, stack: Any, i: Any) -> Any:
     """Gradients of a stack with those of layer i, as `start` says."""
 
     def one(leaf: LazyParam, pool: Array, gradient: Array) -> Array:
-        put = pools.add if _adds(leaf) else pools.put
+        put = pools.add if leaf.adds else pools.put
         updated: Array = put(pool, gradient, i)
         return updated
 
-    return _map(one, stack, sums, gradients)
-
-
-def _adds(leaf: LazyParam) -> bool:
-    in_loop = leaf.plan.accumulate == "in_loop" and leaf.plan.reduce != "last_microbatch"
-    return in_loop and leaf.sum is not None
-
-
-def _map(function: Any, *trees: Any) -> Any:
-    return jax.tree.map(function, *trees, is_leaf=is_lazy)
+    return jax.tree.map(one, stack, sums, gradients, is_leaf=is_lazy)
 
 
 # ---- gradients in another precision than that of their parameters --------------------------------
@@ -179,12 +171,12 @@ def first_microbatch_params(params: Any) -> Any:
     """`params` for the first micro-batch: gradients that wait for the last are whole."""
 
     def first(leaf: Any) -> Any:
-        if not _waits(leaf):
+        if not (is_lazy(leaf) and leaf.plan.reduce == "last_microbatch"):
             return leaf
         plan, shape = leaf.plan.first, leaf.info.local_shape(leaf.shard)
         return dataclasses.replace(leaf, grad_slot=grad_slot(leaf.shard, plan, shape), plan=plan)
 
-    return _map(first, params)
+    return jax.tree.map(first, params, is_leaf=is_lazy)
 
 
 def with_held(
@@ -212,15 +204,11 @@ def middle_microbatch_params(params: Any) -> Any:
     """`params` for the micro-batches between: those that wait are blocks, and nothing is sent."""
 
     def middle(leaf: Any) -> Any:
-        if not _waits(leaf):
+        if not (is_lazy(leaf) and leaf.plan.reduce == "last_microbatch"):
             return leaf
         plan, block = leaf.plan.middle, leaf.block
         if plan.accumulate == "after":
             return block
         return LazyParam(block, grad_slot(block, plan), None, None, plan)
 
-    return _map(middle, params)
-
-
-def _waits(leaf: Any) -> bool:
-    return is_lazy(leaf) and leaf.plan.reduce == "last_microbatch"
+    return jax.tree.map(middle, params, is_leaf=is_lazy)

@@ -73,6 +73,12 @@ class LazyParam:
     plan: ParamPlan
     sum: Array | None = None
 
+    @property
+    def adds(self) -> bool:
+        """True if a loop adds each layer's gradient to `sum`, and the last micro-batch does not."""
+        in_loop = self.plan.accumulate == "in_loop" and self.plan.reduce != "last_microbatch"
+        return in_loop and self.sum is not None
+
     def copied(self) -> Array:
         """The shard on the device, in the precision to gather in."""
         return on_device(self.shard).astype(self.plan.gather_dtype)

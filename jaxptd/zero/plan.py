@@ -1,4 +1,4 @@
-"""What a step does with a parameter, decided once from the config: `ParamPlan`.
+"""The plan of a parameter, decided once from the config: all that a step does with it.
 
 ZeRO, offloading, gradient accumulation and the loop over layers have all a say in where a parameter
 is, when a device has it whole, and when its gradient is summed over devices. Here they are asked,
@@ -31,7 +31,7 @@ BY_LAYER = ("muon",)  # optimizers that look at one layer's matrix at a time, an
 
 @dataclasses.dataclass(frozen=True)
 class ParamPlan:
-    """What a step does with each parameter of a group. The defaults: it is there, and whole.
+    """The handling of each parameter of a group. The defaults: it is there, and whole.
 
     Args:
         runs: what reads it: the ends of the model (outside of layers), or layers in a loop,
@@ -218,9 +218,9 @@ def _of_layers(config: Config, *, narrow: bool, matrix: bool) -> tuple[ParamPlan
     where, why_where = _where(config)
     gather, gathered = _gather(config, runs)
     reduce, reduced = _reduce(config, runs, gather)
-    accumulate, accumulated = _accumulate(config, runs, gather, reduce)
+    accumulate, accumulated = _accumulate(config, runs, gather=gather, reduce=reduce)
     gather_dtype = config.model.dtype if narrow else wide
-    narrows, graded = _narrows(config, runs, gather, reduce, accumulate)
+    narrows, graded = _narrows(config, runs, gather=gather, reduce=reduce, accumulate=accumulate)
     one_by_one = gather == "layer" or reduce != "end" or config.optimizer.name in BY_LAYER
     plan = ParamPlan(
         runs,
@@ -269,7 +269,7 @@ def _reduce(config: Config, runs: Runs, gather: Gather) -> tuple[Reduce, str]:
 
 
 def _accumulate(
-    config: Config, runs: Runs, gather: Gather, reduce: Reduce
+    config: Config, runs: Runs, *, gather: Gather, reduce: Reduce
 ) -> tuple[Accumulate, str]:
     """A loop adds to sums in place, if its layers' gradients are traced by themselves.
 
@@ -298,9 +298,9 @@ def _accumulate(
 
 
 def _narrows(
-    config: Config, runs: Runs, gather: Gather, reduce: Reduce, accumulate: Accumulate
+    config: Config, runs: Runs, *, gather: Gather, reduce: Reduce, accumulate: Accumulate
 ) -> tuple[bool, str]:
-    """Whether gradients of layers have the precision that products read parameters in.
+    """Decides if gradients of layers have the precision that products read parameters in.
 
     Backward computes them in it. Where a loop moves nothing it stacks them so. A pipeline adds a
     layer's to a sum at once, as a loop of several micro-batches does, and a grid sums them inside a

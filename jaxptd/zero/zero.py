@@ -79,7 +79,13 @@ class Zero(StateShapes):
         Gradients of sharded parameters are summed over dp x cp; those of layers that are gathered
         one by one already are.
         """
-        return {name: self._end(name, g) for name, g in gradients.items()}
+        summed: Params = {}
+        for name, gradient in gradients.items():
+            stored, whole = self.stored[name], self.plans[name].reduce == "end"
+            if whole and isinstance(stored, ShardedInfo):
+                gradient = stored.reduce_scatter(gradient)
+            summed[name] = gradient
+        return summed
 
     def _begin(self, name: str, p: Array, training: bool) -> Any:
         stored, plan = self.stored[name], self.plans[name]
@@ -101,9 +107,3 @@ class Zero(StateShapes):
         # A loop adds a layer's gradients to sums, or stacks them in a precision of their own.
         differs = plan.accumulate == "in_loop" or plan.narrows
         return LazyParam(block, grad_slot(block, plan), None, None, plan) if differs else block
-
-    def _end(self, name: str, gradient: Array) -> Array:
-        stored = self.stored[name]
-        if not isinstance(stored, ShardedInfo) or self.plans[name].reduce != "end":
-            return gradient
-        return stored.reduce_scatter(gradient)

@@ -128,7 +128,7 @@ def test_their_sums_are_those_of_stacks(
 ) -> None:
     choice = several(layout, choice)
     added = gradients(layout, choice)
-    monkeypatch.setattr(plan, "_accumulate", lambda *_: ("after", ""))
+    monkeypatch.setattr(plan, "_accumulate", lambda *_, **__: ("after", ""))
     for name, expected in gradients(layout, choice).items():
         np.testing.assert_array_equal(added[name], expected, err_msg=name)
 
@@ -181,7 +181,7 @@ def test_nothing_is_rounded_that_was_not_before(
     layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = gradients(layout, choice)
-    monkeypatch.setattr(plan, "_narrows", lambda *_: (False, ""))
+    monkeypatch.setattr(plan, "_narrows", lambda *_, **__: (False, ""))
     wide = gradients(layout, choice)
     assert narrow.keys() == wide.keys()
     for name, expected in wide.items():
@@ -235,7 +235,7 @@ def test_a_sum_over_ring_steps_is_rounded_as_one_device_rounds_its_product(
 ) -> None:
     choice = {"remat": "dots", "micro_batches": 1}
     narrow = gradients(RING_STEPS, choice)
-    monkeypatch.setattr(plan, "_narrows", lambda *_: (False, ""))
+    monkeypatch.setattr(plan, "_narrows", lambda *_, **__: (False, ""))
     wide = gradients(RING_STEPS, choice)
     for name, info in program(RING_STEPS).infos.items():
         dtype = "bfloat16" if info.cast and info.stack else "float32"

@@ -352,7 +352,7 @@ class _Step:
 
     @cached_property
     def _params(self) -> ParamPlan:
-        """What the step does with the layers' matrices."""
+        """The plan of the layers' matrices."""
         return layers_plan(self.config)
 
     @property
