@@ -3,18 +3,23 @@
 `python -m jaxptd.memory --config F [overrides] [--json]` prints, for one device, the bytes that the
 literature gives, this library's formula (`analysis/memory_model.py`), the bytes that the jaxpr of
 the step keeps, and those of the compiled program. Nothing is run, and no parameter is made.
-From Python: `jaxptd.memory(config)`; of one program `memory.counted(program)`.
+`--explain` prints instead what the step does with each group of parameters, and why: where they
+are, when they are gathered, and how their gradients are summed (`zero/plan.py`).
+From Python: `jaxptd.memory(config)`, `jaxptd.memory.explain(config)`; of one program
+`memory.counted(program)`.
 """
 
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
 from jaxptd import plot
 from jaxptd.analysis.memory_report import MemoryReport, counted, report
+from jaxptd.analysis.param_plans import ParamPlans, explain
 from jaxptd.commands.command_line import ConfigParser
 from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.common_options import add_compiled, add_words, picture_path
@@ -24,7 +29,7 @@ from jaxptd.errors import UserError, run_command
 from jaxptd.fields import checked
 from jaxptd.run.devices import ready
 
-__all__ = ["MemoryReport", "counted", "main", "memory", "report"]
+__all__ = ["MemoryReport", "ParamPlans", "counted", "explain", "main", "memory", "report"]
 
 
 @checked("jaxptd.memory")
@@ -52,6 +57,8 @@ def memory(config: Config, *, compiled: bool = True) -> MemoryReport:
 def main(argv: Sequence[str] | None = None) -> int:
     """Predicts what one training step holds on each device, and compiles it to compare."""
     config, options = read_run(parser(), argv)
+    if options["explain"]:
+        return _explain(config, options)
     if options["quiet"] and not options["compiled"]:
         raise UserError("--quiet prints what the compiled step holds; leave out --compiled false")
     picture = picture_path(options["picture"])
@@ -75,12 +82,29 @@ def parser() -> ConfigParser:
         "--config quickstart",
         "--config quickstart --layout.zero 3 --model.remat full --compiled false",
         "--run-dir runs/quickstart --json",
+        "--config quickstart --layout.dp 4 --layout.zero 3 --explain",
     )
     parser = run_parser("memory", main.__doc__ or "", examples=examples)
     quiet = "print only what the compiled step holds"
     add_words(parser, json="the table", quiet=quiet, picture="the bytes of each part")
     add_compiled(parser)
+    explained = (
+        "print instead what ZeRO, offloading and accumulation do with each group of parameters, "
+        "and why; nothing is compiled, and no devices are needed"
+    )
+    parser.add_argument("--explain", action="store_true", help=explained)
     return parser
+
+
+def _explain(config: Config, options: Mapping[str, Any]) -> int:
+    for option, what in (("quiet", "what the compiled step holds"), ("picture", "bytes")):
+        if options[option]:
+            raise UserError(
+                f"--{option} is for {what}, of which --explain says nothing; leave out one of them"
+            )
+    found = explain(config)
+    print(json.dumps(found.as_dict()) if options["json"] else found)
+    return 0
 
 
 def _compiled(report: MemoryReport) -> MemoryReport:

@@ -78,3 +78,24 @@ def test_a_picture(monkeypatch, tmp_path) -> None:
     picture = tmp_path / "memory.png"
     assert memory.main(["--config", "test-tiny", "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_explain_prints_what_becomes_of_each_group_and_compiles_nothing(
+    capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(memory, "memory", None)
+    options = ["--config", "llama3-70b", "--layout.dp", "512", "--explain"]
+    batch = ["--train.global_batch_size", "32768"]
+    assert memory.main([*options, *batch]) == 0
+    out = capsys.readouterr().out
+    assert "layer matrices" in out
+    assert "gathered step (layer vectors, layer matrices): layout.zero=1" in out
+    assert memory.main([*options, *batch, "--json"]) == 0
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert {each["plan"]["gather"] for each in groups} == {"step"}
+
+
+@pytest.mark.parametrize("option", [["--quiet"], ["--picture", "x.png"]])
+def test_explain_has_nothing_else_to_print(option) -> None:
+    with pytest.raises(UserError, match="of which --explain says nothing; leave out one"):
+        memory.main(["--config", "test-tiny", "--explain", *option])

@@ -34,30 +34,31 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
         return elements_on_device(info, layout) * (layout.pp if shared else 1)
 
     def summed(name: str) -> int:
-        scattered = zero.is_scattered(name) and not zero.reduce_in_last_microbatch
+        scattered = zero.plans[name].reduce == "each_layer"
         return elements_on_device(zero.stored[name], layout) if scattered else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
     kept = MOMENTS[config.optimizer.name].kept
     moments = [moment for each in zero.stored.values() for moment in kept(each)]
-    gathered = _gathered_for_the_step(config, zero)
+    # Names of the parameters that are gathered for a step, and kept.
+    gathered = [n for n, plan in zero.plans.items() if plan.gather in ("step", "first_microbatch")]
     return {
         "parameters": parameters,
         "gradients": sum(map(summed, zero.infos)) * wide,
         "optimizer": sum(elements_on_device(m, layout) for m in moments) * wide,
-        "gathered": sum(whole(n) * itemsize(zero.gather_dtype(n)) for n in gathered),
+        "gathered": sum(whole(n) * itemsize(zero.plans[n].gather_dtype) for n in gathered),
     }
 
 
 def narrowed(config: Config, zero: StateShapes) -> int:
-    """Bytes that gradients of a step which sums none are less than in `state`: `Config.narrows`."""
+    """Bytes that gradients of a step which sums none are less than in `state`: `narrows`."""
     if config.train.micro_batches * config.layout.dp * config.layout.cp > 1:
         return 0
     wide = sizes_of(config).master_itemsize
     return sum(
-        elements_on_device(info, config.layout) * (wide - itemsize(zero.gather_dtype(name)))
+        elements_on_device(info, config.layout) * (wide - itemsize(zero.plans[name].grad_dtype))
         for name, info in zero.infos.items()
-        if zero.is_narrowed(name)
+        if zero.plans[name].narrows
     )
 
 
@@ -65,14 +66,6 @@ def hosted(layout: Layout, state: Mapping[str, int]) -> int:
     """Bytes of parameters and moments that are in host memory; state: as `state` gives it."""
     parameters = state["parameters"] if layout.hosts_parameters else 0
     return parameters + (state["optimizer"] if layout.hosts_moments else 0)
-
-
-def _gathered_for_the_step(config: Config, zero: StateShapes) -> list[str]:
-    """Names of the parameters that are gathered at the beginning of a step and kept."""
-    ends = [name for name, info in zero.infos.items() if info.stack is None]
-    if zero.stage or zero.copies:
-        return [name for name in zero.infos if not zero.is_fetched(name)]
-    return ends if config.layout.pp > 1 else []
 
 
 # ---- activations, as kept here -------------------------------------------------------------------

@@ -235,7 +235,8 @@ def counted(program: Program) -> int | None:
     others = {id(scan) for each in equations(jaxpr) if _is_loop(each) for scan in _inside(each)}
     forward = [scan for scan in scans(jaxpr) if _is_forward(scan)]
     forward = [scan for scan in forward if id(scan) not in others] or forward
-    more = int(program.config.prefetches or program.config.holds_blocks)
+    layers = program.resolved.zero.layers
+    more = int(layers.prefetches or layers.gather == "first_microbatch")
     return sum(
         (scan.params["length"] + more) * _bytes(x) for scan in forward for x in _stacked(scan)
     )

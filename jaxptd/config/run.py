@@ -25,7 +25,7 @@ from jaxptd.config.training import (
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, meant_field, named_fields
-from jaxptd.layout import Layout, ZeroStage
+from jaxptd.layout import Layout
 
 # ---- the section `processes` of a config ---------------------------------------------------------
 
@@ -145,57 +145,6 @@ class Config:
             )
 
     @property
-    def zero(self) -> ZeroStage:
-        """The stage of ZeRO as a step runs it.
-
-        With one micro-batch stage 1 sends what stage 2 sends, but after backward, and has whole
-        gradients: a loop over layers then runs stage 2.
-        """
-        alike = self.layout.zero == 1 and self._loops and self.train.micro_batches == 1
-        return 2 if alike else self.layout.zero
-
-    @property
-    def prefetches(self) -> bool:
-        """True if a layer's parameters and gradients move while other layers of a loop compute."""
-        return (self.zero >= 2 or self.layout.fetches_layers) and self._loops
-
-    @property
-    def scatters_last(self) -> bool:
-        """True if a loop reduce-scatters a layer's gradients while the last micro-batch computes.
-
-        Until then each device adds up its own, whole ones, as stage 1 says.
-        """
-        return self.zero == 1 and self.holds_blocks
-
-    @property
-    def sums_in_loops(self) -> bool:
-        """True if a loop adds a layer's gradients to those of the micro-batches before, at once.
-
-        Where nothing moves it does not if it would copy sums, of a stack in two loops, or make in
-        each layer what layers that keep all share: biases by distance, the norm of a source. Stage
-        1 makes these in each layer in its first and last micro-batch, and so in those between, too.
-        """
-        model, several = self.model, self.train.micro_batches - self.scatters_last > 1
-        relative = model.block.relative is not None
-        dear = model.remat_layers is not None or (relative and model.remat == "none")
-        alike = self.prefetches or (relative and self.holds_blocks)
-        return self._loops and several and (alike or not dear)
-
-    @property
-    def joins_trips(self) -> bool:
-        """True if XLA for GPUs makes one of two trips of a loop, which fetches layers."""
-        return self.prefetches and self.layout.fetches_layers
-
-    @property
-    def _loops(self) -> bool:
-        return self.layout.pp == 1 and self.model.scan_layers
-
-    @property
-    def holds_blocks(self) -> bool:
-        """True if a loop gathers each layer beside the one before, and keeps it for the step."""
-        return self.zero in (1, 2) and self._loops and not self.layout.fetches_layers
-
-    @property
     def kernels_on_gpus(self) -> Kernels:
         """The kernels of `model.kernels` on NVIDIA GPUs: xla or triton.
 
@@ -205,18 +154,6 @@ class Config:
         if chosen != "auto":
             return chosen
         return "xla" if self.layout.has_grid else "triton"
-
-    @property
-    def narrows(self) -> bool:
-        """True if a loop over layers that moves nothing stacks their gradients in `model.dtype`.
-
-        Backward computes them in it. A pipeline adds a layer's to a sum at once, as a loop of
-        several micro-batches does, and a grid sums them inside a layer, in float32. With moments on
-        the host no memory was won: `docs/performance.md`.
-        """
-        layout = self.layout
-        moves = layout.has_grid or layout.fetches_layers or layout.hosts_moments
-        return self.zero == 0 and self._loops and not (moves or self.sums_in_loops)
 
     @property
     def gathers_again(self) -> bool:

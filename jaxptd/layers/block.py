@@ -22,8 +22,9 @@ from jaxptd.params import normal, stacked
 from jaxptd.parts.architecture import Stack
 from jaxptd.pipeline.pools import LayerInputs, X
 from jaxptd.remat import SAVED_MATMUL_OUT, with_remat
-from jaxptd.zero.accumulation import has_sums, with_narrow_gradients
-from jaxptd.zero.gathering import is_gathered, with_gathering
+from jaxptd.zero.accumulation import with_narrow_gradients
+from jaxptd.zero.gathering import with_gathering
+from jaxptd.zero.plan import WHOLE, ParamPlan
 from jaxptd.zero.prefetching import accumulating_scan, prefetching
 
 LAYERS = "layers"  # named scope of the loop over layers
@@ -149,6 +150,7 @@ def run_blocks(
     offload: bool = False,
     common: Any = None,
     first: int = 0,
+    plan: ParamPlan = WHOLE,
 ) -> tuple[X, Any]:
     """x -> x after all layers of a stack, scanned or unrolled.
 
@@ -161,6 +163,8 @@ def run_blocks(
         offload: whether `remat: dots` saves to host memory.
         common: parameters that all layers read.
         first: the number of the first layer in the model.
+        plan: what the micro-batch does with the layers' parameters; they are there, and whole, by
+            default.
     """
     count = number_of_layers(blocks)
     layer_L = jnp.arange(first, first + count, dtype=jnp.int32)
@@ -175,26 +179,28 @@ def run_blocks(
             scanned=config.scan_layers and layers > 1,  # XLA runs one trip without a loop
             offload=offload,
         )
-        loop = _loop(run, stack, scanned=config.scan_layers)
+        loop = _loop(run, plan, scanned=config.scan_layers)
         with jax.named_scope(LAYERS):
             x, new = loop(stack, common, LayerInputs(token_info, number_L, layer_inputs), x)
         caches.append(new)
     return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
 
-def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
+def _loop(run: Any, plan: ParamPlan, *, scanned: bool) -> Any:
     """(stack, common, inputs of all layers, x) -> (x, caches): `run` for one layer after another.
 
     XLA moves collectives between layers that are unrolled. Between trips of a loop it does not: a
     loop whose layers are gathered, or their gradients reduce-scattered, does so itself. So does one
     that adds gradients to those of the micro-batches before.
     """
-    if scanned and is_gathered(stack):
-        return prefetching(run)
-    if scanned and has_sums(stack):
-        return accumulating_scan(run)
-    over: Any = lax.scan if scanned else _unrolled
-    each = with_gathering(run) if is_gathered(stack) else with_narrow_gradients(run)
+    match scanned, plan.moves, plan.accumulate:
+        case True, True, _:
+            return prefetching(run)
+        case True, False, "in_loop":
+            return accumulating_scan(run)
+        case _, moves, _:
+            over: Any = lax.scan if scanned else _unrolled
+            each = with_gathering(run) if moves else with_narrow_gradients(run)
 
     return lambda stack, common, inputs, x: over(
         lambda x, layer: each((layer[0], common), LayerInputs(inputs.token_info, *layer[1:]), x),

@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxptd.config import Config, OptimizerName
+from jaxptd.config import OptimizerName
 from jaxptd.shapes import ParamShape, StoredShape
-from jaxptd.zero.shapes import StateShapes
 
 
 class Factors(NamedTuple):
@@ -40,28 +39,15 @@ def is_orthogonalised(stored: StoredShape) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """The moments of an optimizer.
-
-    Args:
-        kept: how a state holds what is kept for a parameter.
-        by_layer: whether the optimizer wants a shard to be of one layer.
-    """
+    """The moments of an optimizer; kept: how a state holds what is kept for a parameter."""
 
     kept: Callable[[StoredShape], tuple[StoredShape, ...]]
-    by_layer: bool = False
 
 
 MOMENTS: Mapping[OptimizerName, Moments] = {
     "adamw": Moments(lambda each: (each, each)),
     "lion": Moments(lambda each: (each,)),
     "sgd": Moments(lambda each: (each,)),
-    "muon": Moments(
-        lambda each: (each,) if is_orthogonalised(each) else (each, each), by_layer=True
-    ),
+    "muon": Moments(lambda each: (each,) if is_orthogonalised(each) else (each, each)),
     "adafactor": Moments(lambda each: factors(each) if each.info.matrix else (each,)),
 }
-
-
-def state_shapes(config: Config, infos: Mapping[str, ParamShape]) -> StateShapes:
-    """The forms in which a config's state holds these parameters."""
-    return StateShapes.of(config, infos, by_layer=MOMENTS[config.optimizer.name].by_layer)

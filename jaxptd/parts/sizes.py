@@ -12,6 +12,7 @@ from jaxptd.config import Config, itemsize
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import padded_for
 from jaxptd.shapes import StoredShape
+from jaxptd.zero.plan import layers_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +133,7 @@ class Sizes:
 
         So it is in a pipeline, and where a layer's parameters or gradients move or are added up.
         """
-        layout = self.config.layout
-        moves = self.config.zero >= 2 or self.config.holds_blocks or layout.fetches_layers
-        return layout.pp > 1 or moves or self.config.sums_in_loops
+        return layers_plan(self.config).traces_layers
 
     @property
     def casts(self) -> bool:

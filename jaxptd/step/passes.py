@@ -27,17 +27,15 @@ from jaxptd.step.batch import Batch
 from jaxptd.zero.accumulation import (
     added,
     attached,
-    fetches,
     first_microbatch_params,
-    holds,
     middle_microbatch_params,
-    waits_for_last,
     with_held,
     with_sums,
     with_wide_gradients,
 )
 from jaxptd.zero.gathering import grad_slots_of, with_grad_slots
-from jaxptd.zero.zero import StepParams
+from jaxptd.zero.plan import ParamPlan
+from jaxptd.zero.zero import StepParams, Zero
 
 
 class MicroBatches(NamedTuple):
@@ -102,32 +100,50 @@ def total(losses: Losses) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class GradientAccumulation:
-    """Runs all layers on every device."""
+    """Runs all layers on every device; `zero` says what each micro-batch does with parameters."""
 
     blueprint: Blueprint
+    zero: Zero
 
     def gradients(
         self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
-        def add(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
-            return self._with_gradients(params, total, micro, token_info, weights)[0]
+        def add(plan: ParamPlan, params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
+            """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
 
-        def add_to_sums(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
+            def loss(slots: Params) -> tuple[Array, tuple[Losses, GenerationState]]:
+                given = attached(with_grad_slots(params, slots))
+                losses, held = self._terms(given, micro, token_info, of=LOSSES, plan=plan)
+                sum_of_all, weighted = in_total(losses, weights)
+                return sum_of_all, (weighted, held)
+
+            gradient = jax.value_and_grad(loss, has_aux=True)
+            (_, (loss_terms, held)), gradients = gradient(grad_slots_of(params))
+            losses = jax.tree.map(jnp.add, total[0], loss_terms)
+            return (losses, added(params, total[1], gradients)), held
+
+        def add_to_sums(
+            plan: ParamPlan, params: StepParams, total: tuple, micro: MicroBatches
+        ) -> tuple:
             having, rest = with_sums(params, total[1])
-            return add(having, (total[0], rest), micro)
+            return add(plan, having, (total[0], rest), micro)[0]
 
-        params, many = with_wide_gradients(params, self.blueprint.infos), len(micro.sample)
-        first, one = first_microbatch_params(params), pools.get(micro, 0)
-        like, _ = jax.eval_shape(partial(self._terms, of=LOSSES), attached(first), one, token_info)
+        plan, many, one = self.zero.layers, len(micro.sample), pools.get(micro, 0)
+        params = with_wide_gradients(params, self.zero.plans)
+        first = first_microbatch_params(params)
+        like, _ = jax.eval_shape(
+            partial(self._terms, of=LOSSES, plan=plan.first), attached(first), one, token_info
+        )
         losses = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
         total = losses, pools.wide_zeros(grad_slots_of(first))
-        if fetches(params):
-            return _apart(partial(add_to_sums, params), total, micro, 0, times=many)
-        begin, end = int(holds(params)), many - waits_for_last(params)
+        if plan.gather == "layer" and plan.accumulate == "in_loop":
+            return _apart(partial(add_to_sums, plan, params), total, micro, 0, times=many)
+        begin = int(plan.gather == "first_microbatch")
+        end = many - (plan.reduce == "last_microbatch")
         if begin:
-            total, held = self._with_gradients(first, total, one, token_info, weights)
+            total, held = add(plan.first, first, total, one)
             params = with_held(params, held, self.blueprint.infos)
-        each = partial(add_to_sums, middle_microbatch_params(params))
+        each = partial(add_to_sums, plan.middle, middle_microbatch_params(params))
         if begin and end - begin == 1:  # without a loop XLA would run it beside the first
             total = _apart(each, total, micro, 1)
         elif begin < end:
@@ -136,33 +152,11 @@ class GradientAccumulation:
         if end == many:
             return total
         having, rest = with_sums(params, total[1])
-        return _apart(partial(add, having), (total[0], rest), micro, end)
-
-    def _with_gradients(
-        self,
-        params: StepParams,
-        total: tuple,
-        micro: MicroBatches,
-        token_info: TokenInfo,
-        weights: Losses,
-    ) -> tuple[tuple, GenerationState]:
-        """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
-
-        def loss(
-            params: StepParams, grad_slots: Params
-        ) -> tuple[Array, tuple[Losses, GenerationState]]:
-            given = attached(with_grad_slots(params, grad_slots)), micro, token_info
-            losses, held = self._terms(*given, of=LOSSES)
-            sum_of_all, weighted = in_total(losses, weights)
-            return sum_of_all, (weighted, held)
-
-        gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
-        (_, (loss_terms, held)), gradients = gradient(grad_slots_of(params))
-        losses = jax.tree.map(jnp.add, total[0], loss_terms)
-        return (losses, added(params, total[1], gradients)), held
+        last = partial(add, plan.last, having)
+        return _apart(lambda *both: last(*both)[0], (total[0], rest), micro, end)
 
     def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
-        terms = partial(self._terms, of=EVALUATED)
+        terms = partial(self._terms, of=EVALUATED, plan=self.zero.layers.without_gradients)
 
         def add(total: Losses, micro: MicroBatches) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, terms(params, micro, token_info)[0]), None
@@ -180,16 +174,23 @@ class GradientAccumulation:
         self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
     ) -> tuple[Array, GenerationState]:
         model = self.blueprint.build(params)
-        x, state = run_layers(model, batch, token_info, state)
+        plan = self.zero.layers.without_gradients
+        x, state = run_layers(model, batch, token_info, state, plan=plan)
         return model.output(x), state
 
     def _terms(
-        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, *, of: Terms
+        self,
+        params: StepParams,
+        micro: MicroBatches,
+        token_info: TokenInfo,
+        *,
+        of: Terms,
+        plan: ParamPlan,
     ) -> tuple[Losses, GenerationState]:
         """The losses; of each stack the blocks that it holds, in the order of its parameters."""
         model = self.blueprint.build(params)
         token_info = micro.token_info(token_info)
-        x, held = run_layers(model, micro.batch, token_info)
+        x, held = run_layers(model, micro.batch, token_info, plan=plan)
         return of(model)(x, micro.batch, token_info), held
 
 

@@ -87,7 +87,7 @@ class PipelineSchedule:
     def gradients(
         self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
-        given = with_wide_gradients(self.gathered(params), self.blueprint.infos)
+        given = with_wide_gradients(self.gathered(params), self.zero.plans)
         outside = partial(self._outside, given)
 
         def head(ends: Params, micro: MicroBatches, x: X) -> tuple[Array, Losses]:
@@ -208,7 +208,7 @@ class PipelineSchedule:
         """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""
         if (dim := stage_dim(self.blueprint.infos[name])) is None:
             return as_varying(x, [Axis.PP])
-        return all_gather(x.astype(self.zero.gather_dtype(name)), Axis.PP, dim)
+        return all_gather(x.astype(self.zero.plans[name].gather_dtype), Axis.PP, dim)
 
     def _reduce_end(self, name: str, gradient: Array) -> Array:
         """The gradient's sum over stages, sharded, if the parameter is; else the partial sum."""
@@ -224,5 +224,5 @@ def _without_cache(layer: Callable, params: Any, inputs: LayerInputs, x: X) -> X
 def make_passes(resolved: ResolvedConfig) -> ForwardBackward:
     """Chooses the way of micro-batches through the model."""
     if resolved.plan is None:
-        return GradientAccumulation(resolved.blueprint)
+        return GradientAccumulation(resolved.blueprint, resolved.zero)
     return PipelineSchedule(resolved.blueprint, resolved.model, resolved.plan, resolved.zero)

@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxptd.config import Config
-from jaxptd.config.xla import compiler_options
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.matmul.precision import exact_products
@@ -22,6 +21,7 @@ from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_batch
 from jaxptd.step.body import StepBody
+from jaxptd.step.compiler_options import compiler_options
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig, resolve
 from jaxptd.step.state import Metrics, State, States, state_memory

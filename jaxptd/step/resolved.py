@@ -26,7 +26,6 @@ from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
 from jaxptd.models.stages import StagePlacement, make_plan
-from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.params import Blueprint, ParamInfo, Stored
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.plan import Plan
@@ -80,8 +79,7 @@ class ResolvedConfig:
     @cached_property
     def zero(self) -> Zero:
         """Shards the state over data parallel devices, if the layout asks for it."""
-        by_layer = MOMENTS[self.config.optimizer.name].by_layer
-        return Zero.of(self.config, self.infos, by_layer=by_layer)
+        return Zero.of(self.config, self.infos)
 
     @property
     def stored(self) -> Mapping[str, Stored]:
@@ -100,9 +98,9 @@ class ResolvedConfig:
     @property
     def trips(self) -> Mapping[str, int]:
         """Executions on all stages, by scope, of loops whose length XLA does not know."""
-        config, many = self.config, self.config.train.micro_batches
-        all_of_them = config.joins_trips and config.sums_in_loops
-        single = config.holds_blocks and many > 1
+        plan, many = self.zero.layers, self.config.train.micro_batches
+        all_of_them = plan.joins_trips and plan.accumulate == "in_loop"
+        single = plan.gather == "first_microbatch" and many > 1
         trips = {pools.APART: many if all_of_them else 1} if all_of_them or single else {}
         return self.plan.trips if self.plan else trips
 

@@ -8,7 +8,7 @@ micro-batch. So a micro-batch's gradients are never in memory as a whole. For ea
     stages 2 and 3 (`prefetching.py`)          sum[i] += reduce_scattered(dw[i])
 
 This is for layers in a loop. A stack in two loops (`model.remat_layers`) needs its sums split and
-joined again, which pays off for shards only; `Config.sums_in_loops` lists the other cases.
+joined again, which pays off for shards only; `plan._accumulate` lists the other cases.
 """
 
 import dataclasses
@@ -19,34 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.shapes import ParamShape
-from jaxptd.zero.gathering import LazyParam, is_lazy
-
-
-def has_sums(stack: Any) -> bool:
-    """True if a loop over a stack adds to sums."""
-    return any(map(_adds, jax.tree.leaves(stack, is_leaf=is_lazy)))
-
-
-def fetches(params: Any) -> bool:
-    """True if loops that add to sums fetch layers: `Config.joins_trips`."""
-    leaves = jax.tree.leaves(params, is_leaf=is_lazy)
-    summed = (leaf for leaf in leaves if is_lazy(leaf) and leaf.accumulate_in_loop)
-    return any(
-        leaf.is_elsewhere and leaf.block is None and not leaf.keep_gathered for leaf in summed
-    )
-
-
-def with_wide_sums(block: Array) -> LazyParam:
-    """Makes a parameter of layers whose gradients a loop adds to sums, in float32 at least."""
-    dtype = jnp.promote_types(block.dtype, jnp.float32)
-    grad_slot = as_varying(jnp.zeros(block.shape, dtype), sorted(varying_axes(block)))
-    return LazyParam(
-        block, grad_slot, None, None, block.dtype, scattered=False, accumulate_in_loop=True
-    )
+from jaxptd.zero.gathering import LazyParam, grad_slot, is_lazy
+from jaxptd.zero.plan import WHOLE, ParamPlan
 
 
 def with_sums(params: Any, sums: Any) -> tuple[Any, Any]:
@@ -56,13 +33,18 @@ def with_sums(params: Any, sums: Any) -> tuple[Any, Any]:
     the shape that gradients will have.
     """
 
+    def takes(leaf: Any) -> bool:
+        plan = leaf.plan if is_lazy(leaf) else WHOLE
+        return plan.reduce == "last_microbatch" or plan.accumulate == "in_loop"
+
     def with_sum(leaf: Any, total: Array) -> Any:
-        return dataclasses.replace(leaf, sum=total) if _has_place(leaf) else leaf
+        return dataclasses.replace(leaf, sum=total) if takes(leaf) else leaf
 
     def rest(leaf: Any, total: Array) -> Array:
-        return jnp.zeros_like(leaf.grad_slot) if _has_place(leaf) else total
+        return jnp.zeros_like(leaf.grad_slot) if takes(leaf) else total
 
-    return _map(with_sum, params, sums), _map(rest, params, sums)
+    having = jax.tree.map(with_sum, params, sums, is_leaf=is_lazy)
+    return having, jax.tree.map(rest, params, sums, is_leaf=is_lazy)
 
 
 def added(params: Any, rest: Any, gradients: Any) -> Any:
@@ -72,44 +54,27 @@ def added(params: Any, rest: Any, gradients: Any) -> Any:
         has_sum = is_lazy(leaf) and leaf.sum is not None
         return gradient if has_sum else rest + gradient
 
-    return _map(one, params, rest, gradients)
+    return jax.tree.map(one, params, rest, gradients, is_leaf=is_lazy)
 
 
 def start(stack: Any) -> Any:
     """Makes what a loop puts a stack's gradients into: the sums that it adds to, or zeros."""
-    return _map(lambda leaf: leaf.sum if _adds(leaf) else jnp.zeros_like(_grad_slot(leaf)), stack)
+    return jax.tree.map(
+        lambda leaf: leaf.sum if leaf.adds else jnp.zeros_like(leaf.grad_slot),
+        stack,
+        is_leaf=is_lazy,
+    )
 
 
 def with_layer(sums: Any, gradients: Any, stack: Any, i: Any) -> Any:
     """Gradients of a stack with those of layer i, as `start` says."""
 
-    def one(leaf: Any, pool: Array, gradient: Array) -> Array:
-        put = pools.add if _adds(leaf) else pools.put
+    def one(leaf: LazyParam, pool: Array, gradient: Array) -> Array:
+        put = pools.add if leaf.adds else pools.put
         updated: Array = put(pool, gradient, i)
         return updated
 
-    return _map(one, stack, sums, gradients)
-
-
-def _has_place(leaf: Any) -> bool:
-    return is_lazy(leaf) and (leaf.reduce_in_last_microbatch or leaf.accumulate_in_loop)
-
-
-def _adds(leaf: Any) -> bool:
-    return (
-        is_lazy(leaf)
-        and leaf.accumulate_in_loop
-        and not leaf.reduce_in_last_microbatch
-        and leaf.sum is not None
-    )
-
-
-def _grad_slot(leaf: LazyParam | Array) -> Array:
-    return leaf.grad_slot if isinstance(leaf, LazyParam) else leaf
-
-
-def _map(function: Any, *trees: Any) -> Any:
-    return jax.tree.map(function, *trees, is_leaf=is_lazy)
+    return jax.tree.map(one, stack, sums, gradients, is_leaf=is_lazy)
 
 
 # ---- gradients in another precision than that of their parameters --------------------------------
@@ -140,34 +105,28 @@ def with_narrow_gradients(
 
 
 def with_wide_gradients(
-    params: Mapping[str, Any], infos: Mapping[str, ParamShape]
+    params: Mapping[str, Any], plans: Mapping[str, ParamPlan]
 ) -> dict[str, Any]:
     """Parameters of a step, those outside the layers as `LazyParam`s if they are narrow."""
-    return {n: _wide(p) if infos[n].stack is None else p for n, p in params.items()}
+
+    def wide(p: Any, plan: ParamPlan) -> Any:
+        if plan.runs != "outside" or p.dtype == plan.grad_dtype:
+            return p
+        return LazyParam(p, grad_slot(p, plan), None, None, plan)
+
+    return {name: wide(p, plans[name]) for name, p in params.items()}
 
 
 def attached(params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of `with_wide_gradients` as arrays in float32, whose gradients are the slots'.
 
-    XLA reads the narrow arrays instead.
+    XLA reads the narrow arrays instead. A loop over layers takes its `LazyParam`s as they are.
     """
-    return {n: _attached(p.shard, p.grad_slot) if _is_wide(p) else p for n, p in params.items()}
 
+    def is_wide(p: Any) -> bool:
+        return is_lazy(p) and p.plan.runs == "outside"
 
-def _wide(p: Array) -> Any:
-    """A narrow array with a gradient slot in float32."""
-    dtype = jnp.promote_types(p.dtype, jnp.float32)
-    if p.dtype == dtype:
-        return p
-    grad_slot = as_varying(jnp.zeros(p.shape, dtype), sorted(varying_axes(p)))
-    return LazyParam(p, grad_slot, None, None, p.dtype, scattered=False)
-
-
-def _is_wide(leaf: Any) -> bool:
-    wide = is_lazy(leaf) and leaf.grad_slot.dtype.itemsize > leaf.shard.dtype.itemsize
-    return (
-        wide and leaf.info is None and not leaf.accumulate_in_loop
-    )  # a loop takes these as they are
+    return {n: _attached(p.shard, p.grad_slot) if is_wide(p) else p for n, p in params.items()}
 
 
 @jax.custom_vjp
@@ -208,27 +167,16 @@ _attached.defvjp(_attached_fwd, _attached_bwd)
 # The passes are compiled again for each of the two.
 
 
-def holds(params: Any) -> bool:
-    """True if any parameter is gathered in the first micro-batch and held."""
-    return any(map(_is_held, jax.tree.leaves(params, is_leaf=is_lazy)))
-
-
-def waits_for_last(params: Any) -> bool:
-    """True if gradients of any parameter are reduce-scattered in the last micro-batch only."""
-    return any(map(_waits, jax.tree.leaves(params, is_leaf=is_lazy)))
-
-
 def first_microbatch_params(params: Any) -> Any:
     """`params` for the first micro-batch: gradients that wait for the last are whole."""
 
-    def first(leaf: LazyParam) -> LazyParam:
-        dtype = leaf.grad_slot.dtype if leaf.accumulate_in_loop else leaf.dtype
-        grad_slot = as_varying(jnp.zeros(leaf.shape, dtype), sorted(varying_axes(leaf.shard)))
-        return dataclasses.replace(
-            leaf, grad_slot=grad_slot, scattered=False, reduce_in_last_microbatch=False
-        )
+    def first(leaf: Any) -> Any:
+        if not (is_lazy(leaf) and leaf.plan.reduce == "last_microbatch"):
+            return leaf
+        plan, shape = leaf.plan.first, leaf.info.local_shape(leaf.shard)
+        return dataclasses.replace(leaf, grad_slot=grad_slot(leaf.shard, plan, shape), plan=plan)
 
-    return _map_late(first, params)
+    return jax.tree.map(first, params, is_leaf=is_lazy)
 
 
 def with_held(
@@ -244,7 +192,7 @@ def with_held(
         infos: of the parameters, in the order of the model, which is that of a stack's blocks.
     """
     following = {stack: iter(blocks) for stack, blocks in held.items()}
-    stacks = {n: info.stack or "" for n, info in infos.items() if _is_held(params[n])}
+    stacks = {name: info.stack for name, info in infos.items() if info.stack is not None}
     blocks = {name: next(following[stack]) for name, stack in stacks.items()}
     return {
         name: dataclasses.replace(leaf, block=blocks[name]) if name in blocks else leaf
@@ -254,20 +202,13 @@ def with_held(
 
 def middle_microbatch_params(params: Any) -> Any:
     """`params` for the micro-batches between: those that wait are blocks, and nothing is sent."""
-    return _map_late(
-        lambda leaf: with_wide_sums(leaf.block) if leaf.accumulate_in_loop else leaf.block, params
-    )
 
+    def middle(leaf: Any) -> Any:
+        if not (is_lazy(leaf) and leaf.plan.reduce == "last_microbatch"):
+            return leaf
+        plan, block = leaf.plan.middle, leaf.block
+        if plan.accumulate == "after":
+            return block
+        return LazyParam(block, grad_slot(block, plan), None, None, plan)
 
-def _is_held(leaf: Any) -> bool:
-    return is_lazy(leaf) and leaf.keep_gathered and leaf.block is None
-
-
-def _waits(leaf: Any) -> bool:
-    return is_lazy(leaf) and leaf.reduce_in_last_microbatch
-
-
-def _map_late(function: Any, params: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf: function(leaf) if _waits(leaf) else leaf, params, is_leaf=is_lazy
-    )
+    return jax.tree.map(middle, params, is_leaf=is_lazy)

@@ -42,21 +42,14 @@ from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import BATCH_AXES
 from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
-from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
+from jaxptd.zero.plan import ParamPlan
+from jaxptd.zero.shards import ShardedInfo, on_device
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["shard", "grad_slot", "block", "sum"],
-    meta_fields=[
-        "info",
-        "dtype",
-        "scattered",
-        "keep_gathered",
-        "reduce_in_last_microbatch",
-        "own_collective",
-        "accumulate_in_loop",
-    ],
+    meta_fields=["info", "plan"],
 )
 @dataclasses.dataclass(frozen=True)
 class LazyParam:
@@ -68,46 +61,33 @@ class LazyParam:
         grad_slot: what the gradient belongs to, an array of its shape and type; nothing reads it.
         block: the gathered block, if it was gathered before.
         info: how the block is sharded; None: not at all.
-        dtype: to gather in.
-        scattered: whether the gradient is reduce-scattered as soon as it is there.
-        keep_gathered: whether a block that forward gathers stays for the step; else backward
-            gathers again.
-        reduce_in_last_microbatch: whether the gradient is scattered in the last micro-batch only,
-            see `accumulation.py`.
-        own_collective: whether it is no message with others.
-        accumulate_in_loop: whether a loop adds the gradient to `sum`, where that is given, see
-            `accumulation.py`.
-        sum: of the gradients in the micro-batches before: of gradient slots, or with
-            `reduce_in_last_microbatch` of blocks.
+        plan: what this micro-batch does with it.
+        sum: of the gradients in the micro-batches before, if a loop adds to it, or the last
+            micro-batch reduces it: of gradient slots, or of blocks. See `accumulation.py`.
     """
 
     shard: Array
     grad_slot: Array
     block: Array | None
     info: ShardedInfo | None
-    dtype: Any
-    scattered: bool
-    keep_gathered: bool = False
-    reduce_in_last_microbatch: bool = False
-    own_collective: bool = False
-    accumulate_in_loop: bool = False
+    plan: ParamPlan
     sum: Array | None = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The block's shape."""
-        if self.info is None:
-            return self.shard.shape
-        return (*self.shard.shape[:-1], *self.info.block_shape)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """True if other devices or the host have a part of the block."""
-        return self.info is not None or is_on_host(self.shard)
+    def adds(self) -> bool:
+        """True if a loop adds each layer's gradient to `sum`, and the last micro-batch does not."""
+        in_loop = self.plan.accumulate == "in_loop" and self.plan.reduce != "last_microbatch"
+        return in_loop and self.sum is not None
 
     def copied(self) -> Array:
         """The shard on the device, in the precision to gather in."""
-        return on_device(self.shard).astype(self.dtype)
+        return on_device(self.shard).astype(self.plan.gather_dtype)
+
+
+def grad_slot(like: Array, plan: ParamPlan, shape: tuple[int, ...] | None = None) -> Array:
+    """Zeros that a gradient belongs to, which vary as `like`; shape: like its own if None."""
+    zeros = jnp.zeros(like.shape if shape is None else shape, plan.grad_dtype)
+    return as_varying(zeros, sorted(varying_axes(like)))
 
 
 def is_lazy(leaf: Any) -> bool:
@@ -121,11 +101,6 @@ def _is_missing(leaf: Any) -> bool:
 
 def _leaves(tree: Any) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=is_lazy)
-
-
-def is_gathered(params: Any) -> bool:
-    """True if a `LazyParam` among the parameters comes from other devices or from the host."""
-    return any(is_lazy(leaf) and leaf.is_elsewhere for leaf in _leaves(params))
 
 
 def grad_slots_of(params: Any) -> Any:
@@ -168,7 +143,7 @@ def missing_blocks(layer: Any) -> list[Array]:
     leaves = [leaf for leaf in _leaves(layer) if _is_missing(leaf)]
     blocks = [leaf.copied() for leaf in leaves]
     sharded = [i for i, leaf in enumerate(leaves) if leaf.info is not None]
-    for group in _groups(leaves, sharded, lambda i: (blocks[i], leaves[i].dtype)):
+    for group in _groups(leaves, sharded, lambda i: (blocks[i], leaves[i].plan.gather_dtype)):
         rows = lax.all_gather(jnp.concatenate([blocks[i] for i in group]), BATCH_AXES)
         columns = _split(rows, [leaves[i].info.shard_size for i in group])
         for i, flat in zip(group, columns, strict=True):
@@ -197,7 +172,7 @@ def zeros_for_gathered(stack: Any, blocks: Sequence[Array]) -> list[Array]:
     return [
         as_varying(jnp.zeros((len(leaf.shard), *block.shape), block.dtype), varying_axes(block))
         for leaf, block in zip(leaves, blocks, strict=True)
-        if leaf.keep_gathered
+        if leaf.plan.gather == "first_microbatch"
     ]
 
 
@@ -206,7 +181,7 @@ def with_blocks(stack: Any, held: Sequence[Array]) -> Any:
     following = iter(held)
 
     def with_block(leaf: Any) -> Any:
-        is_held = _is_missing(leaf) and leaf.keep_gathered
+        is_held = _is_missing(leaf) and leaf.plan.gather == "first_microbatch"
         return dataclasses.replace(leaf, block=next(following)) if is_held else leaf
 
     return jax.tree.map(with_block, stack, is_leaf=is_lazy)
@@ -235,7 +210,7 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
         _summed(g.astype(leaf.grad_slot.dtype), leaf) if is_lazy(leaf) else g
         for leaf, g in zip(leaves, jax.tree.leaves(gradients), strict=True)
     ]
-    scattered = [i for i, leaf in enumerate(leaves) if is_lazy(leaf) and leaf.scattered]
+    scattered = [i for i, leaf in enumerate(leaves) if is_lazy(leaf) and leaf.plan.reduce != "end"]
     for group in _groups(leaves, scattered, lambda i: (leaves[i].grad_slot, grads[i].dtype)):
         flats = [leaves[i].info.flatten(grads[i]) for i in group]
         widths = [leaves[i].info.shard_size for i in group]
@@ -248,9 +223,9 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
 
 def _summed(gradient: Array, leaf: LazyParam) -> Array:
     """A gradient with those of the micro-batches before, if they are to be scattered with it."""
-    return (
-        leaf.sum + gradient if leaf.reduce_in_last_microbatch and leaf.sum is not None else gradient
-    )
+    if leaf.sum is None or leaf.plan.reduce != "last_microbatch":
+        return gradient
+    return leaf.sum + gradient
 
 
 def _groups(
@@ -264,10 +239,9 @@ def _groups(
     groups: dict[Any, list[int]] = {}
     for i in indices:
         array, dtype = key(i)
-        alike = varying_axes(array), jnp.dtype(dtype)
-        groups.setdefault(
-            i if leaves[i].own_collective and not leaves[i].reduce_in_last_microbatch else alike, []
-        ).append(i)
+        plan, alike = leaves[i].plan, (varying_axes(array), jnp.dtype(dtype))
+        alone = plan.own_collective and plan.reduce != "last_microbatch"
+        groups.setdefault(i if alone else alike, []).append(i)
     return list(groups.values())
 
 

@@ -149,8 +149,8 @@ def _backward(
 
     def back(i: Any, blocks: list[Array], kept: list[Array], dx: Any) -> tuple[Any, ...]:
         """(blocks of the layer before, gradients of layer i, of common, of x)."""
-        row = behind_barriers(layer_at(stack, jnp.maximum(i - 1, 0)))
-        before = missing_blocks(after(row, dx))
+        row = layer_at(stack, jnp.maximum(i - 1, 0)) if blocks else []  # else all are held
+        before = missing_blocks(after(behind_barriers(row), dx))
         params = with_gathered(layer_at(stack, i), blocks), common
         of_params, dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
         return before, *of_params, dx

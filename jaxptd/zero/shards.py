@@ -74,6 +74,10 @@ class ShardedInfo(ShardShape):
         flat = self.flatten(gradient)
         return lax.psum_scatter(flat, BATCH_AXES, scatter_dimension=flat.ndim - 1, tiled=True)
 
+    def local_shape(self, shard: Array) -> tuple[int, ...]:
+        """The shape of the block, or of all layers' blocks, that a shard is of."""
+        return (*shard.shape[:-1], *self.block_shape)
+
     def unflatten(self, flat: Array) -> Array:
         """[.., n] -> the block, without the padding."""
         size = math.prod(self.block_shape)

@@ -41,13 +41,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 
-from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.params import ParamInfo, Params, Stored
-from jaxptd.zero.accumulation import with_wide_sums
-from jaxptd.zero.gathering import LazyParam
+from jaxptd.zero.gathering import LazyParam, grad_slot
 from jaxptd.zero.shapes import StateShapes
 from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
 
@@ -63,7 +60,7 @@ class Zero(StateShapes):
     @cached_property
     def stored(self) -> Mapping[str, Stored]:
         """Shapes, shardings and conversions of the parameters, as the state holds them."""
-        if self.stage == 0:
+        if self.layers.shards == "none":
             return self.infos
         return {n: ShardedInfo(info, self.sizes, self.lead(n)) for n, info in self.infos.items()}
 
@@ -82,64 +79,31 @@ class Zero(StateShapes):
         Gradients of sharded parameters are summed over dp x cp; those of layers that are gathered
         one by one already are.
         """
-        return {name: self._end(name, g) for name, g in gradients.items()}
+        summed: Params = {}
+        for name, gradient in gradients.items():
+            stored, whole = self.stored[name], self.plans[name].reduce == "end"
+            if whole and isinstance(stored, ShardedInfo):
+                gradient = stored.reduce_scatter(gradient)
+            summed[name] = gradient
+        return summed
 
     def _begin(self, name: str, p: Array, training: bool) -> Any:
-        stored, dtype = self.stored[name], self.gather_dtype(name)
+        stored, plan = self.stored[name], self.plans[name]
         info = stored if isinstance(stored, ShardedInfo) else None
-        scattered, alone = self.is_scattered(name), self.is_alone(name)
-        if self.is_fetched(name):
-            grad_slot = p if scattered and not is_on_host(p) else self._grad_slot(name, p)
-            return LazyParam(
-                p,
-                grad_slot,
-                None,
-                info,
-                dtype,
-                scattered,
-                own_collective=alone,
-                accumulate_in_loop=self.accumulate_in_loops,
-            )
-        p = on_device(p)
-        if (
-            self.accumulate_in_loops
-            and training
-            and info is None
-            and self.infos[name].stack is not None
-        ):
-            return with_wide_sums(p.astype(dtype) if self.copies else p)
-        if self.is_narrowed(name) and training:
-            return LazyParam(p, self._grad_slot(name, p), None, None, dtype, scattered)
-        if info is None:
-            return p.astype(dtype) if self.copies else p
-        early = self.gathered_early(name) or not training
-        block = info.gather(p, dtype) if early else None
-        if not (scattered and training):
+        if plan.gather == "layer":
+            scattered = plan.reduce != "end" and not is_on_host(p)
+            shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
+            return LazyParam(p, p if scattered else grad_slot(p, plan, shape), None, info, plan)
+        block: Any = (p := on_device(p))
+        if info is not None:
+            held = training and plan.gather == "first_microbatch"
+            block = None if held else info.gather(p, plan.gather_dtype)
+        elif plan.where == "host":
+            block = p.astype(plan.gather_dtype)
+        if not training:
             return block
-        return LazyParam(
-            p,
-            grad_slot=p,
-            block=block,
-            info=info,
-            dtype=dtype,
-            scattered=scattered,
-            keep_gathered=not early,
-            reduce_in_last_microbatch=self.reduce_in_last_microbatch,
-            own_collective=alone,
-            accumulate_in_loop=self.accumulate_in_loops,
-        )
-
-    def _grad_slot(self, name: str, p: Array) -> Array:
-        """Zeros that a gradient belongs to: of a shard, or of the block that layers read."""
-        stored, shape, dtype = self.stored[name], p.shape, p.dtype
-        if not self.is_scattered(name):
-            dtype = dtype if self.accumulate_in_loops else jnp.dtype(self.gather_dtype(name))
-            if isinstance(stored, ShardedInfo):
-                shape = (*p.shape[:-1], *stored.block_shape)
-        return as_varying(jnp.zeros(shape, dtype), sorted(varying_axes(p)))
-
-    def _end(self, name: str, gradient: Array) -> Array:
-        stored = self.stored[name]
-        if not isinstance(stored, ShardedInfo) or self.is_scattered(name):
-            return gradient
-        return stored.reduce_scatter(gradient)
+        if plan.reduce != "end":
+            return LazyParam(p, p, block, info, plan)
+        # A loop adds a layer's gradients to sums, or stacks them in a precision of their own.
+        differs = plan.accumulate == "in_loop" or plan.narrows
+        return LazyParam(block, grad_slot(block, plan), None, None, plan) if differs else block

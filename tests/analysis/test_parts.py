@@ -13,6 +13,7 @@ from jaxptd.costs.collective import ALL_GATHER, Collective, add_up
 from jaxptd.layout import Layout
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.models.stages import make_plan
+from jaxptd.zero.plan import layers_plan
 
 IN_LAYERS, IN_MICRO_BATCHES = {"tensor", "ring", "zero"}, {"tensor", "ring", "zero", "ends"}
 GROUPS = {"family": "qwen3", "num_kv_heads": 2}
@@ -66,7 +67,7 @@ def test_twice_the_micro_batches_move_twice_what_each_moves(layout: Layout, mode
     once, twice = found(config), found(tiny.config(layout, batch=16, micro_batches=4, **model))
     assert once.keys() == twice.keys()
     for part, collectives in once.items():
-        held = part.what == "zero" and config.holds_blocks
+        held = part.what == "zero" and layers_plan(config).gather == "first_microbatch"
         if part.what in IN_MICRO_BATCHES:
             factors = [1 if held and c.kind == ALL_GATHER else 2 for c in collectives]
             pairs = zip(factors, collectives, strict=True)

@@ -12,13 +12,13 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.models.stages import make_plan
-from jaxptd.optimizers.moments import state_shapes
+from jaxptd.zero.shapes import StateShapes
 
 model = ModelConfig(family="t5", vocab_size=13)
 config = Config(model, Layout(pp=2, dp=2, tp=2, zero=2), train=TrainConfig(micro_batches=4))
 infos, plan = parameter_infos(config), make_plan(config)
 assert list(expected(config, infos, plan))
-assert memory_model.state(config, state_shapes(config, infos))["gradients"]
+assert memory_model.state(config, StateShapes.of(config, infos))["gradients"]
 assert memory_model.activations(config, plan)
 print(sorted({"jax", "jaxlib", "flax", "optax", "orbax"} & set(sys.modules)))
 """

@@ -92,9 +92,11 @@ def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict)
 def unread(program: Program) -> int:
     """At stage 3 the bytes of a device's vectors of layers, in all micro-batches, else 0."""
     config, zero = program.config, program.resolved.zero
-    vectors = [n for n, info in program.infos.items() if info.stack and not zero.is_alone(n)]
+    vectors = [
+        n for n, info in program.infos.items() if info.stack and not zero.plans[n].own_collective
+    ]
     held = sum(math.prod(program.states.stored[name].stored_shape) for name in vectors)
-    return 4 * held * config.train.micro_batches * (config.zero == 3)
+    return 4 * held * config.train.micro_batches * (zero.layers.stage == 3)
 
 
 def bytes_of(program: Program, *, layers: bool) -> int:
@@ -164,7 +166,7 @@ def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int
     assert jnp.dtype("bfloat16") not in moved["psum"]
     assert moved["all_gather"] == {jnp.dtype("bfloat16"), jnp.dtype("float32")}
     found = program.resolved.zero
-    layers = {found.gather_dtype(name) for name, info in found.infos.items() if info.stack}
+    layers = {plan.gather_dtype for plan in found.plans.values() if plan.runs != "outside"}
     assert ("bfloat16" in layers) == ("row" not in inside)  # a grid sums gradients inside a layer
 
 
@@ -226,7 +228,7 @@ def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stag
             info = plain.infos[name]
             sharding = plain.abstract_state["params"][name].sharding
             block = sharding.shard_shape(info.stored_shape)
-            rows = block[0] if program.config.zero >= 2 and info.stack else 1
+            rows = block[0] if program.resolved.zero.plans[name].shards == "layer" else 1
             size = math.prod(block) // rows
             assert math.prod(x.sharding.shard_shape(x.shape)) == rows * math.ceil(size / number)
             assert x.dtype == jnp.float32

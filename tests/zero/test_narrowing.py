@@ -15,15 +15,17 @@ from turns import slow
 
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.jaxprs import equations, scans, traced
-from jaxptd.config import Config, Dtype
 from jaxptd.mesh import Layout
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
-from jaxptd.zero.accumulation import attached, with_wide_sums
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero import plan
+from jaxptd.zero.accumulation import attached
+from jaxptd.zero.gathering import LazyParam, grad_slot
+from jaxptd.zero.plan import ParamPlan
 
 BARRIER = "optimization_barrier"
 THREE = {"num_layers": 3}
+IN_LOOP = ParamPlan(accumulate="in_loop", gather_dtype="bfloat16")
 NARROW: list[Any] = [
     (Layout(), {"remat": "dots"}),
     (Layout(dp=2, tp=2, sequence_parallel=True), {"remat": "full", "dtype": "float16"}),
@@ -105,15 +107,15 @@ def several(layout: Layout, choice: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("layout", "choice"), SEVERAL, ids=str)
 def test_several_micro_batches_stack_none(layout: Layout, choice: dict) -> None:
     found = program(layout, **several(layout, choice))
-    assert found.config.sums_in_loops
+    assert found.resolved.zero.layers.accumulate == "in_loop"
     assert not matrices(found) & {shape for shape, _ in stacked(found)}
 
 
 def test_loops_take_narrow_parameters_with_their_sums() -> None:
     """Only what no loop adds to becomes an array in float32 before it is read."""
     block = jnp.ones((2, 3), jnp.bfloat16)
-    summed = with_wide_sums(block)
-    alone = dataclasses.replace(summed, accumulate_in_loop=False)
+    summed = LazyParam(block, grad_slot(block, IN_LOOP), None, None, IN_LOOP)
+    alone = dataclasses.replace(summed, plan=ParamPlan("outside"))
     found = attached({"layers": summed, "table": alone})
     assert found["layers"] is summed
     assert found["table"].dtype == jnp.float32
@@ -126,7 +128,7 @@ def test_their_sums_are_those_of_stacks(
 ) -> None:
     choice = several(layout, choice)
     added = gradients(layout, choice)
-    monkeypatch.setattr(Config, "sums_in_loops", False)
+    monkeypatch.setattr(plan, "_accumulate", lambda *_, **__: ("after", ""))
     for name, expected in gradients(layout, choice).items():
         np.testing.assert_array_equal(added[name], expected, err_msg=name)
 
@@ -144,7 +146,8 @@ def test_their_sums_are_those_of_stacks(
 )
 def test_other_loops_do_not_add_to_sums(layout: Layout, choice: dict) -> None:
     """Layers in two loops, or that share; at stage 1 the first of two micro-batches is the sum."""
-    assert not program(layout, **{"micro_batches": 2} | choice).config.sums_in_loops
+    found = program(layout, **{"micro_batches": 2} | choice)
+    assert found.resolved.zero.layers.accumulate == "after"
 
 
 def test_a_layer_that_is_there_is_not_gathered_again() -> None:
@@ -158,8 +161,7 @@ def test_a_layer_that_is_there_is_not_gathered_again() -> None:
 @pytest.mark.parametrize(("layout", "choice"), WIDE, ids=str)
 def test_other_gradients_are_not_narrowed(layout: Layout, choice: dict) -> None:
     found = program(layout, **choice)
-    stage = found.resolved.zero
-    assert not any(stage.is_narrowed(name) for name in found.infos)
+    assert not any(plan.narrows for plan in found.resolved.zero.plans.values())
 
 
 def gradients(layout: Layout, choice: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -179,7 +181,7 @@ def test_nothing_is_rounded_that_was_not_before(
     layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = gradients(layout, choice)
-    monkeypatch.setattr(Config, "narrows", False)
+    monkeypatch.setattr(plan, "_narrows", lambda *_, **__: (False, ""))
     wide = gradients(layout, choice)
     assert narrow.keys() == wide.keys()
     for name, expected in wide.items():
@@ -205,7 +207,8 @@ def test_tables_are_gathered_in_the_precision_of_what_reads_them(
 ) -> None:
     found = program(layout, **choice)
     tables = {name for name, info in found.infos.items() if info.cast and not info.stack}
-    assert {found.resolved.zero.gather_dtype(name) for name in tables} == {found.config.model.dtype}
+    dtypes = {found.resolved.zero.plans[name].gather_dtype for name in tables}
+    assert dtypes == {found.config.model.dtype}
 
 
 @pytest.mark.slow
@@ -222,12 +225,8 @@ def test_outside_of_layers_only_what_is_read_is_narrow(
 
 def wide_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has parameters outside the layers gathered in float32."""
-    dtype_of = StateShapes.gather_dtype
-
-    def dtype(shapes: StateShapes, name: str) -> Dtype:
-        return dtype_of(shapes, name) if shapes.infos[name].stack else "float32"
-
-    monkeypatch.setattr(StateShapes, "gather_dtype", dtype)
+    outside = plan._outside
+    monkeypatch.setattr(plan, "_outside", lambda config, narrow: outside(config, narrow=False))
 
 
 @pytest.mark.slow
@@ -236,7 +235,7 @@ def test_a_sum_over_ring_steps_is_rounded_as_one_device_rounds_its_product(
 ) -> None:
     choice = {"remat": "dots", "micro_batches": 1}
     narrow = gradients(RING_STEPS, choice)
-    monkeypatch.setattr(Config, "narrows", False)
+    monkeypatch.setattr(plan, "_narrows", lambda *_, **__: (False, ""))
     wide = gradients(RING_STEPS, choice)
     for name, info in program(RING_STEPS).infos.items():
         dtype = "bfloat16" if info.cast and info.stack else "float32"

@@ -19,6 +19,7 @@ from jaxptd.costs.collective import ALL_GATHER
 from jaxptd.mesh import BATCH_AXES, Layout
 from jaxptd.pipeline.pools import APART
 from jaxptd.step import Program
+from jaxptd.zero.plan import layers_plan
 
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 THREE = {"num_layers": 3}
@@ -70,7 +71,8 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
     layout: Layout, choice: dict
 ) -> None:
     program = tiny.program(layout, **THREE | choice)
-    assert program.config.prefetches or program.config.scatters_last
+    plan = program.resolved.zero.layers
+    assert plan.prefetches or plan.reduce == "last_microbatch"
     kinds = []
     for body in trips(program):
         products = [each for each in body.eqns if has_product(each)]
@@ -117,8 +119,9 @@ def test_of_two_trips_in_one_the_second_waits_for_what_the_first_moves() -> None
 )
 def test_other_steps_do_not_move_ahead(layout: Layout, choice: dict) -> None:
     program = tiny.program(layout, **choice)
-    assert not program.config.prefetches
-    assert not program.config.scatters_last
+    plan = program.resolved.zero.layers
+    assert not plan.prefetches
+    assert plan.reduce != "last_microbatch"
     for body in trips(program):
         assert any(has_product(x) for move in moves(body) for x in needs(body, move))
 
@@ -265,5 +268,5 @@ def test_a_loop_of_one_layer_equals_one_device(stage: int, micro_batches: int) -
 def test_moves_beside_the_first_and_the_last_micro_batch_equal_one_device(
     layout: Layout, choice: dict
 ) -> None:
-    assert tiny.config(layout, **choice).holds_blocks
+    assert layers_plan(tiny.config(layout, **choice)).gather == "first_microbatch"
     hold(layout, **choice)

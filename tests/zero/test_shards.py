@@ -19,6 +19,7 @@ from turns import slow
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
 from jaxptd.zero.gathering import LazyParam, gathered, reduce_scattered
+from jaxptd.zero.plan import ParamPlan
 from jaxptd.zero.shards import ShardedInfo
 
 
@@ -192,7 +193,8 @@ SMALL = sharded(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
 
 
 def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> LazyParam:
-    return LazyParam(shard, shard, None, stored, dtype, scattered=True)
+    plan = ParamPlan(gather="layer", gather_dtype=dtype, reduce="each_layer")
+    return LazyParam(shard, shard, None, stored, plan)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -21,6 +21,7 @@ from jaxptd.models.families import architecture_of, sizes_of
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 from jaxptd.pipeline.placement import Stages, of_stack
+from jaxptd.zero.plan import ParamPlan, layers_plan
 
 # ---- loops over layers ---------------------------------------------------------------------------
 # The loops over layers of a step: what each keeps for backward, and copies of its parameters.
@@ -104,9 +105,11 @@ class Loop:
         """
         config, sizes = self.config, self.sizes
         working_bytes = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
-        moved = (config.layout.fetches_layers + config.prefetches) * self._whole
-        on_way = self._largest if config.prefetches and config.zero >= 2 else 0
-        on_way = self.weights if config.scatters_last or config.layout.has_grid else on_way
+        plan = layers_plan(config)
+        moved = ((plan.gather == "layer") + plan.prefetches) * self._whole
+        on_way = self._largest if plan.prefetches and plan.reduce == "each_layer" else 0
+        at_once = plan.reduce == "last_microbatch" or config.layout.has_grid
+        on_way = self.weights if at_once else on_way
         moved += on_way * sizes.master_itemsize // sizes.matrix_shards
         return working_bytes + moved
 
@@ -123,8 +126,7 @@ class Loop:
     @property
     def gathered(self) -> int:
         """Parameters of the last layer, gathered from forward on where backward begins with it."""
-        config = self.config
-        return self._whole if config.layout.fetches_layers and config.prefetches else 0
+        return self._whole if layers_plan(self.config).joins_trips else 0
 
     @property
     def _whole(self) -> int:
@@ -335,9 +337,14 @@ class _Step:
     def _gathered(self) -> int:
         """Whole parameters; with one micro-batch those outside the layers are counted elsewhere."""
         gathered = self.state["gathered"]
-        if self.plan or self._sums or self.config.zero == 0:
+        if self.plan or self._sums or self._params.shards == "none":
             return gathered
         return gathered - min(gathered, self.ends.gathered)
+
+    @cached_property
+    def _params(self) -> ParamPlan:
+        """The plan of the layers' matrices."""
+        return layers_plan(self.config)
 
     @property
     def _sums(self) -> int:
@@ -347,18 +354,17 @@ class _Step:
     @property
     def _narrowing(self) -> int:
         """Times that gradients of layers are narrower than the state, until they are summed."""
-        sizes = sizes_of(self.config)
-        narrow = self.config.narrows or (self.config.zero < 2 and sizes.casts)
+        sizes, plan = sizes_of(self.config), self._params
+        narrow = plan.narrows or (plan.reduce != "each_layer" and sizes.casts)
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     def _stacked(self, loops: list[Loop]) -> int:
         """Gradients that loops stack beside sums: a micro-batch's, or shards of the last one's."""
-        config, layout = self.config, self.config.layout
-        parameters = sum(each.parameters for each in loops)
-        only_sums = config.sums_in_loops or config.train.micro_batches == 2
-        if config.scatters_last and only_sums:
+        config, layout, plan = self.config, self.config.layout, self._params
+        parameters, adds = sum(each.parameters for each in loops), plan.accumulate == "in_loop"
+        if plan.reduce == "last_microbatch" and (adds or config.train.micro_batches == 2):
             return parameters // (layout.dp * layout.cp)
-        return 0 if config.sums_in_loops else parameters // self._narrowing
+        return 0 if adds else parameters // self._narrowing
 
     @cached_property
     def _before_backward(self) -> Peak:
@@ -395,7 +401,8 @@ class _Step:
 
         Where gradients are summed over dp XLA allocates those of the last loop before that.
         """
-        model, early = self.config.model, self.config.layout.dp > 1 and self.config.zero == 0
+        early = self.config.layout.dp > 1 and self._params.shards == "none"
+        model = self.config.model
         zeros = self._stacked(self.loops) if early and not self._sums else 0
         return dataclasses.replace(
             self._before_backward,
@@ -454,13 +461,13 @@ class _Step:
         if layout.hosts_moments and layout.update_on == "device":
             # One array more, and one where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
-            shards = layout.dp * layout.cp if self.config.zero == 1 else 1
+            shards = layout.dp * layout.cp if self._params.stage == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
             return dataclasses.replace(moment, gradients=gradients, copies=more)
         comes = layout.hosts_parameters and layout.update_on == "device"
-        narrow = (comes or self.config.narrows) and not self._sums
+        narrow = (comes or self._params.narrows) and not self._sums
         narrowing = self._narrowing if narrow else 1
-        if self.config.zero == 0 and layout.dp * layout.cp > 1:
+        if self._params.shards == "none" and layout.dp * layout.cp > 1:
             return dataclasses.replace(moment, gradients=gradients + largest // narrowing)
         layers = sum(each.parameters for each in self.loops)
         # Of parameters one comes, one is updated and one goes; not all are the largest.

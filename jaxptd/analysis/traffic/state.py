@@ -39,9 +39,10 @@ def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]
         if not isinstance(stored, ShardShape):
             continue
         whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
-        if zero.gathered_early(name):
-            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * itemsize(zero.gather_dtype(name)))
-        if not zero.is_scattered(name):
+        plan = zero.plans[name]
+        if plan.gather == "step":
+            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * itemsize(plan.gather_dtype))
+        if plan.reduce == "end":
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
 
 
@@ -51,13 +52,14 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
     If fetched, n are gathered twice; if held for the step, once; else at the beginning of the step.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
-    times = stack.layers * step.config.train.micro_batches
-    gathers = _gathers(step, stack) if zero.fetches else stack.layers * zero.holds
-    scatters = times if zero.stage >= 2 else stack.layers * zero.reduce_in_last_microbatch
+    plan, layers, many = zero.layers, stack.layers, step.config.train.micro_batches
+    held = {"first_microbatch": layers}.get(plan.gather, 0)
+    gathers = _gathers(step, stack) if plan.gather == "layer" else held
+    scatters = {"end": 0, "last_microbatch": layers, "each_layer": layers * many}[plan.reduce]
     for message in _messages(zero, layout, stack, together=False):
         for size, elements in message.items():
             yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * size)
-    for message in _messages(zero, layout, stack, together=zero.reduce_in_last_microbatch):
+    for message in _messages(zero, layout, stack, together=plan.reduce == "last_microbatch"):
         summed = scatters * sum(message.values()) * wide
         yield Collective(REDUCE_SCATTER, BATCH_AXES, scatters, summed)
 
@@ -74,9 +76,10 @@ def _messages(
     for name, stored in zero.stored.items():
         if isinstance(stored, ShardShape) and stored.info.stack == stack.name:
             axes = stored.axes | {*_summed_over(stored, layout)}
-            alone = zero.is_alone(name) and not together
+            plan = zero.plans[name]
+            alone = plan.own_collective and not together
             message = messages.setdefault(name if alone else tuple(sorted(axes)), {})
-            size = itemsize(zero.gather_dtype(name))
+            size = itemsize(plan.gather_dtype)
             message[size] = message.get(size, 0) + stored.padded_size
     return messages.values()
 

@@ -22,7 +22,6 @@ from jaxptd.costs.collective import (
 from jaxptd.display import Table, html_of
 from jaxptd.layout import Axis, Layout
 from jaxptd.models.families import architecture_of, family_of, sizes_of
-from jaxptd.optimizers.moments import state_shapes
 from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.scenario import Scenario
 from jaxptd.parts.sizes import elements_on_device
@@ -55,7 +54,7 @@ def unstacked_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collect
     for name, info in zero.infos.items():
         if Axis.PP in info.axes and info.stack is None:
             whole = elements_on_device(info, layout) * layout.pp
-            narrow = itemsize(zero.gather_dtype(name))
+            narrow = itemsize(zero.plans[name].gather_dtype)
             yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * narrow)
             yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole * wide)
 
@@ -208,7 +207,7 @@ def _all_axes(
     step: Scenario, infos: Mapping[str, ParamShape]
 ) -> Iterator[tuple[StepPart, Iterable[Collective]]]:
     """Each part with its collectives, over axes of any size."""
-    layout, zero = step.config.layout, state_shapes(step.config, infos)
+    layout, zero = step.config.layout, StateShapes.of(step.config, infos)
     architecture = architecture_of(step.config.padded_model)
     for stack in architecture.stacks:
         yield StepPart("tensor", stack.name), _in_loops(step, inside_layers(step, stack))

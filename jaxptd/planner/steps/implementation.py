@@ -15,6 +15,7 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.schedules import outline as parts_of
 from jaxptd.pipeline.table import Schedule
+from jaxptd.zero.plan import layers_plan
 
 # Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
 # gradient read, and read twice more for its norm and its factor.
@@ -50,7 +51,7 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
         rotary=model.block.positions == "rope",
         accumulate=ADDED if config.train.micro_batches > 1 else 0,
         gradient=4,
-        update=UPDATE[config.optimizer.name] - NARROW * (config.narrows and unsummed),
+        update=UPDATE[config.optimizer.name] - NARROW * (layers_plan(config).narrows and unsummed),
         logit=LOGIT,
         tp_under="nothing",
         dp_under="nothing",

@@ -16,7 +16,6 @@ from jaxptd.hardware import Cluster
 from jaxptd.layout import Layout
 from jaxptd.models.families import architecture_of
 from jaxptd.models.parameters import parameter_infos
-from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed, StepDescription, StepTime
 from jaxptd.planner.cost.collectives import BESIDE, exposed_terms
@@ -39,6 +38,7 @@ from jaxptd.planner.steps.implementation import (
 )
 from jaxptd.planner.steps.traffic import layer_collectives, step_collectives
 from jaxptd.shapes import ParamShape
+from jaxptd.zero.plan import layers_plan
 from jaxptd.zero.shapes import StateShapes
 
 
@@ -71,7 +71,7 @@ class ConfigStep:
     @cached_property
     def shapes(self) -> StateShapes:
         """Shapes of the state."""
-        return state_shapes(self.config, self.infos)
+        return StateShapes.of(self.config, self.infos)
 
     @cached_property
     def state(self) -> dict[str, int]:
@@ -106,7 +106,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         pp=layout.pp,
         cp=layout.cp,
         virtual_stages=chunks,
-        zero=config.zero,
+        zero=layers_plan(config).stage,
         sequence_parallel=layout.sequence_parallel,
         remat=model.remat,
         remat_layers=model.remat_layers,

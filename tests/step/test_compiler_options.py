@@ -1,4 +1,4 @@
-"""XLA's options: compiler options on GPUs only, one permute at a time on simulated devices."""
+"""XLA's options for a step: on GPUs only, and what they do to permutes."""
 
 import math
 import re
@@ -14,9 +14,10 @@ from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis.jaxprs import equations, traced
-from jaxptd.config.xla import GPU_MEMORY, compiler_options
+from jaxptd.config.xla import GPU_MEMORY
 from jaxptd.mesh import Layout, on_gpus
 from jaxptd.step import Program
+from jaxptd.step.compiler_options import compiler_options
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,320 @@
+"""The plan of a parameter, decided once from the config: all that a step does with it.
+
+ZeRO, offloading, gradient accumulation and the loop over layers have all a say in where a parameter
+is, when a device has it whole, and when its gradient is summed over devices. Here they are asked,
+and nowhere else: the step, the formulas and the planner read the record.
+`python -m jaxptd.memory --explain` prints it.
+
+A step has few groups of parameters that it handles alike: those outside the layers, and of the
+layers matrices, and vectors (which are gathered in another precision, several in one message).
+
+Nothing here imports jax.
+"""
+
+import dataclasses
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from jaxptd.config import Config, Dtype, itemsize
+from jaxptd.layout import Axis, ZeroStage
+from jaxptd.shapes import ParamShape
+
+Runs = Literal["outside", "loop", "unrolled", "stages"]
+Where = Literal["device", "host"]
+Shards = Literal["none", "stack", "layer"]
+Gather = Literal["never", "step", "first_microbatch", "layer"]
+Reduce = Literal["end", "last_microbatch", "each_layer"]
+Accumulate = Literal["after", "in_loop", "in_tick"]
+
+BY_LAYER = ("muon",)  # optimizers that look at one layer's matrix at a time, and so at its shards
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamPlan:
+    """The handling of each parameter of a group. The defaults: it is there, and whole.
+
+    Args:
+        runs: what reads it: the ends of the model (outside of layers), or layers in a loop,
+            unrolled, or on the stages of a pipeline.
+        where: the memory that the masters are in.
+        shards: what is cut into a shard for each device along dp x cp: nothing, the stack of all
+            layers at once (outside of layers the array), or each layer by itself.
+        gather: when a device gets the whole block of a parameter that is in shards or on the host:
+            at the beginning of the step, while the first micro-batch runs forward (and then holds
+            it), or each time a layer runs. Never: it is there.
+        gather_dtype: the precision that moves then, in which it is read.
+        own_collective: whether it is a message of its own, in a loop's trip.
+        reduce: when its gradient is summed over dp x cp: after the last micro-batch, beside the
+            layers of the last one, or beside the layers of each.
+        accumulate: when a micro-batch's gradient is added to that of those before: after backward,
+            or at once, by a loop over layers or in a tick of a pipeline.
+        grad_dtype: the precision in which backward gives the gradient, before it is added up.
+    """
+
+    runs: Runs = "loop"
+    where: Where = "device"
+    shards: Shards = "none"
+    gather: Gather = "never"
+    gather_dtype: Dtype = "float32"
+    own_collective: bool = False
+    reduce: Reduce = "end"
+    accumulate: Accumulate = "after"
+    grad_dtype: Dtype = "float32"
+
+    @property
+    def moves(self) -> bool:
+        """True if a layer's block is gathered, or its gradient reduced, while layers run."""
+        return self.gather in ("layer", "first_microbatch") or self.reduce != "end"
+
+    @property
+    def prefetches(self) -> bool:
+        """True if that happens in every micro-batch, beside the other layers of a loop."""
+        each = self.gather == "layer" or self.reduce == "each_layer"
+        return each and self.runs == "loop"
+
+    @property
+    def joins_trips(self) -> bool:
+        """True if XLA for GPUs makes one of two trips of a loop, which fetches layers."""
+        return self.gather == "layer" and self.runs == "loop"
+
+    @property
+    def traces_layers(self) -> bool:
+        """True if the backward pass of a layer is traced by itself, not with a loop over layers."""
+        return self.moves or self.accumulate == "in_loop" or self.runs == "stages"
+
+    @property
+    def narrows(self) -> bool:
+        """True if backward rounds the gradient of a parameter that it reads in float32."""
+        return self.gather == "never" and itemsize(self.grad_dtype) < itemsize("float32")
+
+    @property
+    def stage(self) -> ZeroStage:
+        """The stage of ZeRO as a step runs it."""
+        if self.shards == "none":
+            return 0
+        if self.reduce != "each_layer":
+            return 1
+        return 3 if self.gather == "layer" else 2
+
+    # ---- in one micro-batch ----------------------------------------------------------------------
+
+    @cached_property
+    def first(self) -> "ParamPlan":
+        """In the first of several micro-batches: what the last one reduces stays whole."""
+        if self.reduce != "last_microbatch":
+            return self
+        narrow = self.accumulate == "after"
+        dtype = self.gather_dtype if narrow else self.grad_dtype
+        return dataclasses.replace(self, reduce="end", grad_dtype=dtype)
+
+    @cached_property
+    def middle(self) -> "ParamPlan":
+        """In those between: blocks are held, and what the last one reduces stays whole."""
+        return dataclasses.replace(self.first, gather=self._held)
+
+    @cached_property
+    def last(self) -> "ParamPlan":
+        """In the last one."""
+        return dataclasses.replace(self, gather=self._held)
+
+    @cached_property
+    def without_gradients(self) -> "ParamPlan":
+        """In an evaluation, or in generation: all but layers that come one by one are gathered."""
+        return dataclasses.replace(self, gather=self._held, reduce="end", accumulate="after")
+
+    @property
+    def _held(self) -> Gather:
+        return "step" if self.gather == "first_microbatch" else self.gather
+
+
+WHOLE = ParamPlan()  # of parameters that are there, with gradients as JAX gives them
+
+
+class Why(NamedTuple):
+    """The reason for a field of a plan, in words: what the config says, and what follows."""
+
+    where: str
+    gather: str
+    reduce: str
+    accumulate: str
+    grad_dtype: str
+
+
+def plan_of(config: Config, info: ParamShape) -> ParamPlan:
+    """The plan of a parameter of a config's model."""
+    return explained(config, info)[0]
+
+
+def explained(config: Config, info: ParamShape) -> tuple[ParamPlan, Why]:
+    """The plan of a parameter, and the reasons for it.
+
+    A grid sums gradients inside a layer, in the precision of the parameter: its layers' matrices
+    are gathered in float32 then.
+    """
+    in_layers = info.stack is not None
+    narrow = info.cast and not (in_layers and Axis.ROW in info.axes)
+    if not in_layers:
+        return _outside(config, narrow=narrow)
+    return _of_layers(config, narrow=narrow, matrix=bool(info.matrix))
+
+
+def layers_plan(config: Config) -> ParamPlan:
+    """The plan of the layers' matrices.
+
+    Vectors of layers differ from it in `gather_dtype`, `own_collective` and `grad_dtype`.
+    """
+    return _of_layers(config, narrow=not config.layout.has_grid, matrix=True)[0]
+
+
+def _wide(config: Config) -> Dtype:
+    """The precision of masters and of sums of gradients."""
+    return max(config.model.dtype, "float32", key=itemsize)
+
+
+def _where(config: Config) -> tuple[Where, str]:
+    zero = config.layout.zero
+    why = f"layout.zero={zero}: a {'shard' if zero else 'copy'} on each device along dp and cp"
+    if config.layout.hosts_parameters:
+        return "host", f"layout.offload={','.join(sorted(config.layout.offloaded))}; {why}"
+    return "device", why
+
+
+def _outside(config: Config, *, narrow: bool) -> tuple[ParamPlan, Why]:
+    """Embeddings, the last norm, and what all layers read: as at stage 1 of ZeRO, if at any.
+
+    Their gradients are float32 whatever is read: a look-up adds up those of equal tokens.
+    """
+    layout, wide = config.layout, _wide(config)
+    where, why_where = _where(config)
+    gather: Gather = "step"
+    if layout.zero:
+        gathered = f"layout.zero={layout.zero}: all of the step reads them"
+    elif where == "host":
+        gathered = "copied from the host: all of the step reads them"
+    elif layout.pp > 1:
+        gathered = f"layout.pp={layout.pp}: each stage has a share of them, and reads all"
+    else:
+        gather, gathered = "never", "layout.zero=0: each device has all"
+    plan = ParamPlan(
+        "outside",
+        where,
+        shards="stack" if layout.zero else "none",
+        gather=gather,
+        gather_dtype=config.model.dtype if narrow else wide,
+        grad_dtype=wide,
+    )
+    return plan, Why(
+        why_where,
+        gathered,
+        "their gradients are whole when the first layer's backward is done",
+        "no loop has them",
+        "a look-up adds up the gradients of equal tokens",
+    )
+
+
+def _of_layers(config: Config, *, narrow: bool, matrix: bool) -> tuple[ParamPlan, Why]:
+    layout, wide = config.layout, _wide(config)
+    runs: Runs = "stages" if layout.pp > 1 else "loop" if config.model.scan_layers else "unrolled"
+    where, why_where = _where(config)
+    gather, gathered = _gather(config, runs)
+    reduce, reduced = _reduce(config, runs, gather)
+    accumulate, accumulated = _accumulate(config, runs, gather=gather, reduce=reduce)
+    gather_dtype = config.model.dtype if narrow else wide
+    narrows, graded = _narrows(config, runs, gather=gather, reduce=reduce, accumulate=accumulate)
+    one_by_one = gather == "layer" or reduce != "end" or config.optimizer.name in BY_LAYER
+    plan = ParamPlan(
+        runs,
+        where,
+        shards="none" if layout.zero == 0 else "layer" if one_by_one else "stack",
+        gather=gather,
+        gather_dtype=gather_dtype,
+        own_collective=matrix and config.model.scan_layers,
+        reduce=reduce,
+        accumulate=accumulate,
+        grad_dtype=gather_dtype if narrows else wide,
+    )
+    return plan, Why(why_where, gathered, reduced, accumulated, graded)
+
+
+def _gather(config: Config, runs: Runs) -> tuple[Gather, str]:
+    layout = config.layout
+    if layout.zero == 3:
+        return "layer", "layout.zero=3: freed when the layer has run, and gathered for backward"
+    if layout.fetches_layers:
+        return "layer", "layout.offload has parameters: copied when the layer runs, and freed"
+    if layout.zero == 0:
+        if layout.hosts_parameters:
+            return "step", "copied from the host, where layout.offload=optimizer keeps them"
+        return "never", "layout.zero=0: each device has all"
+    if runs == "loop":
+        return (
+            "first_microbatch",
+            f"layout.zero={layout.zero}: beside other layers, and kept for the step",
+        )
+    return "step", f"layout.zero={layout.zero}: at its beginning, for all micro-batches"
+
+
+def _reduce(config: Config, runs: Runs, gather: Gather) -> tuple[Reduce, str]:
+    """With one micro-batch stage 1 sends what stage 2 sends: a loop does it as stage 2."""
+    zero, many = config.layout.zero, config.train.micro_batches
+    if zero >= 2:
+        return "each_layer", f"layout.zero={zero}: a device keeps its shard of the sum"
+    if zero == 1 and runs == "loop" and many == 1:
+        return "each_layer", "layout.zero=1 with one micro-batch: the same bytes, beside the layers"
+    if gather == "first_microbatch":
+        return "last_microbatch", f"layout.zero=1: once for {many} micro-batches, beside the layers"
+    if config.layout.dp * config.layout.cp == 1:
+        return "end", "no other device along dp or cp has a part of the sum"
+    return "end", f"layout.zero={zero}: once a step"
+
+
+def _accumulate(
+    config: Config, runs: Runs, *, gather: Gather, reduce: Reduce
+) -> tuple[Accumulate, str]:
+    """A loop adds to sums in place, if its layers' gradients are traced by themselves.
+
+    Where nothing moves it does not if it would copy sums, of a stack in two loops, or make in each
+    layer what layers that keep all share: biases by distance, the norm of a source. Stage 1 makes
+    these in each layer in its first and last micro-batch, and so in those between, too.
+    """
+    model, many = config.model, config.train.micro_batches
+    if runs == "stages":
+        return "in_tick", "a pipeline adds a layer's gradient in the tick that computes it"
+    if many == 1:
+        return "after", "train.micro_batches=1: there is nothing to add to"
+    if runs == "unrolled":
+        return "after", "model.scan_layers=false: no loop"
+    if many == 2 and reduce == "last_microbatch":
+        return "after", "the first of two micro-batches is the sum, the last one sends it"
+    if gather == "layer" or reduce == "each_layer":
+        return "in_loop", "one layer's gradients at a time, where they are moved"
+    shared = model.block.relative is not None
+    if not (shared and gather == "first_microbatch"):
+        if model.remat_layers is not None:
+            return "after", "model.remat_layers: of a stack in two loops the sums would be copied"
+        if shared and model.remat == "none":
+            return "after", "model.remat=none: layers share biases by distance and a source's norm"
+    return "in_loop", "no micro-batch's gradients are in memory as a whole"
+
+
+def _narrows(
+    config: Config, runs: Runs, *, gather: Gather, reduce: Reduce, accumulate: Accumulate
+) -> tuple[bool, str]:
+    """Decides if gradients of layers have the precision that products read parameters in.
+
+    Backward computes them in it. Where a loop moves nothing it stacks them so. A pipeline adds a
+    layer's to a sum at once, as a loop of several micro-batches does, and a grid sums them inside a
+    layer, in float32. With moments on the host no memory was won: `docs/performance.md`; there, as
+    wherever parameters are gathered, layers read the narrow copy.
+    """
+    if reduce != "end":
+        return False, "summed over devices in float32"
+    if accumulate == "in_loop":
+        return False, "added to a float32 sum"
+    if gather != "never":
+        return True, "as backward computes it"
+    if config.layout.has_grid:
+        return False, "a grid sums inside a layer"
+    if runs == "loop":
+        return True, "as backward computes it; a loop stacks those of its layers"
+    return False, "added to a float32 sum" if runs == "stages" else "as the parameters are"
