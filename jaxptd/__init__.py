@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from jaxptd.mesh import make_mesh as make_mesh
     from jaxptd.mesh import rank_groups as rank_groups
     from jaxptd.models.gpt import GPT as GPT
+    from jaxptd.parts.mlp import register_mlp as register_mlp
     from jaxptd.pipeline.schedules import SCHEDULES as SCHEDULES
     from jaxptd.pipeline.schedules import Schedule as Schedule
     from jaxptd.pipeline.schedules import make_schedule as make_schedule
@@ -80,6 +81,7 @@ _HOMES = {
     "jaxptd.layout": ("Layout",),
     "jaxptd.mesh": ("Axis", "describe_mesh", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
+    "jaxptd.parts.mlp": ("register_mlp",),
     "jaxptd.pipeline.schedules": ("SCHEDULES", "Schedule", "make_schedule"),
     "jaxptd.run.devices": ("simulate", "use_devices"),
     "jaxptd.step": ("Program",),

@@ -48,6 +48,7 @@ class ModelConfig:
         num_kv_heads: heads of keys and values, a divisor of num_heads; null is num_heads.
         head_size: width of a head; null is hidden_size / num_heads.
         ffn_hidden_size: width inside the MLP; null is 4 * hidden_size.
+        mlp: kind of the MLP: dense, or the name of one of your own.
         norm: layernorm or rmsnorm; null is the family's.
         norm_eps: added to the variance; null is the family's.
         norm_order: pre normalises the input of attention and of the MLP, and x at the end; post
@@ -129,6 +130,7 @@ class ModelConfig:
     num_kv_heads: int | None = None
     head_size: int | None = None
     ffn_hidden_size: int | None = None
+    mlp: str = "dense"
     norm: NormKind | None = None
     norm_eps: float | None = None
     norm_order: NormOrder | None = None

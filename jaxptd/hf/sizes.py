@@ -136,7 +136,7 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
     """
     kind, family = family_named(model.family)
     usual = dataclasses.replace(model, attention_scale=None).block.attention_scale
-    fixed = {**family.options, "attention_scale": usual, "logit_softcap": None}
+    fixed = {**family.options, "mlp": "dense", "attention_scale": usual, "logit_softcap": None}
     for name, value in fixed.items():
         if option(model, name) != value:
             raise UserError(

@@ -96,9 +96,9 @@ class MLP(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same."""
-        return self.down(checkpoint_name(self._activated(x_BTD), SAVED_MATMUL_IN))
+        return self.down(checkpoint_name(self.activated(x_BTD), SAVED_MATMUL_IN))
 
-    def _activated(self, x_BTD: Array) -> Array:
+    def activated(self, x_BTD: Array) -> Array:
         """x -> h[B, T, F]. Backward recomputes it from the product, which is saved anyway."""
         if self.fused:
             return self.fused(self.up.bare(x_BTD), self.up.bias)

@@ -15,7 +15,7 @@ from jaxptd.models.family import Family, Field, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.ends import Head, Table
-from jaxptd.parts.mlp import MLPShape
+from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.part import imported
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
@@ -80,7 +80,7 @@ def architecture(model: ModelConfig) -> Architecture:
     options, hidden, size = model.block, model.hidden_size, model.vocab_size or 0
     statistics = 2 if options.norm == "layernorm" else 1
     post = options.norm_order == "post"
-    parts = (AttentionShape.of(model), MLPShape.of(model))
+    parts = (AttentionShape.of(model), mlp_of(model))
     learned = options.positions == "learned"
     return Architecture(
         hidden,

@@ -19,7 +19,7 @@ from jaxptd.models.family import Derived, Family, Field, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape
-from jaxptd.parts.mlp import MLPShape
+from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.part import imported
 
 
@@ -101,7 +101,7 @@ def architecture(model: ModelConfig) -> Architecture:
         source=length,
         source_statistics=stack.statistics,
     )
-    mlp = MLPShape.of(model)
+    mlp = mlp_of(model)
     stacks = (
         dataclasses.replace(stack, name="encoder", parts=(source, mlp)),
         Stack(

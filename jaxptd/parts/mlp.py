@@ -5,12 +5,14 @@ Letters: T tokens, D model, F hidden units.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
 from jaxptd.config import ModelConfig
 from jaxptd.costs.kept import MOST, SOME, Kept
 from jaxptd.costs.program import Implementation, Work
+from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.layout import Layout
 from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
 from jaxptd.parts.part import Part, Product, imported
@@ -115,3 +117,41 @@ class MLPShape(Part):
     def moved_backward(self, implementation: Implementation) -> int:
         sums = implementation.bias and implementation.sums_apart
         return 2 * sums * self.columns + 2 * (2 * self.columns + self.size)
+
+
+# ---- kinds of MLPs -------------------------------------------------------------------------------
+
+_KINDS: dict[str, Callable[[ModelConfig], Part]] = {"dense": MLPShape.of}
+
+
+def register_mlp(name: str, make: Callable[[ModelConfig], Part]) -> None:
+    """Adds a kind of MLP, which `model.mlp` names from then on.
+
+    One calls it before a config is used, in every process: a file of one's own that calls it and
+    then `jaxptd.__main__.main()` has all commands (`examples/own_part.py`).
+
+    Args:
+        name: letters, digits, `-` and `_`.
+        make: model's config -> the description of its MLP, a `jaxptd.parts.part.Part`.
+
+    Raises:
+        UserError: the name is taken, or no such name.
+    """
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"register_mlp: {quoted(name)} is no name; use letters, digits, - and _")
+    if name in _KINDS:
+        raise UserError(f"register_mlp: there is an MLP {quoted(name)}; use another name")
+    _KINDS[name] = make
+
+
+def mlp_of(model: ModelConfig) -> Part:
+    """The description of a model's MLP, by `model.mlp`.
+
+    Raises:
+        UserError: nothing has that name.
+    """
+    if model.mlp not in _KINDS:
+        use = f"use {', '.join(_KINDS)}, or run the file that registers it"
+        remedy = did_you_mean(model.mlp, _KINDS, otherwise=use)
+        raise UserError(f"model.mlp={quoted(model.mlp)}: there is no such MLP; {remedy}")
+    return _KINDS[model.mlp](model)

@@ -96,6 +96,8 @@ def check(config: Config) -> None:
             f"layout.ring={layout.ring} is of keys of a sequence, which images have not; leave it "
             "out"
         )
+    if model.mlp != "dense":
+        raise UserError(f"model.mlp={model.mlp}: blocks of images have dense only; leave it out")
     _check_dice(config)
     _check_strips(config)
     _check_images(config)
