@@ -2,7 +2,7 @@
 
 A strategy is an order of tokens, which says what each device holds, and an exchange, in which its
 queries meet the keys of all devices. A new strategy is a row of `STRATEGIES`, with its name in
-`RingKind`; if its exchange is new, too, the row names the function, in a file of its own.
+`RingKind`; if its exchange is also new, the row names the function, in a file of its own.
 Layouts, plans and formulas read this file, so it imports no JAX: `attention/attend.py` imports the
 function when a step is traced.
 
