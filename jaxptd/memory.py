@@ -98,7 +98,7 @@ def parser() -> ConfigParser:
 
 def _explain(config: Config, options: Mapping[str, Any]) -> int:
     for option, what in (("quiet", "what the compiled step holds"), ("picture", "bytes")):
-        if options[option]:
+        if options[option] not in (None, False):
             raise UserError(
                 f"--{option} is for {what}, of which --explain says nothing; leave out one of them"
             )

@@ -168,6 +168,9 @@ comms --config test-tiny --picture x.txt | x.txt: use a name that ends in .png o
 memory --layout.zero 7 | layout.zero: expected one of 0, 1, 2, 3, got 7
 memory --config test-tiny --picture no/x.png | name a file in a folder that exists
 memory --run-dir . | --run-dir . holds no run
+memory --config test-tiny --explain --quiet | of which --explain says nothing
+memory --config test-tiny --explain --picture= | of which --explain says nothing
+memory --explain --layout.pp=5 | leaves some of the pipeline
 profile --steps 0 | --steps=0 must be at least 1
 profile --steps 1000000000000 | --steps=1000000000000 must be at least 1
 profile --steps few | steps
