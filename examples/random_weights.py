@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
+from jaxptd.config import nested
 from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.mapping import rules_of
 from jaxptd.hf.sizes import read_sizes
@@ -24,7 +25,7 @@ def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes of the tensors that a `config.json` asks for."""
     sizes = json.loads((folder / "config.json").read_text())
     tied = sizes.get("tie_word_embeddings", FAMILIES[sizes["model_type"]].tied is not False)
-    model = ModelConfig(**read_sizes(sizes, tied=tied, where=folder))
+    model = ModelConfig(**nested(read_sizes(sizes, tied=tied, where=folder)))
     infos = Program(Config(model), make_mesh(Layout())).infos
     ours = {name: info.shape for name, info in infos.items()}
     for name, rules in rules_of(model.family, ours).items():

@@ -17,7 +17,7 @@ from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.hlo.timeline import Move, moves
-from jaxptd.config import Config
+from jaxptd.config import Config, with_fields
 from jaxptd.errors import UserError, install
 from jaxptd.mesh import make_mesh
 from jaxptd.planner.steps.traffic import Figures
@@ -103,15 +103,15 @@ def _has_depths(config: Config) -> bool:
         not model.scan_layers
         and config.layout.pp == 1
         and model.remat_layers is None
-        and model.num_decoder_layers in (None, model.num_layers)
+        and model.decoder_layers == model.num_layers
         and model.num_layers > DEPTHS[1]
     )
 
 
 def _with_layers(config: Config, layers: int) -> Config:
     model = dataclasses.replace(config.model, num_layers=layers)
-    if model.num_decoder_layers:
-        model = dataclasses.replace(model, num_decoder_layers=layers)
+    if model.encoder_decoder:
+        model = with_fields(model, {"encoder_decoder.num_layers": layers})
     return dataclasses.replace(config, model=model)
 
 

@@ -33,7 +33,7 @@ from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.peak import Peak, peak
 from jaxptd.analysis.report import table, versions
 from jaxptd.compiling import device_bytes
-from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config import Config, ModelConfig, TrainConfig, nested
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import Layout
 from jaxptd.step.resolved import resolve
@@ -71,7 +71,9 @@ def config_of(settings: str) -> Config:
         section, _, field = name.partition(".")
         sections[section][field] = yaml.safe_load(value)
     train = TrainConfig(**sections["train"])
-    return Config(ModelConfig(**sections["model"]), Layout(**sections["layout"]), train=train)
+    return Config(
+        ModelConfig(**nested(sections["model"])), Layout(**sections["layout"]), train=train
+    )
 
 
 def predict(config: Config) -> Peak:

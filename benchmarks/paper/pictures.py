@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from benchmarks.paper.megatron import GPU, PETA, Model
-from benchmarks.paper.trained import DTYPES, HEARTS, SWIN, Curves, Hearts
+from benchmarks.paper.trained import DTYPES, HEARTS, IMAGES, Curves, Hearts
 from jaxptd.hardware import find_accelerator
 from jaxptd.plot.colors import BLUE, GREEN, ORANGE
 from jaxptd.plot.style import COLORS, INK, new_picture, save_pictures, styled
@@ -91,7 +91,7 @@ def figure_13(hearts: Hearts) -> Figure:
     masks = (hearts.label, *(each.found for each in hearts.trained.values()))
     for number, row in enumerate(parts[1].subplots(HEARTS, len(names), squeeze=False)):
         image = hearts.image[number]
-        drawn = [overlay(image, x[number], SWIN.image_classes or 0) for x in masks]
+        drawn = [overlay(image, x[number], IMAGES.classes) for x in masks]
         for axes, name, each in zip(row, names, [image[..., 0], *drawn], strict=True):
             axes.imshow(each, cmap="gray")
             axes.set(title=name if number == 0 else "", xticks=[], yticks=[])

@@ -59,7 +59,7 @@ class PaperModel:
 MODELS = (
     PaperModel("GPT", "gpt", "gpt2-2.5b"),
     PaperModel("BERT", "bert", "bert-2.5b"),
-    PaperModel("T5", "t5", "t5-2.5b", {"decoder_seq_length": 32}),
+    PaperModel("T5", "t5", "t5-2.5b", {"encoder_decoder.seq_length": 32}),
 )
 
 

@@ -25,9 +25,11 @@ from jaxptd.config import (
     CheckpointConfig,
     Config,
     DataConfig,
+    Images,
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
+    nested,
 )
 from jaxptd.layout import Layout
 from jaxptd.vision.data import SHAPES
@@ -88,7 +90,7 @@ class Curves:
 
 def losses(model: PaperModel, layout: Layout, *, dtype: str, steps: int) -> np.ndarray:
     """Trains a small model of a family and returns the loss of each step."""
-    small = ModelConfig(family=model.family, dtype=dtype, **{**SMALL, **model.small})
+    small = ModelConfig(family=model.family, dtype=dtype, **nested({**SMALL, **model.small}))
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=30)
     with tempfile.TemporaryDirectory() as folder, jax.enable_x64(dtype == "float64"):
         train = _train(steps, Path(folder) / "run", eval_every=0)
@@ -138,9 +140,8 @@ def figure_10(found: Sequence[Curves]) -> str:
 # ---- figure 13 ----------------------------------------------------------------------------------
 
 SWIN_LAYOUTS = {"TP=4": Layout(tp=4), "TP2D=4": Layout(row=2, col=2, matmul2d="gather")}
-IMAGES = {"image_size": 32, "image_channels": 1, "image_classes": 4, "image_patch": 2}
-IMAGES |= {"image_window": 4, "image_depths": (2, 2)}
-SWIN = ModelConfig(family="swin-unet", hidden_size=16, num_heads=2, dtype="float64", **IMAGES)
+IMAGES = Images(32, 1, 4, patch=2, window=4, depths=(2, 2), decoder_depths=(2,), dice="image")
+SWIN = ModelConfig(family="swin-unet", hidden_size=16, num_heads=2, dtype="float64", images=IMAGES)
 EVALUATIONS, CHECKED, HEARTS = 4, 16, 3  # of a run, batches of each; that are drawn
 # With 4e-3 training is unstable: from step 17 on a rounding grows twofold in each step.
 SWIN_OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=20)

@@ -27,9 +27,16 @@ from jaxptd.commands.sources import (
     named_in_file,
     named_in_options,
 )
-from jaxptd.config import Config, ModelConfig, from_dict
+from jaxptd.config import Config, ModelConfig, from_dict, nested
 from jaxptd.config.files import describe_type, find_config, option_value, typed
-from jaxptd.config.written import as_yaml, field_types, nearest_key, read_file, section_names
+from jaxptd.config.written import (
+    as_yaml,
+    field_types,
+    nearest_key,
+    read_file,
+    section_names,
+    sections,
+)
 from jaxptd.errors import Parser, UserError, quoted
 from jaxptd.fields import checked
 
@@ -63,7 +70,7 @@ class ConfigParser(Parser):
             raise UserError(
                 "one of the arguments is empty; remove it, or give it a name, see --help"
             )
-        if name in section_names() and word.startswith("--"):
+        if name in sections() and word.startswith("--"):
             raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
         raise UserError(
             f"unknown key {quoted(name or word)}; {nearest_key(name, self._option_string_actions)}"
@@ -103,8 +110,8 @@ def make_parser(
     add_sources(parser)
     help_text = "print the resulting config, and exit"
     parser.add_argument(PRINT, action="store_true", help=help_text)
-    for section in dataclasses.fields(Config):
-        _add_section(parser, section.name, section.type)
+    for section, cls in sections().items():
+        _add_section(parser, section, cls)
     return parser
 
 
@@ -114,11 +121,14 @@ def _add_section(parser: ConfigParser, section: str, cls: Any) -> None:
     title = (inspect.getdoc(cls) or section).partition("\n")[0]
     group = parser.add_argument_group(title.removesuffix("."))
     for field in dataclasses.fields(cls):
+        if (kind := field_types().get(name := f"{section}.{field.name}")) is None:
+            continue  # a section
+        default = None if "." in section else field.default
         group.add_argument(
-            f"--{section}.{field.name}",
+            f"--{name}",
             action=_Value,
-            kind=field.type,
-            shown="null" if field.default is None else field.default,
+            kind=kind,
+            shown="null" if default is None else default,
             default=argparse.SUPPRESS,
             metavar=field.name.upper(),
             help=lines[field.name],
@@ -198,17 +208,14 @@ def parse_all(
     fields = {name: options.pop(name) for name in field_types().keys() & options.keys()}
     printing = options.pop(PRINT.removeprefix("--"))
     named = {dest: path for dest in (FROM, SIZES) if (path := options.pop(dest)) is not None}
-    sections, sources = _of_files(options.pop(CONFIG.removeprefix("--")))
+    given, sources = _of_files(options.pop(CONFIG.removeprefix("--")))
     sources |= {dest: str(path) for dest, path in named.items()}
-    for name, value in (named_in_options(named) | fields).items():
-        section, _, field = name.partition(".")
-        sections.setdefault(section, {})[field] = value
-    config = from_dict(sections)
+    _override(given, named_in_options(named) | fields)
+    config = from_dict(nested(given))
     source, sizes = sources.get(FROM), sources.get(SIZES)
     if source and config.checkpoint.start == source:
         check_sizes(config.model, source)
-    given = frozenset(f"{name}.{key}" for name, values in sections.items() for key in values)
-    parsed = Parsed(config, options, given, source, sizes)
+    parsed = Parsed(config, options, frozenset(given), source, sizes)
     check(parsed)
     if printing:
         print(as_yaml(config), end="")
@@ -216,32 +223,42 @@ def parse_all(
     return parsed
 
 
-def _of_files(names: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The sections of config files, later ones over earlier ones, and the directories they name."""
-    sections: dict[str, dict[str, Any]] = {}
+def _of_files(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of config files, later ones over earlier ones, and the directories they name."""
+    given: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name in names:
         path = find_config(name)
-        tree = read_file(path, KEYS)
-        sources |= named_in_file(path, tree, _model_of)
-        for section, values in tree.items():
-            sections.setdefault(section, {}).update(_typed(section, values))
-    return sections, sources
+        fields = read_file(path, KEYS)
+        sources |= named_in_file(path, fields, _model_of)
+        _override(given, _typed(fields))
+    return given, sources
 
 
-def _typed(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a section, checked to be of their types; what is null is checked later."""
+def _override(given: dict[str, Any], fields: Mapping[str, Any]) -> None:
+    """Sets fields; a section that is null, or was, is nothing beside its fields."""
+    for name, value in fields.items():
+        section = name.rpartition(".")[0]
+        given.pop(section, None)
+        if name in sections():
+            for other in [each for each in given if each.startswith(f"{name}.")]:
+                del given[other]
+        given[name] = value
+
+
+def _typed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a file, checked to be of their types; what is null is checked later."""
     return {
-        name: value
-        if value is None
-        else typed(key := f"{section}.{name}", value, field_types()[key])
-        for name, value in values.items()
+        name: value if value is None else typed(name, value, field_types()[name])
+        for name, value in fields.items()
     }
 
 
 def _model_of(fields: Mapping[str, Any]) -> ModelConfig:
     """The model of the fields of a file."""
-    return ModelConfig(**_typed("model", fields))
+    own = {name: value for name, value in _typed(fields).items() if name.startswith("model.")}
+    model: dict[str, Any] = nested(own)["model"]
+    return ModelConfig(**model)
 
 
 @checked("jaxptd.load_config")

@@ -42,14 +42,14 @@ def named_in_options(named: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def named_in_file(
-    path: str, tree: dict[str, Any], model_of: Callable[[Mapping[str, Any]], Any]
+    path: str, fields: dict[str, Any], model_of: Callable[[Mapping[str, Any]], Any]
 ) -> dict[str, str]:
     """Replaces the directory that a config file names by the fields it stands for.
 
     Args:
         path: of the file.
-        tree: the sections of the file, which are changed.
-        model_of: makes a model of the fields of a section.
+        fields: of the file, by `section.field`; they are changed.
+        model_of: makes a model of such fields.
 
     Returns:
         the directory by `FROM` or `SIZES`, if there is one.
@@ -57,22 +57,20 @@ def named_in_file(
     Raises:
         UserError: there is no such directory, or two of them, or the file contradicts it.
     """
-    named = {FROM: tree} if FROM in tree else {}
-    named |= {SIZES: tree["model"]} if FROM in tree.get("model", ()) else {}
+    keys = {dest: option.removeprefix("--") for dest, option in OPTIONS.items()}
+    named = {dest: key for dest, key in keys.items() if key in fields}
     if len(named) > 1:
         raise UserError(f"{path}: from and model.from both name a model; give one of them")
     found = {}
-    for dest, section in named.items():
-        source, name = section.pop(FROM), OPTIONS[dest].removeprefix("--")
+    for dest, key in named.items():
+        source = fields.pop(key)
         if not isinstance(source, str) or not source:
-            raise UserError(f"{path}: {name}: expected a directory of a Hugging Face model")
-        directory = as_path(source, f"{path}: {name}:")
-        for key, value in _fields(dest, directory).items():
-            part, _, field = key.partition(".")
-            fields = tree.setdefault(part, {})
-            if fields.get(field) is None:
-                fields[field] = value
-        check_sizes(model_of(tree["model"]), str(directory))
+            raise UserError(f"{path}: {key}: expected a directory of a Hugging Face model")
+        directory = as_path(source, f"{path}: {key}:")
+        for name, value in _fields(dest, directory).items():
+            if fields.get(name) is None:
+                fields[name] = value
+        check_sizes(model_of(fields), str(directory))
         found[dest] = str(directory)
     return found
 

@@ -3,10 +3,29 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
-from jaxptd.config.block import Activation, BlockOptions, FamilyName, Kernels, Relative, Rope
+from jaxptd.config.block import (
+    Activation,
+    BlockOptions,
+    EncoderDecoder,
+    FamilyName,
+    Kernels,
+    Relative,
+    Rope,
+)
 from jaxptd.config.effects import check_layout
 from jaxptd.config.images import Images
-from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat, itemsize, option
+from jaxptd.config.model import (
+    AttentionKind,
+    Dtype,
+    ModelConfig,
+    Products,
+    Remat,
+    flat,
+    itemsize,
+    nested,
+    option,
+    with_fields,
+)
 from jaxptd.config.run import Config, ProcessesConfig, from_dict, to_dict
 from jaxptd.config.training import (
     BeginToken,
@@ -29,6 +48,7 @@ __all__ = [
     "DataConfig",
     "Documents",
     "Dtype",
+    "EncoderDecoder",
     "FamilyName",
     "Images",
     "Kernels",
@@ -43,8 +63,11 @@ __all__ = [
     "SpecialTokens",
     "TrainConfig",
     "check_layout",
+    "flat",
     "from_dict",
     "itemsize",
+    "nested",
     "option",
     "to_dict",
+    "with_fields",
 ]

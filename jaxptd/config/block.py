@@ -10,37 +10,61 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxptd.config.checks import require_divides, require_positive
-from jaxptd.errors import UserError
+from jaxptd.config.checks import Section, require_divides, require_not_negative, require_positive
+from jaxptd.config.images import SWIN, SWIN_UNET, check_images
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_fields, named_fields
 
 # ---- wavelengths of rotary positions, and the scalings that stretch them for longer texts --------
 # Letters: H head size, P pairs of H.
 # Source: Su et al., arXiv 2104.09864; Peng et al., arXiv 2309.00071 (yarn); Llama 3.1 (llama3).
 
 RopeScaling = Literal["linear", "llama3", "yarn"]
+_RANGES: Mapping[RopeScaling, tuple[float, float]] = {"llama3": (1, 4), "yarn": (1, 32)}
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
-class Rope:
-    """Wavelengths of rotary positions; the fields are those of `ModelConfig`."""
+class Rope(Section):
+    """Rotary positions: their wavelengths, and how these are stretched for longer texts.
 
-    theta: float
+    Args:
+        theta: base of the wavelengths.
+        scaling: stretches the wavelengths for longer texts, in the way of linear, llama3 or yarn;
+            null does not.
+        factor: by which scaling stretches.
+        original_length: tokens in the sequences before scaling; llama3 and yarn need it.
+        range: turns of a wave within the original length between which llama3 and yarn
+            interpolate, as [low, high]; null is [1, 4] for llama3 and [1, 32] for yarn.
+        attention_factor: of turned queries and keys, with yarn; null is yarn's own,
+            0.1 ln(factor) + 1.
+    """
+
+    theta: float = 1e4
     scaling: RopeScaling | None = None
-    factor: float = 1.0
-    original_length: int = 0
-    range: tuple[float, float] = (0, 0)
+    factor: float | None = None
+    original_length: int | None = None
+    range: tuple[float, ...] | None = None
     attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.rope")
+
+    @property
+    def turns(self) -> tuple[float, ...]:
+        """The range, or that of the scaling."""
+        return self.range or ((0, 0) if self.scaling is None else _RANGES.get(self.scaling, (0, 0)))
 
 
 def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
     """The angle of each pair at position 1, `[P]` in radians, and the factor of turned vectors."""
     turn_P = rope.theta ** -(np.arange(0, size, 2) / size)
-    scaled_P = turn_P / rope.factor
+    scaled_P = turn_P / (rope.factor or 1.0)
     if rope.scaling in (None, "linear"):
         return scaled_P, 1.0
-    low, high = rope.range
+    low, high = rope.turns
     if rope.scaling == "llama3":
-        turns_P = rope.original_length * turn_P / (2 * math.pi)  # within the original length
+        turns_P = (rope.original_length or 0) * turn_P / (2 * math.pi)  # within the original length
         kept_P = np.clip((turns_P - low) / (high - low), 0, 1)
         return kept_P * turn_P + (1 - kept_P) * scaled_P, 1.0
     return _yarn(rope, turn_P, scaled_P, size)
@@ -52,14 +76,14 @@ def _yarn(
     """Interpolates along the numbers of the pairs, and lengthens vectors, as published."""
 
     def pair_of(turns: float) -> float:  # the pair that makes so many turns in the original length
-        length = rope.original_length / (2 * math.pi * turns)
+        length = (rope.original_length or 0) / (2 * math.pi * turns)
         return size * math.log(length) / (2 * math.log(rope.theta))
 
-    low, high = rope.range
+    low, high = rope.turns
     first, last = max(math.floor(pair_of(high)), 0), min(math.ceil(pair_of(low)), size - 1)
     number_P = np.arange(size // 2)
     scaled = np.clip((number_P - first) / ((last - first) or 1e-3), 0, 1)
-    length = rope.attention_factor or 0.1 * math.log(max(rope.factor, 1)) + 1
+    length = rope.attention_factor or 0.1 * math.log(max(rope.factor or 1, 1)) + 1
     return scaled * scaled_P + (1 - scaled) * turn_P, length
 
 
@@ -73,8 +97,6 @@ Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "relative", "none"]
 
-_RANGES: Mapping[RopeScaling, tuple[float, float]] = {"llama3": (1, 4), "yarn": (1, 32)}
-
 
 @dataclasses.dataclass(frozen=True)
 class Relative:
@@ -87,6 +109,48 @@ class Relative:
 
     buckets: int
     distance: int
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class EncoderDecoder(Section):
+    """A model that makes one sequence of another: its decoder, and what both its stacks share.
+
+    Args:
+        num_layers: blocks of the decoder; null is model.num_layers.
+        seq_length: tokens in the targets; null is model.seq_length.
+        start_token: id that the decoder reads first; 0 is padding in T5's tokenizers, and a byte
+            that texts do not have.
+        relative_buckets: of distances, each with a bias, half of them with a single distance.
+        relative_distance: tokens that are farther apart share a bias.
+        output_scale: factor of x before the output layer; null is hidden_size ** -0.5 with
+            tie_embeddings, else 1.
+    """
+
+    num_layers: int | None = None
+    seq_length: int | None = None
+    start_token: int = 0
+    relative_buckets: int = 32
+    relative_distance: int = 128
+    output_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        section = "model.encoder_decoder"
+        check_fields(self, section)
+        require_positive(section, self, "num_layers", "seq_length", "relative_buckets")
+        require_positive(section, self, "relative_distance", "output_scale")
+        require_not_negative(section, self, "start_token")
+        buckets, distance = self.relative_buckets, self.relative_distance
+        if buckets % 2 or buckets < 4:
+            raise UserError(
+                f"{section}.relative_buckets={buckets}: half of them are of keys before a query, "
+                "and half of these of single distances; use an even number, 4 or more"
+            )
+        if distance <= buckets // 2:
+            raise UserError(
+                f"{section}.relative_distance={distance} leaves nothing to share the upper half of "
+                f"{section}.relative_buckets={buckets}; use {buckets // 2 + 1} or more"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +216,11 @@ _GPT = {
     "gated": False,
     "linear_bias": "all",
     "positions": "learned",
-    "rope_theta": 1e4,
-    "relative_buckets": 32,
-    "relative_distance": 128,
+    "rope": Rope(),
     "qk_norm": False,
     "causal": True,
     "token_types": 0,
     "attention_scale": None,  # head_size ** -0.5
-    "output_scale": 1.0,
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -181,11 +242,11 @@ _T5 = _LLAMA | {
     "gated": False,
     "positions": "relative",
     "attention_scale": 1.0,
-    "output_scale": None,  # hidden_size ** -0.5 where the output layer is the embedding, else 1
+    "encoder_decoder": EncoderDecoder(),
 }
-_SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False}
-_QWEN = _LLAMA | {"norm_eps": 1e-6, "rope_theta": 1e6}
-# What each family has where a config says nothing.
+_SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
+_QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
+# What each family has where a config says nothing, and the sections that it can have.
 FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
     "gpt": _GPT,
     "llama": _LLAMA,
@@ -195,8 +256,36 @@ FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
     "bert": _BERT,
     "t5": _T5,
     "swin": _SWIN,
-    "swin-unet": _SWIN,
+    "swin-unet": _SWIN | {"images": SWIN_UNET},
 }
+SECTIONS = ("rope", "encoder_decoder", "images")  # of `ModelConfig`
+
+
+def section_of(model: Any, name: str) -> Any:
+    """A section of a `ModelConfig`, over what its family has in it; None: it has none.
+
+    Raises:
+        UserError: the section, or a field of it, has no effect.
+    """
+    given: Any = getattr(model, name)
+    preset: Any = FAMILIES[model.family].get(name)
+    values = given if isinstance(given, Mapping) else {}
+    values = {key: value for key, value in values.items() if value is not None}
+    positions = model.positions or FAMILIES[model.family]["positions"]
+    unread = preset is None or (name == "rope" and positions != name)
+    if not unread:
+        return preset.filled(values) if isinstance(given, Mapping | None) else given
+    if values or (not isinstance(given, Mapping | None) and given != preset):
+        fields = next((f".{key}={quoted(value)}" for key, value in values.items()), "")
+        families = [family for family, row in FAMILIES.items() if name in row]
+        where = (
+            f"model.positions={positions}; leave it out, or use model.positions=rope"
+            if name == "rope"
+            else f"the family {model.family}; leave it out, or use model.family="
+            f"{' or '.join(families)}"
+        )
+        raise UserError(f"model.{name}{fields} has no effect with {where}")
+    return None
 
 
 def block_options(model: Any) -> BlockOptions:
@@ -204,25 +293,19 @@ def block_options(model: Any) -> BlockOptions:
     options = {
         name: preset if getattr(model, name) is None else getattr(model, name)
         for name, preset in FAMILIES[model.family].items()
+        if name not in SECTIONS
     }
     head_size = model.head_size or model.hidden_size // model.num_heads
-    theta, scaling = options.pop("rope_theta"), model.rope_scaling
-    relative = Relative(options.pop("relative_buckets"), options.pop("relative_distance"))
     attention_scale = options.pop("attention_scale") or head_size**-0.5
-    tied_scale = model.hidden_size**-0.5 if model.tie_embeddings else 1.0
-    output_scale = options.pop("output_scale") or tied_scale
-    rope = Rope(
-        theta,
-        scaling,
-        model.rope_factor or 1.0,
-        model.rope_original_length or 0,
-        model.rope_range or _RANGES.get(scaling, (0, 0)),
-        model.rope_attention_factor,
-    )
+    relative, output_scale = None, 1.0
+    if both := model.encoder_decoder:
+        relative = Relative(both.relative_buckets, both.relative_distance)
+        tied_scale = model.hidden_size**-0.5 if model.tie_embeddings else 1.0
+        output_scale = both.output_scale or tied_scale
     looped = _looped(model)
     return BlockOptions(
         **options,
-        rope=rope if options["positions"] == "rope" else None,
+        rope=model.rope,
         relative=relative if options["positions"] == "relative" else None,
         kernels=model.kernels,
         num_kv_heads=model.num_kv_heads or model.num_heads,
@@ -252,8 +335,6 @@ def check_block(model: Any) -> None:
     options = block_options(model)
     kv_heads = options.num_kv_heads
     require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
-    require_positive("model", model, "rope_theta", "rope_factor", "rope_original_length")
-    require_positive("model", model, "rope_attention_factor")
     _check_positions(model, options)
     if options.norm == "layernorm" and model.hidden_size == 1:
         raise UserError(
@@ -270,63 +351,52 @@ def check_block(model: Any) -> None:
             f"model.window={options.window} is of a token and those before it, and with "
             "model.causal=false a token attends to those after it, too; leave one of them out"
         )
-    _check_scaling(model)
+    if model.rope:
+        _check_scaling(model.rope)
+    if model.images:
+        check_images(model.family, model.images, preset=FAMILIES[model.family]["images"])
 
 
 def _check_positions(model: Any, options: BlockOptions) -> None:
-    """Raises UserError for options of other positions, and for distances that have no bucket."""
+    """Raises UserError for options of other positions."""
     if model.max_positions is not None and options.positions in ("none", "relative"):
         raise UserError(
             f"model.max_positions has no effect with model.positions={options.positions}; leave it "
             "out"
         )
-    kinds = {"rope": options.rope, "relative": options.relative}
-    for kind in (kind for kind, read in kinds.items() if read is None):
-        names = (f.name for f in dataclasses.fields(model) if f.name.startswith(f"{kind}_"))
-        if unread := [name for name in names if getattr(model, name) is not None]:
-            raise UserError(
-                f"model.{unread[0]} has no effect with model.positions={options.positions}; leave "
-                f"it out, or use model.positions={kind}"
-            )
-    if options.relative is None:
-        return
-    buckets, distance = options.relative.buckets, options.relative.distance
-    if buckets % 2 or buckets < 4:
+    if options.positions == "relative" and not model.encoder_decoder:
         raise UserError(
-            f"model.relative_buckets={buckets}: half of them are of keys before a query, and half "
-            "of these of single distances; use an even number, 4 or more"
-        )
-    if distance <= buckets // 2:
-        raise UserError(
-            f"model.relative_distance={distance} leaves nothing to share the upper half of "
-            f"model.relative_buckets={buckets}; use {buckets // 2 + 1} or more"
+            "model.positions=relative is an encoder-decoder's; use learned, rope or none, or "
+            "model.family=t5"
         )
 
 
-def _check_scaling(model: Any) -> None:
-    scaling = model.rope_scaling
+def _check_scaling(rope: Rope) -> None:
+    """Raises UserError for options of scalings that do not fit each other, or have no effect."""
+    require_positive("model.rope", rope, "theta", "factor", "original_length", "attention_factor")
+    scaling = rope.scaling
     needs = {
-        "rope_factor": scaling is not None,
-        "rope_original_length": scaling in _RANGES,
-        "rope_range": scaling in _RANGES,
-        "rope_attention_factor": scaling == "yarn",
+        "factor": scaling is not None,
+        "original_length": scaling in _RANGES,
+        "range": scaling in _RANGES,
+        "attention_factor": scaling == "yarn",
     }
     for name, read in needs.items():
-        value = getattr(model, name)
+        value = getattr(rope, name)
         if value is not None and not read:
             raise UserError(
-                f"model.{name} has no effect with model.rope_scaling={scaling or 'null'}; "
+                f"model.rope.{name} has no effect with model.rope.scaling={scaling or 'null'}; "
                 "leave it out"
             )
-        if value is None and read and name not in ("rope_range", "rope_attention_factor"):
-            raise UserError(f"model.rope_scaling={scaling} needs model.{name}; set it")
-    if scaling == "yarn" and (model.rope_theta or math.inf) <= 1:
+        if value is None and read and name not in ("range", "attention_factor"):
+            raise UserError(f"model.rope.scaling={scaling} needs model.rope.{name}; set it")
+    if scaling == "yarn" and rope.theta <= 1:
         raise UserError(
-            f"model.rope_theta={model.rope_theta}: yarn finds pairs by its logarithm; use a number "
+            f"model.rope.theta={rope.theta}: yarn finds pairs by its logarithm; use a number "
             "above 1"
         )
-    span = model.rope_range
+    span = rope.range
     if span is not None and not (len(span) == 2 and 0 < span[0] < span[1]):
         raise UserError(
-            f"model.rope_range={list(span)} must be two numbers above 0, the smaller first"
+            f"model.rope.range={list(span)} must be two numbers above 0, the smaller first"
         )

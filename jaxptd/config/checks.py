@@ -1,10 +1,11 @@
 """Checks of single values of a config. Each raises `UserError` with the remedy."""
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from jaxptd.errors import UserError, quoted
 
@@ -22,6 +23,27 @@ def _require(
 require_positive = partial(_require, "a number above 0", lambda x: 0 < x < math.inf)
 require_not_negative = partial(_require, "a number, 0 or more", lambda x: 0 <= x < math.inf)
 require_below_one = partial(_require, "in [0, 1)", lambda x: 0 <= x < 1)
+
+
+class Section:
+    """A section of the model, which not every family has: a frozen dataclass."""
+
+    def filled(self, values: Mapping[str, Any]) -> Self:
+        """These options, those of a family, with the ones that a config gives."""
+        return dataclasses.replace(self, **values)  # type: ignore[type-var]
+
+
+MOST_DROPPED = 0.9999999  # of dropout, whose masks compare 32-bit numbers
+
+
+def require_share(section: str, config: Any, name: str) -> None:
+    """Raises unless so large a share can be dropped."""
+    require_below_one(section, config, name)
+    if getattr(config, name) > MOST_DROPPED:
+        raise UserError(
+            f"{section}.{name}={getattr(config, name)} drops everything, as masks are exact to "
+            f"2**-32; use {MOST_DROPPED} or less"
+        )
 
 
 def require_not_empty(section: str, config: Any, *names: str) -> None:

@@ -295,16 +295,17 @@ LISTED: Mapping[Any, Sequence[str]] = {bool: ("true", "false"), types.NoneType: 
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """The values of a field, as they are written, where they can be listed."""
-    members = _members(kind)
-    if bool in members:
-        return ("true", "false", "null")[: 1 + len(members)]
-    if not all(
-        each is types.NoneType or typing.get_origin(each) is typing.Literal for each in members
-    ):
-        return ()
-    values = [str(value) for each in members for value in typing.get_args(each)]
-    return (*values, *["null"] * (types.NoneType in members))
+    """The values of a field, as they are written; none if they cannot be listed."""
+    values: list[str] = []
+    for each in _members(kind):
+        origin: Any = typing.get_origin(each)
+        if origin is typing.Literal:
+            values += map(str, typing.get_args(each))
+        elif each in LISTED:
+            values += LISTED[each]
+        else:
+            return ()
+    return tuple(values)
 
 
 def describe_type(annotation: Any) -> str:

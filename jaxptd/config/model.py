@@ -1,28 +1,27 @@
 """The section `model` of a config."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from jaxptd.config.block import (
+    SECTIONS,
     Activation,
     BlockOptions,
+    EncoderDecoder,
     FamilyName,
     Kernels,
     LinearBias,
     NormKind,
     NormOrder,
     Positions,
-    RopeScaling,
+    Rope,
     block_options,
     check_block,
+    section_of,
 )
-from jaxptd.config.checks import (
-    require_below_one,
-    require_not_negative,
-    require_positive,
-)
-from jaxptd.config.images import PREFIX, Dice, Images, check_images, image_options
+from jaxptd.config.checks import require_not_negative, require_positive, require_share
+from jaxptd.config.images import Images
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
 
@@ -31,8 +30,6 @@ Products = Literal["native", "fp8"]
 Remat = Literal["none", "dots", "attention", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
 
-MOST_DROPPED = 0.9999999  # of dropout, whose masks compare 32-bit numbers
-
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +37,9 @@ class ModelConfig:
     """The model.
 
     Args:
-        family: architecture; gpt is GPT-2. It decides the options of a block that are null.
+        family: architecture; gpt is GPT-2. It decides the options of a block that are null, and
+            which of the sections rope, encoder_decoder and images a model has.
         num_layers: transformer blocks; of an encoder-decoder those of the encoder.
-        num_decoder_layers: blocks of an encoder-decoder's decoder; null is num_layers.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
         num_kv_heads: heads of keys and values, a divisor of num_heads; null is num_heads.
@@ -58,18 +55,6 @@ class ModelConfig:
         linear_bias: biases of all products, of qkv only, or none; null is the family's.
         positions: learned, rope (rotated queries and keys), relative (a bias of scores by
             distance, of encoder-decoders) or none; null is the family's.
-        rope_theta: base of rope's wavelengths; null is the family's.
-        rope_scaling: stretches rope's wavelengths for longer texts, in the way of linear, llama3 or
-            yarn; null does not.
-        rope_factor: by which rope_scaling stretches.
-        rope_original_length: tokens in the sequences before rope_scaling; llama3 and yarn need it.
-        rope_range: turns of a wave within the original length between which llama3 and yarn
-            interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
-        rope_attention_factor: of turned queries and keys, with yarn; null is yarn's own,
-            0.1 ln(rope_factor) + 1.
-        relative_buckets: of distances, each with a bias, half of them with a single distance; null
-            is the family's.
-        relative_distance: tokens that are farther apart share a bias; null is the family's.
         qk_norm: normalises queries and keys of each head; null is the family's.
         causal: a token attends to itself and those before it; false is to all, as in encoders;
             null is the family's.
@@ -79,34 +64,18 @@ class ModelConfig:
         window: tokens that a token attends to, itself and those before it (sliding window); null
             is no limit.
         seq_length: tokens in a sequence; of an encoder-decoder in a source.
-        decoder_seq_length: tokens in the targets of an encoder-decoder; null is seq_length.
-        start_token: id that an encoder-decoder's decoder reads first; 0 is padding in T5's
-            tokenizers, and a byte that texts do not have.
         max_positions: positions that the model can tell apart, the rows of the table of learned
             ones; null is seq_length.
         vocab_size: number of token ids; null is the tokenizer's.
         vocab_multiple: pads the token table with unused rows, so that each device has a multiple
             of it; GPUs multiply matrices faster when sizes are multiples of 128.
-        image_size: pixels in a row of a square image, of families of images; null is the family's,
-            as for all image_* fields. Their hidden_size and num_heads are those of the first level.
-        image_channels: numbers of a pixel.
-        image_classes: classes of pixels (swin-unet) or of images (swin).
-        image_patch: pixels in a row of a patch.
-        image_window: patches in a row of a window.
-        image_depths: blocks of each level, in pairs of plain and shifted windows.
-        image_decoder_depths: blocks of each level on the way up, the finest first.
-        image_dice: Dice losses of swin-unet are of each image, or of a batch as published.
         dropout: share of values dropped after the embedding, in attention and before each
             residual sum.
-        drop_path: share of samples for which the last block of a model of images is left out; it
-            grows from 0 at the first block (stochastic depth).
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
             float16 scales the loss.
         products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
             numbers with a scale for each tensor.
         tie_embeddings: use the embedding as output layer.
-        output_scale: factor of x before the output layer of an encoder-decoder; null is
-            hidden_size ** -0.5 with tie_embeddings, else 1.
         logit_softcap: limit of the logits, as limit * tanh(logits / limit); null has none.
         z_loss: weight of the mean square of log sum exp(logits), added to the training loss.
         remat: recomputed in backward: none, attention (its core), dots (all but matrix products
@@ -120,11 +89,14 @@ class ModelConfig:
             over 8192 numbers; gelu, and activations whose input a loop over layers keeps.
         scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
             loop (slower to compile, can run faster).
+        rope: rotary positions; null is the family's.
+        encoder_decoder: the decoder of an encoder-decoder; null is the family's.
+        images: levels of a model of images, whose hidden_size and num_heads are those of the
+            first; null is the family's.
     """
 
     family: FamilyName = "gpt"
     num_layers: int = 4
-    num_decoder_layers: int | None = None
     hidden_size: int = 256
     num_heads: int = 8
     num_kv_heads: int | None = None
@@ -138,39 +110,19 @@ class ModelConfig:
     gated: bool | None = None
     linear_bias: LinearBias | None = None
     positions: Positions | None = None
-    rope_theta: float | None = None
-    rope_scaling: RopeScaling | None = None
-    rope_factor: float | None = None
-    rope_original_length: int | None = None
-    rope_range: tuple[float, ...] | None = None
-    rope_attention_factor: float | None = None
-    relative_buckets: int | None = None
-    relative_distance: int | None = None
     qk_norm: bool | None = None
     causal: bool | None = None
     token_types: int | None = None
     attention_scale: float | None = None
     window: int | None = None
     seq_length: int = 256
-    decoder_seq_length: int | None = None
-    start_token: int = 0
     max_positions: int | None = None
     vocab_size: int | None = None
     vocab_multiple: int = 1
-    image_size: int | None = None
-    image_channels: int | None = None
-    image_classes: int | None = None
-    image_patch: int | None = None
-    image_window: int | None = None
-    image_depths: tuple[int, ...] | None = None
-    image_decoder_depths: tuple[int, ...] | None = None
-    image_dice: Dice | None = None
     dropout: float = 0.0
-    drop_path: float = 0.0
     dtype: Dtype = "float32"
     products: Products = "native"
     tie_embeddings: bool = True
-    output_scale: float | None = None
     logit_softcap: float | None = None
     z_loss: float = 0.0
     remat: Remat = "none"
@@ -178,23 +130,23 @@ class ModelConfig:
     attention: AttentionKind = "auto"
     kernels: Kernels = "xla"
     scan_layers: bool = True
+    rope: Rope | None = dataclasses.field(default=None, metadata={"sections": True})
+    encoder_decoder: EncoderDecoder | None = dataclasses.field(
+        default=None, metadata={"sections": True}
+    )
+    images: Images | None = dataclasses.field(default=None, metadata={"sections": True})
 
     def __post_init__(self) -> None:
         check_fields(self, "model")
+        for name in SECTIONS:
+            object.__setattr__(self, name, section_of(self, name))
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
-        require_positive("model", self, "max_positions", "logit_softcap", "window", "output_scale")
-        require_positive("model", self, "num_decoder_layers", "decoder_seq_length")
-        require_positive("model", self, "relative_buckets", "relative_distance", "attention_scale")
-        require_below_one("model", self, "dropout", "drop_path")
-        for name in ("dropout", "drop_path"):
-            if getattr(self, name) > MOST_DROPPED:
-                raise UserError(
-                    f"model.{name}={getattr(self, name)} drops everything, as masks are exact to "
-                    f"2**-32; use {MOST_DROPPED} or less"
-                )
-        require_not_negative("model", self, "remat_layers", "z_loss", "token_types", "start_token")
+        require_positive("model", self, "max_positions", "logit_softcap", "window")
+        require_positive("model", self, "attention_scale")
+        require_share("model", self, "dropout")
+        require_not_negative("model", self, "remat_layers", "z_loss", "token_types")
         most = max(self.num_layers, self.decoder_layers)
         if (self.remat_layers or 0) > most:
             raise UserError(
@@ -202,7 +154,6 @@ class ModelConfig:
                 "fewer, or null for all"
             )
         check_block(self)
-        check_images(self)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "
@@ -217,12 +168,12 @@ class ModelConfig:
     @property
     def decoder_layers(self) -> int:
         """Blocks of an encoder-decoder's decoder."""
-        return self.num_decoder_layers or self.num_layers
+        return (self.encoder_decoder and self.encoder_decoder.num_layers) or self.num_layers
 
     @property
     def target_length(self) -> int:
         """Tokens in the targets of an encoder-decoder."""
-        return self.decoder_seq_length or self.seq_length
+        return (self.encoder_decoder and self.encoder_decoder.seq_length) or self.seq_length
 
     @property
     def block(self) -> BlockOptions:
@@ -230,14 +181,9 @@ class ModelConfig:
         return block_options(self)
 
     @property
-    def images(self) -> Images | None:
-        """The options of a model of images: those that are set, else the family's."""
-        return image_options(self)
-
-    @property
     def drops(self) -> bool:
         """True if training draws random numbers."""
-        return self.dropout > 0 or self.drop_path > 0
+        return self.dropout > 0 or bool(self.images and self.images.drop_path > 0)
 
     @property
     def mlp_size(self) -> int:
@@ -256,15 +202,17 @@ class ModelConfig:
         Args:
             padded: rounds a number of tokens up.
         """
-        length, targets = self.seq_length, self.decoder_seq_length
-        longer, longer_targets = padded(length), targets and padded(targets)
-        if (longer, longer_targets) == (length, targets):
+        length, both = self.seq_length, self.encoder_decoder
+        if both and both.seq_length:
+            both = dataclasses.replace(both, seq_length=padded(both.seq_length))
+        longer = padded(length)
+        if (longer, both) == (length, self.encoder_decoder):
             return self
         learned = self.block.positions == "learned"
         return dataclasses.replace(
             self,
             seq_length=longer,
-            decoder_seq_length=longer_targets,
+            encoder_decoder=both,
             max_positions=self.num_positions if learned else self.max_positions,
             window=self.window if self.reach < length else None,
         )
@@ -291,16 +239,74 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def option(model: ModelConfig, name: str) -> Any:
-    """A field of a model by its name, or where it is null what its family puts in its place."""
-    if name == "ffn_hidden_size":
-        return model.mlp_size
-    if name == "decoder_seq_length":
-        return model.target_length
-    if name == "num_decoder_layers":
-        return model.decoder_layers
-    if name.startswith(PREFIX) and model.images:
-        return getattr(model.images, name.removeprefix(PREFIX))
-    for kind in ("rope", "relative"):
-        if name.startswith(f"{kind}_"):
-            return getattr(getattr(model.block, kind), name.removeprefix(f"{kind}_"), None)
+    """A field of a model by its name, or where it is null what its family puts in its place.
+
+    Args:
+        model: that has it.
+        name: the field's; one of a section has the section's before it, as `rope.theta`.
+    """
+    rules = {
+        "ffn_hidden_size": model.mlp_size,
+        "encoder_decoder.num_layers": model.decoder_layers,
+        "encoder_decoder.seq_length": model.target_length,
+        "encoder_decoder.output_scale": model.block.output_scale,
+    }
+    if name in rules:
+        return rules[name]
+    if name == "rope.range" and model.rope:
+        return model.rope.turns
+    section, _, field = name.rpartition(".")
+    if section:
+        return getattr(getattr(model, section), field, None)
     return getattr(model.block, name, getattr(model, name, None))
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by names such as `rope.theta` as a dict of each section.
+
+    >>> nested({"num_layers": 2, "rope.theta": 5e5})
+    {'num_layers': 2, 'rope': {'theta': 500000.0}}
+    """
+    tree: dict[str, Any] = {}
+    for name, value in fields.items():
+        first, dot, rest = name.partition(".")
+        if dot:
+            tree.setdefault(first, {})[rest] = value
+        else:
+            tree[first] = value
+    return {
+        name: nested(value) if any(key.startswith(f"{name}.") for key in fields) else value
+        for name, value in tree.items()
+    }
+
+
+def with_fields(model: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    """The model with other values of some fields, also of sections: `{"rope.theta": 5e5}`.
+
+    Of another family it has that family's sections.
+
+    Raises:
+        UserError: the fields do not fit each other, or have no effect.
+    """
+    changes = nested(fields)
+    if fields.get("family", model.family) != model.family:
+        changes = dict.fromkeys(SECTIONS) | changes
+    for name in SECTIONS:
+        section, values = getattr(model, name), changes.get(name)
+        if section is not None and isinstance(values, Mapping):
+            given = {key: value for key, value in values.items() if value is not None}
+            left = {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
+            changes[name] = {**{k: v for k, v in left.items() if k not in values}, **given}
+    return dataclasses.replace(model, **changes)
+
+
+def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """The fields of a dataclass and of its sections, by names such as `rope.theta`.
+
+    A section that is not there is None.
+    """
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value, name = getattr(settings, field.name), f"{prefix}{field.name}"
+        values |= flat(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+    return values

@@ -7,6 +7,7 @@ reads configs from YAML and options.
 import dataclasses
 import ipaddress
 import re
+import typing
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -182,12 +183,25 @@ def from_dict(sections: dict[str, Any]) -> Config:
         if name not in types:
             remedy = f"the sections are {', '.join(types)}"
             raise UserError(f"unknown section {quoted(name)}; {remedy}")
-        known = {field.name for field in dataclasses.fields(types[name])}
-        for key, _ in _items(name, values):
-            if key not in known:
-                remedy = meant_field(types[name], quoted(key), see="see jaxptd train --help-all")
-                raise UserError(f"unknown key {name}.{quoted(key)}; {remedy}")
+        _check_keys(name, types[name], values)
     return Config(**{name: types[name](**values) for name, values in sections.items()})
+
+
+def _check_keys(name: str, cls: Any, values: Any) -> None:
+    """Raises UserError unless these are fields of a section."""
+    kinds = {field.name: section_class(field.type) for field in dataclasses.fields(cls)}
+    for key, value in _items(name, values):
+        if key not in kinds:
+            remedy = meant_field(cls, quoted(key), see="see jaxptd train --help-all")
+            raise UserError(f"unknown key {name}.{quoted(key)}; {remedy}")
+        if kinds[key] is not None and not isinstance(value, kinds[key] | None):
+            _check_keys(f"{name}.{key}", kinds[key], value)
+
+
+def section_class(kind: Any) -> Any:
+    """The dataclass of a field that is a section, or None."""
+    members = [kind, *typing.get_args(kind)]
+    return next((each for each in members if dataclasses.is_dataclass(each)), None)
 
 
 def _items(what: str, fields: Any) -> Iterable[tuple[Any, Any]]:

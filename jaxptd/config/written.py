@@ -16,7 +16,8 @@ from jaxptd.config.files import (
     plain_values,
     read_yaml,
 )
-from jaxptd.config.run import Config, from_dict, to_dict
+from jaxptd.config.model import nested
+from jaxptd.config.run import Config, from_dict, section_class, to_dict
 from jaxptd.errors import UserError, nearest, quoted
 
 RUN_CONFIG = "config.yaml"  # in a run's directory
@@ -33,11 +34,13 @@ def read_config(path: Path) -> Config:
     Raises:
         UserError: it cannot be read, or is no config.
     """
-    return from_dict(read_file(str(path)))
+    return from_dict(nested(read_file(str(path))))
 
 
 def read_file(path: str, others: Collection[str] = ()) -> dict[str, Any]:
-    """The sections of a config file, as they are written.
+    """The fields of a config file as they are written, by names such as `model.rope.theta`.
+
+    A section of the model may be null.
 
     Args:
         path: of the file.
@@ -46,21 +49,34 @@ def read_file(path: str, others: Collection[str] = ()) -> dict[str, Any]:
     Raises:
         UserError: it is not YAML whose keys are sections and fields of a config.
     """
-    root = read_yaml(path)
-    for section, fields in _entries(path, root):
+    root, fields = read_yaml(path), {}
+    for section, node in _entries(path, root):
         if section in others:
-            continue
-        if section not in section_names():
+            fields[section] = plain_values(path, node)
+        elif section in section_names():
+            fields |= _read_section(path, section, node, others)
+        else:
             known = ", ".join(section_names())
             raise UserError(f"{path}: unknown section {quoted(section)}; use {known}")
-        for name, value in _entries(f"{path}: section {section}", fields):
-            key = f"{section}.{name}"
-            if key not in (*field_types(), *others):
-                raise UserError(f"{path}: unknown key {quoted(key)}; {nearest_key(key)}")
-            check_keys(f"{path}: {key}", value)
-            check_scalars(f"{path}: {key}", value, field_types().get(key, Any))
-    sections: dict[str, Any] = plain_values(path, root)  # type: ignore[arg-type]
-    return sections
+    return fields
+
+
+def _read_section(
+    path: str, section: str, node: yaml.Node, others: Collection[str]
+) -> dict[str, Any]:
+    """The fields of a section, by their whole names."""
+    fields: dict[str, Any] = {}
+    for name, value in _entries(f"{path}: section {section}", node):
+        key = f"{section}.{name}"
+        if key in sections() and not value.tag.endswith(":null"):
+            fields |= _read_section(path, key, value, others)
+            continue
+        if key not in (*field_types(), *sections(), *others):
+            raise UserError(f"{path}: unknown key {quoted(key)}; {nearest_key(key)}")
+        check_keys(f"{path}: {key}", value)
+        check_scalars(f"{path}: {key}", value, field_types().get(key, Any))
+        fields[key] = plain_values(path, value)
+    return fields
 
 
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
@@ -82,13 +98,32 @@ def section_names() -> list[str]:
 
 
 @functools.cache
+def sections() -> dict[str, Any]:
+    """The class of every section, also of those of the model, such as `model.rope`."""
+    found = {section.name: section.type for section in dataclasses.fields(Config)}
+    for name, cls in list(found.items()):
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if (inner := section_class(field.type)) is not None:
+                found[f"{name}.{field.name}"] = inner
+    return found
+
+
+@functools.cache
 def field_types() -> dict[str, Any]:
-    """Every `section.field` of a config and its type."""
+    """Every field of a config and its type, as `model.rope.theta`.
+
+    In a section of the model null stands for what the model's family has.
+    """
     return {
-        f"{section.name}.{field.name}": field.type
-        for section in dataclasses.fields(Config)
-        for field in dataclasses.fields(section.type)  # type: ignore[arg-type]
+        f"{section}.{field.name}": _or_null(field.type) if "." in section else field.type
+        for section, cls in sections().items()
+        for field in dataclasses.fields(cls)
+        if f"{section}.{field.name}" not in sections()
     }
+
+
+def _or_null(kind: Any) -> Any:
+    return kind | None
 
 
 def nearest_key(key: str, options: Iterable[str] = ()) -> str:
@@ -106,7 +141,10 @@ def nearest_key(key: str, options: Iterable[str] = ()) -> str:
         return f"did you mean --config {key}?"
     others = {name.lstrip("-"): name for name in options if "." not in name}
     sectionless = {name: option for name, option in others.items() if name not in section_names()}
-    fields = {field.rpartition(".")[2]: field for field in field_types()}
+    deepest = sorted(field_types(), key=lambda field: -field.count("."))
+    fields = {field.rpartition(".")[2]: field for field in deepest}
+    fields |= {field.partition(".")[2]: field for field in deepest}
     candidates = sectionless | fields
-    near = nearest(key.rpartition(".")[2].lstrip("-"), candidates)
+    name = key.partition(".")[2] if key.count(".") > 1 else key.rpartition(".")[2]
+    near = nearest(name.lstrip("-"), candidates)
     return f"did you mean {candidates[near]}?" if near else "see jaxptd train --help-all"

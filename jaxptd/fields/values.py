@@ -35,10 +35,12 @@ class Rules:
     Args:
         below: limit for the size of numbers. What is not finite passes, if the field has floats.
         paths: texts are paths, or names that paths may stand for.
+        sections: a dict stands for a dataclass; whoever has the field makes that of it.
     """
 
     below: float = LIMIT
     paths: bool = True
+    sections: bool = False
 
 
 PATHS = Rules()
@@ -81,6 +83,8 @@ def convert(value: Any, kind: Any, rules: Rules = PATHS) -> Any:
         return kind(_within(number, rules.below))
     if kind is str:
         return _text(value, rules)
+    if rules.sections and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return value
     return _truth(value) if kind is bool else _instance(value, kind)
 
 
@@ -95,7 +99,7 @@ def describe(kind: Any) -> str:
         return f"a list, each of them {describe(members[0])}"
     if origin is dict:
         return f"a dict from {describe(members[0])} to {describe(members[1])}"
-    return _WORDS.get(kind, f"a {kind.__name__}")
+    return _WORDS.get(kind, f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}")
 
 
 _WORDS: Mapping[Any, str] = types.MappingProxyType(

@@ -2,11 +2,11 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxptd.config import Config, FamilyName, ModelConfig, from_dict
+from jaxptd.config import Config, FamilyName, ModelConfig, from_dict, nested
 from jaxptd.config.training import RANDOM
 from jaxptd.config.written import RUN_CONFIG
 from jaxptd.data.sources import find_files
@@ -87,11 +87,14 @@ def config_of(directory: Directory, **model: Any) -> Config:
     Raises:
         UserError: there are no such sizes, or no such fields.
     """
+    sections = {name: values for name, values in model.items() if isinstance(values, Mapping)}
+    fields = {name: value for name, value in model.items() if name not in sections}
+    fields |= {f"{name}.{key}": x for name, values in sections.items() for key, x in values.items()}
     path = str(directory.path)
     name = path if os.path.isfile(directory.path / TOKENIZER) else BYTES
     return from_dict(
         {
-            "model": sizes_of(directory) | model,
+            "model": nested(sizes_of(directory) | fields),
             "data": {"tokenizer": name},
             "checkpoint": {"start": _as_start(directory.path)},
         }

@@ -32,8 +32,8 @@ def sizes_of(directory: Directory) -> dict:
     family = FAMILIES.get(str(directory.config.get("model_type")))
     tied = family is None or _is_tied(directory, family)
     sizes = read_sizes(directory.config, tied=tied, where=directory)
-    depths = [sizes.get(name) or 0 for name in ("num_layers", "num_decoder_layers")]
-    layers = max(*depths, *(sizes.get("image_depths") or ()))
+    depths = [sizes.get(name) or 0 for name in ("num_layers", "encoder_decoder.num_layers")]
+    layers = max(*depths, *(sizes.get("images.depths") or ()))
     if layers > len(directory.shapes):
         raise UserError(
             f"{directory}: {layers} layers in its config.json, and {len(directory.shapes)} tensors "

@@ -20,7 +20,7 @@ PARAMETERS, SCALING, BASE = "rope_parameters", "rope_scaling", "rope_theta"
 LENGTH, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
 KEYS = (PARAMETERS, SCALING, BASE, LENGTH, PARTIAL)  # all that are read here
 
-# Scaling -> the keys of the two ends of `rope_range`.
+# Scaling -> the keys of the two ends of `rope.range`.
 ENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "linear": (),
@@ -41,11 +41,11 @@ _READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _NONE: Json = {
-    "rope_scaling": None,
-    "rope_factor": None,
-    "rope_original_length": None,
-    "rope_range": None,
-    "rope_attention_factor": None,
+    "rope.scaling": None,
+    "rope.factor": None,
+    "rope.original_length": None,
+    "rope.range": None,
+    "rope.attention_factor": None,
 }
 
 
@@ -65,7 +65,7 @@ def read(config: Json) -> Json:
             "layers all have the same rotation"
         )
     kind, theta = _kind(values), number(BASE, values[BASE])
-    fields = {"rope_theta": theta, **_NONE}
+    fields = {"rope.theta": theta, **_NONE}
     if kind == "default":
         return fields
     if values.get(PARTIAL, 1.0) != 1:
@@ -76,13 +76,13 @@ def read(config: Json) -> Json:
     if kind == "dynamic":  # whose angles change behind the last position only
         number("factor", values.get("factor"))
         return fields
-    fields |= {"rope_scaling": kind, "rope_factor": _factor(kind, values, config)}
+    fields |= {"rope.scaling": kind, "rope.factor": _factor(kind, values, config)}
     if ENDS[kind]:
-        fields["rope_original_length"] = _whole(LENGTH, _length(values, config))
-        fields["rope_range"] = tuple(
+        fields["rope.original_length"] = _whole(LENGTH, _length(values, config))
+        fields["rope.range"] = tuple(
             number(key, values.get(key) or DEFAULTS.get(key)) for key in ENDS[kind]
         )
-    return fields | (_yarn(values, fields["rope_factor"]) if kind == "yarn" else {})
+    return fields | (_yarn(values, fields["rope.factor"]) if kind == "yarn" else {})
 
 
 def remarks(config: Json) -> list[str]:
@@ -152,12 +152,12 @@ def _yarn(values: Json, factor: float) -> Json:
         )
     given = {key: values.get(key) for key in _LENGTHS}
     if given["attention_factor"] is not None:
-        return {"rope_attention_factor": number("attention_factor", given["attention_factor"])}
+        return {"rope.attention_factor": number("attention_factor", given["attention_factor"])}
     if not (given["mscale"] and given["mscale_all_dim"]):
         return {}
     stretched = math.log(max(factor, 1.0))
     numerator, denominator = (0.1 * number(key, given[key]) * stretched + 1 for key in _LENGTHS[1:])
-    return {"rope_attention_factor": numerator / denominator}
+    return {"rope.attention_factor": numerator / denominator}
 
 
 def _whole(key: str, value: Any) -> int:
@@ -167,13 +167,13 @@ def _whole(key: str, value: Any) -> int:
 
 def write(model: ModelConfig) -> Json:
     """The keys of our options; those of transformers 4, which transformers 5 reads too."""
-    kind = option(model, "rope_scaling")
-    values = {BASE: option(model, "rope_theta"), SCALING: None}
+    kind = option(model, "rope.scaling")
+    values = {BASE: option(model, "rope.theta"), SCALING: None}
     if kind is not None:
-        ends = option(model, "rope_range") if ENDS[kind] else ()
-        scaling = {"rope_type": kind, "factor": option(model, "rope_factor")}
-        scaling |= {LENGTH: option(model, "rope_original_length")} if ends else {}
-        length = option(model, "rope_attention_factor")
+        ends = option(model, "rope.range") if ENDS[kind] else ()
+        scaling = {"rope_type": kind, "factor": option(model, "rope.factor")}
+        scaling |= {LENGTH: option(model, "rope.original_length")} if ends else {}
+        length = option(model, "rope.attention_factor")
         scaling |= {} if length is None else {"attention_factor": length}
         values[SCALING] = scaling | dict(zip(ENDS[kind], ends, strict=True))
     return values

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from jaxptd.config import ModelConfig, option
+from jaxptd.config import ModelConfig, nested, option, with_fields
 from jaxptd.data import Tokenizer
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families import FAMILIES, Family, Json, family_named
@@ -26,7 +26,7 @@ _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
         "norm_eps": number,
         "activation": read_activation,
-        "start_token": partial(count, least=0),
+        "encoder_decoder.start_token": partial(count, least=0),
     }
 )
 # Keys of any `config.json` that change the model, and the only value that is supported.
@@ -52,7 +52,7 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
         fields = options | {"tie_embeddings": tied}
         if "max_positions" in options:
             fields["seq_length"] = _length(options)
-        ModelConfig(**fields)
+        ModelConfig(**nested(fields))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     return fields
@@ -68,7 +68,7 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
     """Raises UserError, with the field, if a config contradicts the sizes of a directory."""
     names = [name for name in ("seq_length", "max_positions") if name in sizes]
     lengths = {name: getattr(model, name) for name in names}
-    other = dataclasses.replace(model, **(dict(sizes) | lengths))
+    other = with_fields(model, dict(sizes) | lengths)
     for name in (name for name in sizes if name not in lengths):
         ours, theirs = option(model, name), option(other, name)
         if ours != theirs:

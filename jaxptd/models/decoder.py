@@ -96,7 +96,6 @@ def architecture(model: ModelConfig) -> Architecture:
 
 def check(config: Config) -> None:
     """Raises UserError without a vocabulary, or if a token sees its target."""
-    refuse_second_sequence(config.model)
     if not config.model.block.causal:
         raise UserError(
             "model.causal=false: a decoder predicts the next token, and its tokens would see it; "
@@ -116,21 +115,6 @@ def require_vocabulary(model: ModelConfig) -> None:
             "model.vocab_size=null: a program needs the number of token ids; set it, or use "
             "jaxptd.data.tokenizers.with_vocabulary(config)"
         )
-
-
-def refuse_second_sequence(model: ModelConfig) -> None:
-    """Raises UserError for what only a model has that makes one sequence of another."""
-    if model.block.relative:
-        raise UserError(
-            "model.positions=relative is an encoder-decoder's; use learned, rope or none, or "
-            "model.family=t5"
-        )
-    for name in ("num_decoder_layers", "decoder_seq_length", "start_token", "output_scale"):
-        if value := getattr(model, name):
-            raise UserError(
-                f"model.{name}={value} is an encoder-decoder's, and has no effect with the family "
-                f"{model.family}; leave it out"
-            )
 
 
 DECODER = Family(

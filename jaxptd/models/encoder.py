@@ -91,7 +91,6 @@ def check(config: Config) -> None:
     """Raises UserError for what an encoder does not have."""
     model = config.model
     decoder.require_vocabulary(model)
-    decoder.refuse_second_sequence(model)
     for name, value in (("norm_order", "post"), ("causal", False), ("token_types", 2)):
         if (given := getattr(model.block, name)) != value:
             raise UserError(

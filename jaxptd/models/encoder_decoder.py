@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import Config, EncoderDecoder, ModelConfig
 from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
@@ -23,18 +23,24 @@ from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.part import imported
 
 
+def section_of(model: ModelConfig) -> EncoderDecoder:
+    """The section of an encoder-decoder."""
+    assert model.encoder_decoder is not None
+    return model.encoder_decoder
+
+
 def fields(config: Config) -> Mapping[str, Field]:
     """source, source_mask (1: a token, 0: padding), targets; what the decoder reads from these.
 
     Targets below 0 do not count.
     """
     model = config.model
-    size, shift = model.vocab_size, partial(shifted_right, start=model.start_token)
+    size, shift = model.vocab_size, partial(shifted_right, start=section_of(model).start_token)
     return {
         "source": Field("seq_length", lowest=0, end=size),
         "source_mask": Field("seq_length", lowest=0, end=2),
-        "targets": Field("decoder_seq_length", end=size),
-        "inputs": Field("decoder_seq_length", derived=Derived("targets", shift)),
+        "targets": Field("encoder_decoder.seq_length", end=size),
+        "inputs": Field("encoder_decoder.seq_length", derived=Derived("targets", shift)),
     }
 
 
@@ -80,7 +86,7 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
         )
     padded, mask_S = np.zeros(S, np.int32), np.arange(S) < length
     padded[:length] = list(prompt)
-    start = np.array([[model.start_token]], np.int32)
+    start = np.array([[section_of(model).start_token]], np.int32)
     return {"source": padded[None], "source_mask": mask_S[None].astype(np.int32), "inputs": start}
 
 
@@ -129,9 +135,9 @@ def check(config: Config) -> None:
                 f"model.{name}={given}: an encoder attends to all tokens, a decoder to all before; "
                 "leave it out"
             )
-    if model.start_token >= (model.vocab_size or 0):
+    if (start := section_of(model).start_token) >= (model.vocab_size or 0):
         raise UserError(
-            f"model.start_token={model.start_token} is no id of model.vocab_size="
+            f"model.encoder_decoder.start_token={start} is no id of model.vocab_size="
             f"{model.vocab_size}; use that of padding, or 0"
         )
     if config.data.documents == "apart":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxptd.config import Config, ModelConfig, option
+from jaxptd.config import Config, ModelConfig, option, with_fields
 from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
 from jaxptd.layout import Layout
 from jaxptd.parts.architecture import Architecture
@@ -128,10 +128,10 @@ class Work(NamedTuple):
 
 def with_a_layer_more(model: ModelConfig) -> ModelConfig:
     """The model with one layer more in each stack."""
-    decoder = model.num_decoder_layers
-    return dataclasses.replace(
-        model, num_layers=model.num_layers + 1, num_decoder_layers=decoder and decoder + 1
-    )
+    fields = {"num_layers": model.num_layers + 1}
+    if model.encoder_decoder:
+        fields["encoder_decoder.num_layers"] = model.decoder_layers + 1
+    return with_fields(model, fields)
 
 
 @dataclasses.dataclass(frozen=True)

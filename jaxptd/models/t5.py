@@ -5,7 +5,6 @@ Source: Raffel et al., arXiv 1910.10683; gates and an output layer of its own: S
 2002.05202, and T5's release 1.1.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, with_fields
 from jaxptd.layers.attention import Cache, CrossAttention, Encoded, RelativeBias, Source
 from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
@@ -226,11 +225,13 @@ def decoder_of(config: ModelConfig) -> ModelConfig:
 def _stack_of(config: ModelConfig, layers: int, **fields: Any) -> ModelConfig:
     """A config with the layers of one stack."""
     first = config.remat_layers
-    return dataclasses.replace(
+    return with_fields(
         config,
-        num_layers=layers,
-        num_decoder_layers=None,
-        decoder_seq_length=None,
-        remat_layers=None if first is None else min(first, layers),
-        **fields,
+        {
+            "num_layers": layers,
+            "encoder_decoder.num_layers": None,
+            "encoder_decoder.seq_length": None,
+            "remat_layers": None if first is None else min(first, layers),
+            **fields,
+        },
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.analysis.peak import outside
-from jaxptd.config import Config
+from jaxptd.config import Config, flat
 from jaxptd.config.xla import GPU_MEMORY
 from jaxptd.display import Table, gib_text, html_of
 from jaxptd.errors import UserError
@@ -97,12 +97,10 @@ class Compiling:
 
 def changed_fields(before: Config, after: Config) -> Iterator[tuple[str, str]]:
     """Yields `section.field` and its new value as text, for each field that differs."""
-    for section in dataclasses.fields(Config):
-        old, new = getattr(before, section.name), getattr(after, section.name)
-        for field in dataclasses.fields(new):
-            value = getattr(new, field.name)
-            if value != getattr(old, field.name):
-                yield f"{section.name}.{field.name}", _text(value)
+    old = flat(before)
+    for name, value in flat(after).items():
+        if value != old.get(name):
+            yield name, _text(value)
 
 
 def _text(value: Any) -> str:

@@ -4,9 +4,8 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from jaxptd.config import Config, from_dict
+from jaxptd.config import Config, from_dict, nested
 from jaxptd.config.effects import without_effect
 from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
@@ -14,7 +13,7 @@ from jaxptd.models.stages import make_plan
 from jaxptd.proof.compare import table_file
 from jaxptd.proof.values import DRAWN, FIXED, OWN, UNEVEN, Values
 
-_FIELD = re.compile(r"\b(?:model|layout|data|optimizer|train)\.[a-z0-9_]+")
+_FIELD = re.compile(r"\b(?:model|layout|data|optimizer|train)(?:\.[a-z0-9_]+)+")
 _NUMBER = re.compile(r"(?<![A-Za-z_])\d+(?:\.\d+)?(?:e-?\d+)?")
 _PARTS: Mapping[str, int] = {"interleaved": 2, "zb-v": 2, "own-v.csv": 2}  # of each stage
 
@@ -41,11 +40,7 @@ def made(values: Values, folder: Path) -> Config:
         )
     if fields["layout.stage_layers"] == UNEVEN:
         fields["layout.stage_layers"] = uneven(values)
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in fields.items():
-        section, _, field = name.partition(".")
-        sections.setdefault(section, {})[field] = value
-    config = from_dict(sections)
+    config = from_dict(nested(fields))
     family_of(config.model).check(config)
     if config.layout.pp > 1:
         make_plan(config)
@@ -56,7 +51,7 @@ def uneven(values: Values) -> tuple[int, ...]:
     """Layers of each part of the model, as many as they happen to be."""
     layers, decoders = values["model.num_layers"], 0
     if values["model.family"] == "t5":
-        decoders = values["model.num_decoder_layers"] or layers
+        decoders = values["model.encoder_decoder.num_layers"] or layers
     chunks = values["layout.virtual_stages"] or _PARTS.get(values["layout.schedule"], 1)
     parts, layers = values["layout.pp"] * chunks, layers + decoders
     draw = random.Random(f"{parts} {layers}")

@@ -14,7 +14,7 @@ from jaxptd.analysis import verification
 from jaxptd.analysis.compiled_step import UNOPTIMISED
 from jaxptd.analysis.verification import Reference
 from jaxptd.atomic_files import write_whole
-from jaxptd.config import Config
+from jaxptd.config import Config, ModelConfig, flat, with_fields
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.pipeline.table import B, F, Schedule, W, to_csv
@@ -75,7 +75,7 @@ def one_device_config(config: Config) -> Config:
     model = {name.partition(".")[2]: x for name, x in values.items() if name.startswith("model.")}
     return dataclasses.replace(
         config,
-        model=dataclasses.replace(config.model, **model),
+        model=with_fields(config.model, model),
         layout=Layout(),
         train=dataclasses.replace(config.train, micro_batches=1),
     )
@@ -83,14 +83,13 @@ def one_device_config(config: Config) -> Config:
 
 def command_line(config: Config) -> str:
     """The shortest command that compares a config: `jaxptd verify` with what is not default."""
-    words = ["jaxptd verify"]
-    for section in ("model", "layout", "data", "optimizer", "train"):
-        given, default = getattr(config, section), getattr(Config(), section)
-        for field in dataclasses.fields(given):
-            value, name = getattr(given, field.name), f"{section}.{field.name}"
-            unread = name in FIXED and name != "train.platform"
-            if value != getattr(default, field.name) and not unread:
-                words.append(f"--{name} {_word(value)}")
+    words, model = ["jaxptd verify"], config.model
+    default = flat(Config(ModelConfig(family=model.family, positions=model.positions)))
+    default |= {"model.family": ModelConfig.family, "model.positions": ModelConfig.positions}
+    for name, value in flat(config).items():
+        unread = name in FIXED and name != "train.platform"
+        if value != default.get(name) and not unread:
+            words.append(f"--{name} {_word(value)}")
     return " ".join(words)
 
 

@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from jaxptd.config import Activation, Config, FamilyName, Images, OptimizerName, Remat
-from jaxptd.config.images import IMAGES, PREFIX
+from jaxptd.config import Activation, FamilyName, Images, OptimizerName, Remat
+from jaxptd.config.block import FAMILIES
+from jaxptd.config.written import field_types
 from jaxptd.context_parallel import STRATEGIES
 from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D
 
@@ -48,9 +49,9 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.vocab_multiple": (1, 8),
     # ---- what is computed ----
     "model.dtype": ("float64", "float32", "bfloat16", "float16"),
-    "model.family": tuple(name for name in get_args(FamilyName) if name not in IMAGES),
+    "model.family": tuple(name for name in get_args(FamilyName) if "images" not in FAMILIES[name]),
     "model.num_layers": (2, 3, 4, 5),
-    "model.num_decoder_layers": (None, 1, 3),
+    "model.encoder_decoder.num_layers": (None, 1, 3),
     "model.hidden_size": (16, 12, 15, 24),
     "model.num_heads": (4, 3, 6, 8),
     "model.num_kv_heads": (None, 1, 2, 3),
@@ -63,26 +64,26 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.gated": (None, True, False),
     "model.linear_bias": (None, "all", "qkv", "none"),
     "model.positions": (None, "learned", "rope", "relative", "none"),
-    "model.rope_theta": (None, 100.0),
-    "model.rope_scaling": (None, "linear", "llama3", "yarn"),
-    "model.rope_factor": (None, 2.0),
-    "model.rope_original_length": (None, 4),
-    "model.rope_range": (None, (1.0, 2.0)),
-    "model.rope_attention_factor": (None, 1.5),
-    "model.relative_buckets": (None, 8),
-    "model.relative_distance": (None, 7, 40),
+    "model.rope.theta": (None, 100.0),
+    "model.rope.scaling": (None, "linear", "llama3", "yarn"),
+    "model.rope.factor": (None, 2.0),
+    "model.rope.original_length": (None, 4),
+    "model.rope.range": (None, (1.0, 2.0)),
+    "model.rope.attention_factor": (None, 1.5),
+    "model.encoder_decoder.relative_buckets": (None, 8),
+    "model.encoder_decoder.relative_distance": (None, 7, 40),
     "model.qk_norm": (None, True, False),
     "model.causal": (None, True, False),
     "model.token_types": (None, 0, 2),
     "model.attention_scale": (None, 0.3),
     "model.window": (None, 3, 7),
     "model.seq_length": (8, 16, 12, 24, 18),
-    "model.decoder_seq_length": (None, 8, 12),
+    "model.encoder_decoder.seq_length": (None, 8, 12),
     "model.max_positions": (None, 24),
     "model.vocab_size": (13, 16, 31),
     "model.dropout": (0.0, 0.1),
     "model.tie_embeddings": (True, False),
-    "model.output_scale": (None, 0.5),
+    "model.encoder_decoder.output_scale": (None, 0.5),
     "model.logit_softcap": (None, 2.0),
     "model.z_loss": (0.0, 0.1),
     "data.documents": ("joined", "apart"),
@@ -116,14 +117,13 @@ FIXED: Values = {
 }
 
 NOT_DRAWN: Mapping[str, str] = {
-    "model.drop_path": "of families of images, as those that follow",
     **dict.fromkeys(
-        (f"model.{PREFIX}{field.name}" for field in dataclasses.fields(Images)),
+        (f"model.images.{field.name}" for field in dataclasses.fields(Images)),
         "families of images have sizes of their own; tests hold them against one device",
     ),
     "model.products": "verify compares native products, whatever a config trains with",
     "model.kernels": "triton is for GPUs; a test replaces its kernels and holds the step",
-    "model.start_token": "an id like any other, and batches are random",
+    "model.encoder_decoder.start_token": "an id like any other, and batches are random",
     "data.source": "verify reads no data",
     "data.tokenizer": "verify reads no data",
     "data.special_tokens": "verify reads no data",
@@ -159,12 +159,7 @@ NOT_DRAWN: Mapping[str, str] = {
 
 def fields() -> set[str]:
     """Every field of a config, as `section.name`."""
-    sections: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(Config)}
-    return {
-        f"{section}.{field.name}"
-        for section, kind in sections.items()
-        for field in dataclasses.fields(kind)
-    }
+    return set(field_types())
 
 
 def plain(name: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.atomic_files import explained, shown, write_whole
-from jaxptd.config import Config, option, to_dict
+from jaxptd.config import Config, flat, option
 from jaxptd.config.written import as_yaml, read_config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.coordination import first_only
@@ -41,15 +41,15 @@ def difference(config: Config, saved: Config) -> str | None:
 
     A field of the model that is null is the same as one that spells out what null stands for.
     """
-    old = to_dict(saved)
-    for section, fields in to_dict(config).items():
-        for name, value in fields.items():
-            key, was = f"{section}.{name}", old[section][name]
-            if section in _FREE_SECTIONS or key in _FREE or value == was:
-                continue
-            spelled = section == "model" and None in (value, was)
-            if not spelled or option(config.model, name) != option(saved.model, name):
-                return f"{key} is {value}, was {was}"
+    new, old = flat(config), flat(saved)
+    for key in {**new, **old}:
+        section, _, name = key.partition(".")
+        value, was = new.get(key), old.get(key)
+        if section in _FREE_SECTIONS or key in _FREE or value == was:
+            continue
+        spelled = section == "model" and None in (value, was)
+        if not spelled or option(config.model, name) != option(saved.model, name):
+            return f"{key} is {value}, was {was}"
     return None
 
 
@@ -60,9 +60,7 @@ def check_alike(config: Config, facts: dict[str, Any]) -> None:
         config: of this process.
         facts: other values that must be equal, by names for a person.
     """
-    fields = {
-        f"{s}.{name}": x for s, section in to_dict(config).items() for name, x in section.items()
-    }
+    fields = flat(config)
     source = fields.pop("data.source")  # each host may have its own copy
     if isinstance(source, dict):
         facts = {"the weights of data.source": list(source.values())} | facts

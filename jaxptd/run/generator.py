@@ -82,7 +82,7 @@ class Generator:
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates `tokens` ids that follow the prompt's, fewer where the text ends.
 
-        An answer to the prompt has at most model.decoder_seq_length.
+        An answer to the prompt has at most model.encoder_decoder.seq_length.
         """
         if not self._writing.continues:
             return self._write_on(params, prompt, min(tokens, self._model.target_length))

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from jaxptd.atomic_files import append_whole, write_whole
-from jaxptd.config import Config, to_dict
+from jaxptd.config import Config, flat, to_dict
 from jaxptd.config.training import LoggerName
 from jaxptd.config.written import as_yaml
 from jaxptd.errors import UserError, install
@@ -320,9 +320,9 @@ class MLflow:
         self.where = f"the MLflow run {run.info.run_id}"
         self._sent.open(run.info.run_id)
         mlflow.log_text(as_yaml(start.config), "config.yaml")
-        for section, fields in to_dict(start.config).items() if new else ():
+        for section in dataclasses.fields(start.config) if new else ():
             # One call a section: a server takes at most 100 parameters at once.
-            mlflow.log_params({f"{section}.{name}": value for name, value in fields.items()})
+            mlflow.log_params(flat(getattr(start.config, section.name), f"{section.name}."))
 
     def log(self, row: Row) -> None:
         with as_os_error():

@@ -22,7 +22,7 @@ from jaxptd.checkpoint import (
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
-from jaxptd.config import Config, Kernels, option
+from jaxptd.config import Config, Kernels, flat, option
 from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError
@@ -131,11 +131,11 @@ def restore_weights(program: Program, path: Path) -> Params:
             raise UserError(f"checkpoint.start={path} is a run without a checkpoint; name another")
         path = _folder(path, steps[-1])
     saved = described_config(str(path), read_description(path)).model
-    for field in dataclasses.fields(saved):
-        ours, theirs = option(program.config.model, field.name), option(saved, field.name)
-        if field.name not in _NO_WEIGHTS and ours != theirs:
+    for name in flat(saved) | flat(program.config.model):
+        ours, theirs = option(program.config.model, name), option(saved, name)
+        if name not in _NO_WEIGHTS and ours != theirs:
             raise UserError(
-                f"model.{field.name}={ours}, but checkpoint.start={path} has {theirs}; use a "
+                f"model.{name}={ours}, but checkpoint.start={path} has {theirs}; use a "
                 "config with the same model"
             )
     target = {"params": abstract_canonical(program)["params"]}

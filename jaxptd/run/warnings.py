@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from jaxptd.config import Config
+from jaxptd.config import Config, flat
 from jaxptd.config.effects import without_effect
 from jaxptd.matmul.padding import heads_for, padded_for
 from jaxptd.models.families import architecture_of
@@ -40,8 +40,8 @@ def remarks(program: Program) -> Iterator[str]:
 
 def _padding(config: Config) -> Iterator[str]:
     """A sentence for each length that the layout does not divide."""
-    for name in ("seq_length", "decoder_seq_length"):
-        length, padded = getattr(config.model, name), getattr(config.padded_model, name)
+    for name in ("seq_length", "encoder_decoder.seq_length"):
+        length, padded = flat(config.model).get(name), flat(config.padded_model).get(name)
         if length != padded:
             yield (
                 f"model.{name}={length}: every sequence is padded to {padded}, a multiple of "

@@ -202,5 +202,5 @@ def check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
 def _ids(model: ModelConfig) -> str:
     """The number of ids of a model, as its config has it."""
     if model.images is not None:
-        return f"model.image_classes={model.images.classes}"
+        return f"model.images.classes={model.images.classes}"
     return f"model.vocab_size={model.vocab_size}"

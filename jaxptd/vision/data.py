@@ -79,7 +79,7 @@ def read_image(path: Path, size: int, channels: int) -> np.ndarray:
     if image.shape != (size, size, channels):
         raise UserError(
             f"{path}: image {list(image.shape)}; use {[size, size, channels]}, of "
-            "model.image_size and model.image_channels: resize it first"
+            "model.images.size and model.images.channels: resize it first"
         )
     if image.dtype.kind not in "fiu" or not np.isfinite(image).all():
         raise UserError(f"{path}: an image of {image.dtype}; use finite numbers")
@@ -96,14 +96,14 @@ def read_label(path: Path, size: int, classes: int) -> np.ndarray:
     label = label[..., 0] if label.shape[2:] == (1,) else label
     if label.shape != (size, size):
         raise UserError(
-            f"{path}: label {list(label.shape)}; use {[size, size]}, of model.image_size: resize "
+            f"{path}: label {list(label.shape)}; use {[size, size]}, of model.images.size: resize "
             "it first"
         )
     integers: np.ndarray = label.astype(np.int32)
     if ((integers != label) | (integers < -1) | (integers >= classes)).any():
         raise UserError(
             f"{path}: labels from {label.min()} to {label.max()}; use whole numbers from 0 to "
-            f"{classes - 1}, of model.image_classes, or -1 where none counts"
+            f"{classes - 1}, of model.images.classes, or -1 where none counts"
         )
     return integers
 
@@ -137,7 +137,7 @@ def find_classes(source: str | Sequence[str], classes: int) -> list[ImageFile]:
     if not 2 <= len(names) <= classes:
         raise UserError(
             f"data.source={source!r} has folders of {len(names)} classes; use 2 to {classes}, of "
-            "model.image_classes"
+            "model.images.classes"
         )
     ranked = []
     for number, name in enumerate(names):
@@ -326,7 +326,7 @@ def open_images(
         draw, classes = (phantom, CLASSES) if of_pixels else (figure, len(FIGURES))
         if images.classes < classes:
             raise UserError(
-                f"data.source=shapes has {classes} classes, and model.image_classes="
+                f"data.source=shapes has {classes} classes, and model.images.classes="
                 f"{images.classes}; use {classes} or more"
             )
         first, last = (

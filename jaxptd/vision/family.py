@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.config import Config, DataConfig, Images, ModelConfig
+from jaxptd.config import Config, DataConfig, Images, ModelConfig, with_fields
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
@@ -41,10 +41,10 @@ def fields(config: Config, *, of_pixels: bool) -> Mapping[str, Field]:
     """image, and the label of each pixel, or of each image; labels below 0 do not count."""
     end = images_of(config.model).classes
     image = Field(
-        "image_size", others=("image_size", "image_channels"), dtype="float32", ring=False
+        "images.size", others=("images.size", "images.channels"), dtype="float32", ring=False
     )
-    label = Field("image_size" if of_pixels else None, end=end, ring=False)
-    return {"image": image, "label": label._replace(others=("image_size",) * of_pixels)}
+    label = Field("images.size" if of_pixels else None, end=end, ring=False)
+    return {"image": image, "label": label._replace(others=("images.size",) * of_pixels)}
 
 
 def draw(config: Config, rng: np.random.Generator, *, of_pixels: bool) -> dict[str, np.ndarray]:
@@ -68,10 +68,10 @@ def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray
 
 # Fields that only models of tokens have, with what a config has where it says nothing.
 _OF_TOKENS = (
-    *("num_layers", "num_decoder_layers", "num_kv_heads", "head_size", "norm_order", "linear_bias"),
+    *("num_layers", "num_kv_heads", "head_size", "norm_order", "linear_bias"),
     *("positions", "qk_norm", "causal", "token_types", "window", "seq_length"),
-    *("decoder_seq_length", "start_token", "max_positions", "vocab_size", "vocab_multiple"),
-    *("products", "tie_embeddings", "output_scale", "logit_softcap", "z_loss", "attention"),
+    *("max_positions", "vocab_size", "vocab_multiple"),
+    *("products", "tie_embeddings", "logit_softcap", "z_loss", "attention"),
     *("remat_layers",),
 )
 
@@ -84,7 +84,7 @@ def check(config: Config) -> None:
     if given:
         raise UserError(
             f"model.{given[0]}={getattr(model, given[0])} has no effect with the family "
-            f"{model.family}, which has model.image_* instead; leave it out"
+            f"{model.family}, which has model.images instead; leave it out"
         )
     if layout.pp > 1:
         raise UserError(
@@ -132,8 +132,8 @@ def _check_dice(config: Config) -> None:
     images, parts = images_of(config.model), config.train.micro_batches
     if images.dice == "batch" and parts > 1:
         raise UserError(
-            f"model.image_dice=batch is of all images of a step, and train.micro_batches={parts} "
-            "computes them in parts; use train.micro_batches=1, or model.image_dice=image"
+            f"model.images.dice=batch is of all images of a step, and train.micro_batches={parts} "
+            "computes them in parts; use train.micro_batches=1, or model.images.dice=image"
         )
 
 
@@ -154,7 +154,7 @@ def _check_strips(config: Config) -> None:
         raise UserError(
             f"layout.cp={layout.cp}: {rows}, too few for strips, so devices have whole images of "
             f"it; use a train.global_batch_size that is a multiple of {unit}, or fewer "
-            "model.image_depths"
+            "model.images.depths"
         )
 
 
@@ -258,7 +258,7 @@ def deeper(model: ModelConfig) -> ModelConfig:
         tuple(depth + 2 for depth in depths)
         for depths in (images_of(model).depths, images_of(model).decoder_depths)
     )
-    return dataclasses.replace(model, image_depths=down, image_decoder_depths=up)
+    return with_fields(model, {"images.depths": down, "images.decoder_depths": up})
 
 
 def losses(model: ModelConfig, *, of_pixels: bool) -> Mapping[str, Loss]:

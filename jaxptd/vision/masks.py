@@ -73,8 +73,8 @@ def classes_of(program: Program, params: Params, image_BSS: np.ndarray) -> np.nd
     shapes = {name: shape[1:] for name, shape in program.batches.shapes.items()}
     if image_BSS.shape[1:] != shapes["image"] or not len(image_BSS):
         raise UserError(
-            f"images {list(image_BSS.shape)}; use {['B', *shapes['image']]}, of model.image_size "
-            "and model.image_channels"
+            f"images {list(image_BSS.shape)}; use {['B', *shapes['image']]}, of model.images.size "
+            "and model.images.channels"
         )
     size, classes = program.config.train.global_batch_size, []
     for first in range(0, len(image_BSS), size):
@@ -146,7 +146,7 @@ class Masks:
         """
         if self.classes > COLORS_OF_PNG:
             raise UserError(
-                f"model.image_classes={self.classes}: a PNG has {COLORS_OF_PNG} colors; use "
+                f"model.images.classes={self.classes}: a PNG has {COLORS_OF_PNG} colors; use "
                 "Run.classes"
             )
         colors, files = palette(self.classes), {}

@@ -240,7 +240,7 @@ def level(config: ModelConfig, number: int, *, up: bool = False) -> Level:
     """The blocks of a level on the way down, or up: these are left out as often as those."""
     images, factor = config.images, 2**number
     assert images is not None
-    rates = np.linspace(0, config.drop_path, sum(images.depths)).tolist()
+    rates = np.linspace(0, images.drop_path, sum(images.depths)).tolist()
     before, depth = sum(images.depths[:number]), images.depths[number]
     paths = rates[before : before + depth]
     if up:

@@ -30,7 +30,7 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
     return [(layout, choice | {"remat": remat}) for remat in REMATS]
 
 
-SWIN = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.1}
+SWIN = {"family": "swin-unet", "dropout": 0.1, "images.drop_path": 0.1}
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
     (Layout(dp=2, zero=1), {"dropout": 0.1}),
@@ -68,8 +68,8 @@ SLOW = [
     *every(dataclasses.replace(KEEPING, dp=1, tp=2), family="bert", dtype="bfloat16"),
     *every(Layout(cp=2, tp=2, sequence_parallel=True), **SWIN),
     *every(Layout(tp=2, sequence_parallel=True), **SWIN),
-    *every(Layout(cp=2, row=2, col=2), **SWIN, image_size=32),
-    *every(Layout(), family="swin", drop_path=0.1),
+    *every(Layout(cp=2, row=2, col=2), **SWIN, **{"images.size": 32}),
+    *every(Layout(), family="swin", **{"images.drop_path": 0.1}),
     *every(BLOCKS, **SWIN),
     *every(Layout(row=2, col=2), **SWIN, dtype="bfloat16"),
     *every(Layout(dp=2, tp=2, zero=3), **SWIN),

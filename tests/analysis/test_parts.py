@@ -49,7 +49,11 @@ def test_twice_the_layers_move_twice_what_layers_move(layout: Layout, model: Any
         layout,
         **model
         | {"num_layers": 2 * sizes.num_layers}
-        | ({"num_decoder_layers": 2 * sizes.decoder_layers} if sizes.num_decoder_layers else {}),
+        | (
+            {"encoder_decoder.num_layers": 2 * sizes.decoder_layers}
+            if sizes.encoder_decoder
+            else {}
+        ),
     )
     once, twice = found(shallow), found(deep)
     assert {part.what for part in once} >= {"tensor", "ends", "step"}

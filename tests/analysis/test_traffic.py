@@ -164,8 +164,8 @@ ENCODER_DECODERS = [
     slow(Layout(pp=2, dp=2, tp=2, zero=2), tiny.T5 | FOUR | {"remat": "full", "remat_layers": 1}),
 ]
 SWIN = {"family": "swin-unet"}
-DROPS = SWIN | {"dropout": 0.1, "drop_path": 0.1}
-TOGETHER = SWIN | {"image_dice": "batch", "micro_batches": 1}
+DROPS = SWIN | {"dropout": 0.1, "images.drop_path": 0.1}
+TOGETHER = SWIN | {"images.dice": "batch", "micro_batches": 1}
 GATHERED = Layout(row=2, col=2)
 IMAGES = [
     slow(Layout(cp=2, tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
@@ -173,11 +173,11 @@ IMAGES = [
     (Layout(dp=2, tp=2, sequence_parallel=True), TOGETHER),
     slow(Layout(dp=2, cp=2, row=2, zero=3), TOGETHER),
     slow(Layout(tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
-    slow(Layout(dp=2, cp=2, zero=3), SWIN | {"remat": "full", "image_size": 32}),
+    slow(Layout(dp=2, cp=2, zero=3), SWIN | {"remat": "full", "images.size": 32}),
     slow(Layout(cp=2, row=2, col=2), SWIN | {"remat": "attention", "dtype": "bfloat16"}),
     slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), DROPS | {"dtype": "bfloat16"}),
     slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), {"family": "swin"}),
-    slow(Layout(cp=2), {"family": "swin", "image_size": 32, "remat": "full"}),
+    slow(Layout(cp=2), {"family": "swin", "images.size": 32, "remat": "full"}),
     slow(Layout(dp=2, tp=4, zero=3), SWIN | {"remat": "full", "micro_batches": 1}),
     slow(Layout(dp=4, zero=1), DROPS),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, collective_matmul=True, zero=2), SWIN),

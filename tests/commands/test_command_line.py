@@ -9,14 +9,11 @@ import pytest
 import yaml
 
 from jaxptd.commands.command_line import load_config, make_parser, parse
-from jaxptd.config import Config, from_dict, to_dict
+from jaxptd.config import Config, flat, from_dict, to_dict
+from jaxptd.config.written import field_types
 from jaxptd.errors import UserError, run_command
 
-FIELDS = {
-    f"{section}.{name}": value
-    for section, fields in to_dict(Config()).items()
-    for name, value in fields.items()
-}
+FIELDS = {name: flat(Config()).get(name) for name in field_types()}
 
 
 def read(*argv: str) -> Config:

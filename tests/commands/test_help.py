@@ -1,17 +1,12 @@
 """`--help` is a screen; `--help-all` has every option."""
 
-import dataclasses
-
 import pytest
 
 from jaxptd.commands.table import COMMANDS, Command
 from jaxptd.config import Config
+from jaxptd.config.written import field_types
 
-FIELDS = [
-    f"--{section.name}.{field.name}"
-    for section in dataclasses.fields(Config)
-    for field in dataclasses.fields(section.type)
-]
+FIELDS = [f"--{name}" for name in field_types()]
 
 
 def shown(command: Command, option: str, capsys: pytest.CaptureFixture) -> list[str]:

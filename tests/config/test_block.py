@@ -5,28 +5,27 @@ from typing import Any
 
 import pytest
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import Images, ModelConfig, nested
 from jaxptd.config.block import FAMILIES
 from jaxptd.errors import UserError
 
 YARN = {
     "family": "llama",
-    "rope_scaling": "yarn",
-    "rope_factor": 8.0,
-    "rope_original_length": 64,
+    "rope.scaling": "yarn",
+    "rope.factor": 8.0,
+    "rope.original_length": 64,
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_its_options_spelled_out(family: str) -> None:
     preset = ModelConfig(family=family)
-    spelled = dict(FAMILIES[family])
-    for name in ("attention_scale", "output_scale"):  # null is a rule
-        spelled[name] = getattr(preset.block, name)
-    kinds = {"rope": ["rope_theta"], "relative": ["relative_buckets", "relative_distance"]}
-    for kind, names in kinds.items():
-        if getattr(preset.block, kind) is None:
-            spelled = {name: value for name, value in spelled.items() if name not in names}
+    spelled = {**FAMILIES[family], "rope": preset.rope}
+    spelled["attention_scale"] = preset.block.attention_scale  # null is a rule
+    own = {name: spelled.pop(name) for name in ("encoder_decoder", "images") if name in spelled}
+    if own:  # sections that no other family has
+        assert ModelConfig(family=family, **own, **spelled).block == preset.block
+        return
     loops = {"looped": preset.block.looped, "loops_keep_inputs": preset.block.loops_keep_inputs}
     for other in ("gpt", "llama"):  # whose stacks of layers may have other depths
         found = ModelConfig(family=other, **spelled).block
@@ -42,16 +41,16 @@ def test_a_family_is_its_options_spelled_out(family: str) -> None:
         ({"num_layers": 4, "remat": "full", "remat_layers": 1}, False, False),
         ({"num_layers": 2, "scan_layers": False}, False, False),
         ({"num_layers": 1}, False, False),
-        ({"family": "t5", "num_layers": 2, "num_decoder_layers": 1}, False, False),
+        ({"family": "t5", "num_layers": 2, "encoder_decoder.num_layers": 1}, False, False),
         ({"family": "swin"}, False, False),  # a pair of blocks in some levels
-        ({"family": "swin", "image_depths": (4, 4, 4, 4)}, True, True),
+        ({"family": "swin", "images.depths": (4, 4, 4, 4)}, True, True),
     ],
     ids=str,
 )
 def test_layers_are_in_loops_where_each_has_several_trips(
     choice: dict[str, Any], looped: bool, keep: bool
 ) -> None:
-    block = ModelConfig(**choice).block
+    block = ModelConfig(**nested(choice)).block
     assert (block.looped, block.loops_keep_inputs) == (looped, keep)
 
 
@@ -69,29 +68,32 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rope_theta": 1e5}, "model.rope_theta has no effect with model.positions=learned"),
+        (
+            {"rope.theta": 1e5},
+            "model.rope.theta=100000.0 has no effect with model.posi",
+        ),
         ({"family": "llama", "head_size": 7}, "use an even model.head_size"),
         (
-            {"family": "llama", "rope_factor": 2.0},
-            "rope_factor has no effect with model.rope_scali",
+            {"family": "llama", "rope.factor": 2.0},
+            "rope.factor has no effect with model.rope.scali",
         ),
-        ({"family": "llama", "rope_scaling": "linear"}, "linear needs model.rope_factor; set it"),
+        ({"family": "llama", "rope.scaling": "linear"}, "linear needs model.rope.factor; set it"),
         (
-            {"family": "llama", "rope_scaling": "llama3", "rope_factor": 8.0},
-            "llama3 needs model.rope_original_length; set it",
-        ),
-        (
-            YARN | {"rope_range": (4, 1)},
-            r"rope_range=\[4.0, 1.0\] must be two numbers above 0, the smaller first",
+            {"family": "llama", "rope.scaling": "llama3", "rope.factor": 8.0},
+            "llama3 needs model.rope.original_length; set it",
         ),
         (
-            {"family": "llama", "rope_attention_factor": 1.2},
-            "rope_attention_factor has no effect with model.rope_scaling=null; leave it out",
+            YARN | {"rope.range": (4, 1)},
+            r"rope.range=\[4.0, 1.0\] must be two numbers above 0, the smaller first",
         ),
-        (YARN | {"rope_attention_factor": 0.0}, "model.rope_attention_factor=0.0 must be a number"),
-        (YARN | {"rope_theta": 1.0}, "model.rope_theta=1.0: yarn finds pairs by its logarithm; "),
+        (
+            {"family": "llama", "rope.attention_factor": 1.2},
+            "rope.attention_factor has no effect with model.rope.scaling=null; leave it out",
+        ),
+        (YARN | {"rope.attention_factor": 0.0}, "model.rope.attention_factor=0.0 must be a number"),
+        (YARN | {"rope.theta": 1.0}, "model.rope.theta=1.0: yarn finds pairs by its logarithm; "),
         ({"hidden_size": 1, "num_heads": 2}, "model.hidden_size=1 does not split over model.num_h"),
-        ({"family": "llama", "rope_theta": 0.0}, "model.rope_theta=0.0 must be a number above 0"),
+        ({"family": "llama", "rope.theta": 0.0}, "model.rope.theta=0.0 must be a number above 0"),
         ({"num_kv_heads": 3}, "model.num_heads=8 does not split over model.num_kv_heads=3"),
         ({"num_kv_heads": 0}, "model.num_kv_heads=0 must be a number above 0"),
         (
@@ -102,26 +104,47 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
         ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
         ({"family": "ul2"}, "model.family=ul2: use one of gpt, llama, qwen2, qwen3, mistral, bert"),
         (
-            {"relative_buckets": 8},
-            "model.relative_buckets has no effect with model.positions=learned; leave it out, or "
-            "use model.positions=relative",
+            {"encoder_decoder.relative_buckets": 8},
+            "model.encoder_decoder.relative_buckets=8 has no effect with the family gpt; leave it "
+            "out, or use model.family=t5",
         ),
-        ({"family": "t5", "rope_theta": 1e4}, "model.rope_theta has no effect with model.positio"),
+        ({"images": Images()}, "model.images has no effect with the family gpt; leave it out, or"),
+        ({"positions": "relative"}, "model.positions=relative is an encoder-decoder's; use learn"),
+        ({"images": 3}, "model.images=3: use an Images or null"),
+        ({"family": "t5", "rope.theta": 1e4}, "model.rope.theta=10000.0 has no effect with model"),
         ({"family": "t5", "max_positions": 8}, "model.max_positions has no effect with model.posi"),
-        ({"family": "t5", "relative_buckets": 7}, "model.relative_buckets=7: half of them are of"),
-        ({"family": "t5", "relative_buckets": 2}, "use an even number, 4 or more"),
         (
-            {"family": "t5", "relative_distance": 16},
-            "model.relative_distance=16 leaves nothing to share the upper half of "
-            "model.relative_buckets=32; use 17 or more",
+            {"family": "t5", "encoder_decoder.relative_buckets": 7},
+            "relative_buckets=7: half of them are of",
         ),
-        ({"decoder_seq_length": 0}, "model.decoder_seq_length=0 must be a number above 0"),
-        ({"num_decoder_layers": 0}, "model.num_decoder_layers=0 must be a number above 0"),
-        ({"output_scale": 0.0}, "model.output_scale=0.0 must be a number above 0"),
-        ({"start_token": -1}, "model.start_token=-1 must be a number, 0 or more"),
-        ({"family": "t5", "remat_layers": 5, "num_decoder_layers": 3}, "more than model.num_lay"),
+        ({"family": "t5", "encoder_decoder.relative_buckets": 2}, "use an even number, 4 or more"),
+        (
+            {"family": "t5", "encoder_decoder.relative_distance": 16},
+            "model.encoder_decoder.relative_distance=16 leaves nothing to share the upper half of "
+            "model.encoder_decoder.relative_buckets=32; use 17 or more",
+        ),
+        (
+            {"family": "t5", "encoder_decoder.seq_length": 0},
+            r"decoder\.seq_length=0 must be a number above 0",
+        ),
+        (
+            {"family": "t5", "encoder_decoder.num_layers": 0},
+            r"decoder\.num_layers=0 must be a number above 0",
+        ),
+        (
+            {"family": "t5", "encoder_decoder.output_scale": 0.0},
+            r"decoder\.output_scale=0.0 must be a number above 0",
+        ),
+        (
+            {"family": "t5", "encoder_decoder.start_token": -1},
+            "start_token=-1 must be a number, 0 or more",
+        ),
+        (
+            {"family": "t5", "remat_layers": 5, "encoder_decoder.num_layers": 3},
+            "more than model.num_lay",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        ModelConfig(**fields)
+        ModelConfig(**nested(fields))

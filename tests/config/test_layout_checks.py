@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxptd.config import Config, ModelConfig, check_layout, from_dict
+from jaxptd.config import Config, ModelConfig, check_layout, from_dict, nested
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
@@ -58,8 +58,8 @@ REMEDIES = [
     ("model.hidden_size=5", {"model.num_heads": 8}, "model.hidden_size="),
     ("model.num_heads=12", {"model.num_kv_heads": 5}, "model.num_kv_heads that divides 12 ("),
     ("model.num_heads=12", {"model.num_kv_heads": 5}, "model.num_heads="),
-    ("model.image_window=5", {"model.family": "swin", "model.num_heads": 3}, "image_window of "),
-    ("model.image_size=222", {"model.family": "swin", "model.num_heads": 3}, "multiple of "),
+    ("model.images.window=5", {"model.family": "swin", "model.num_heads": 3}, "images.window of "),
+    ("model.images.size=222", {"model.family": "swin", "model.num_heads": 3}, "multiple of "),
     ("train.global_batch_size=9", {"layout.dp": 2}, "multiple of "),
 ]
 
@@ -82,11 +82,7 @@ def test_each_number_of_a_remedy_is_one(field, others, before):
 
 
 def made(values):
-    sections = {"model": {}, "layout": {}, "train": {}}
-    for name, value in values.items():
-        section, _, field = name.partition(".")
-        sections[section][field] = value
-    return from_dict(sections)
+    return from_dict(nested(values))
 
 
 def test_a_message_lists_few_divisors_however_large_the_number():

@@ -198,7 +198,10 @@ def test_the_ids_are_those_of_the_tokenizer():
     ("make_it", "message"),
     [
         (lambda: make(2, 20), r"model\.seq_length=2 holds no token, sentinel and end; use 3 or m"),
-        (lambda: make(20, 2), r"model\.decoder_seq_length=2 holds no token, sentinel and end"),
+        (
+            lambda: make(20, 2),
+            r"model\.encoder_decoder\.seq_length=2 holds no token, sentinel and end",
+        ),
         (
             lambda: make(4096, 4096),
             r"model\.seq_length=4096 has 227 spans, and data\.tokenizer 100",

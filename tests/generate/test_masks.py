@@ -24,7 +24,7 @@ PROGRAMS: dict[str, Any] = {}
 def program(family: str) -> tuple[Program, Any]:
     """A tiny model with phantoms as its data, and random parameters."""
     if family not in PROGRAMS:
-        images = {"image_channels": 1, "image_classes": 4} if family != "gpt" else {}
+        images = {"images.channels": 1, "images.classes": 4} if family != "gpt" else {}
         config = tiny.config(Layout(), family=family, **images)
         config = dataclasses.replace(config, data=DataConfig(source="shapes"))
         made = Program(config, make_mesh(config.layout))
@@ -111,7 +111,10 @@ def test_classes_of_whole_images_are_printed(ask, tmp_path: Path) -> None:
         (["--images", "none.png"], "none.png has no array 'image': [Errno 2] No such file"),
         (["--images", "DIR"], "has no .npz, .npy, .png file; name another folder"),
         (["--images", "DIR/a.png"], "a.png has no array 'image': it is no PNG"),
-        (["--images", "DIR/b.png"], "b.png: image [8, 8, 1]; use [16, 16, 1], of model.image_size"),
+        (
+            ["--images", "DIR/b.png"],
+            "b.png: image [8, 8, 1]; use [16, 16, 1], of model.images.size",
+        ),
         (["--images", "DIR/b.png", "DIR/b.png"], "two images are named b, and so would be their"),
         (["--samples", 1, "--out", "DIR/c"], "c: File exists; name another directory"),
     ],

@@ -21,6 +21,7 @@ from hugging.reference import summary
 from torch.nn.functional import cross_entropy, gelu, layer_norm, linear, one_hot, softmax
 
 from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
+from jaxptd.config import nested
 
 PATH = Path(__file__).with_name("swin-unet.json")
 Weights = dict[str, Any]
@@ -155,7 +156,7 @@ def terms(found: Any, label: Any) -> dict[str, Any]:
 
 def main() -> None:
     jax.config.update("jax_platforms", "cpu")
-    config = Config(ModelConfig(**tiny.MODEL))
+    config = Config(ModelConfig(**nested(tiny.MODEL)))
     infos = Program(config, make_mesh(Layout())).infos
     params = tiny.drawn({name: info.shape for name, info in infos.items()})
     weights = {n: torch.tensor(x, requires_grad=True) for n, x in tiny.tensors(params).items()}

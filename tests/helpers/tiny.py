@@ -9,10 +9,12 @@ from jaxptd.config import (
     Config,
     DataConfig,
     Documents,
+    Images,
     ModelConfig,
     OptimizerConfig,
     OptimizerName,
     TrainConfig,
+    with_fields,
 )
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Batch, Program
@@ -24,25 +26,28 @@ MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, voc
 T5 = {
     "family": "t5",
     "seq_length": 16,
-    "decoder_seq_length": 8,
-    "num_decoder_layers": 3,
-    "relative_buckets": 8,
-    "relative_distance": 7,
+    "encoder_decoder.seq_length": 8,
+    "encoder_decoder.num_layers": 3,
+    "encoder_decoder.relative_buckets": 8,
+    "encoder_decoder.relative_distance": 7,
 }
 # Images whose last level is one window, and whose 3 heads no tp divides.
 SWIN = ModelConfig(
     family="swin-unet",
     hidden_size=6,
     num_heads=3,
-    image_size=16,
-    image_channels=2,
-    image_classes=3,
-    image_patch=2,
-    image_window=4,
-    image_depths=(4, 2),
-    image_decoder_depths=(2,),
+    images=Images(
+        size=16,
+        channels=2,
+        classes=3,
+        patch=2,
+        window=4,
+        depths=(4, 2),
+        decoder_depths=(2,),
+        dice="image",
+    ),
 )
-ENCODER = dataclasses.replace(SWIN, family="swin", image_decoder_depths=())
+ENCODER = with_fields(SWIN, {"family": "swin", "images.decoder_depths": None, "images.dice": None})
 BASES = {"swin-unet": SWIN, "swin": ENCODER}
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=3)
 SEQUENCE_PARALLEL = Layout(dp=2, tp=4, sequence_parallel=True)
@@ -58,9 +63,9 @@ def config(
     optimizer: OptimizerName = "adamw",
     **model: Any,
 ) -> Config:
-    """The tiny model's config; `model` has fields of the model to set."""
+    """The tiny model's config; `model` has fields of the model to set, as `images.size`."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
-    sizes = dataclasses.replace(BASES.get(model.get("family"), MODEL), **model)
+    sizes = with_fields(BASES.get(model.get("family"), MODEL), model)
     data = DataConfig(documents=documents)
     rule = dataclasses.replace(OPTIMIZER, name=optimizer)
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)

@@ -11,7 +11,7 @@ from hugging.tokenizer import GENERATION, WORDS, write_tokenizer
 from runs import TEXT
 
 import jaxptd
-from jaxptd.config import CheckpointConfig, Config, DataConfig, ModelConfig, option
+from jaxptd.config import CheckpointConfig, Config, DataConfig, ModelConfig, nested, option
 from jaxptd.data.tokenizers import load_tokenizer
 from jaxptd.hf import base
 from jaxptd.hf.base import base_of, keep_base
@@ -20,7 +20,7 @@ from jaxptd.hf.sizes import config_json, config_over_base, read_sizes
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main as train
 
-SIZES = ("hidden_size", "num_kv_heads", "head_size", "rope_theta", "vocab_size", "max_positions")
+SIZES = ("hidden_size", "num_kv_heads", "head_size", "rope.theta", "vocab_size", "max_positions")
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -160,7 +160,7 @@ def kept(run: Path, config: Config, lines: list[str]) -> dict[str, bytes]:
 def config_with(start: Path, tokenizer: object, **model: Any) -> Config:
     sizes = {"family": "llama", "vocab_size": 40} | model
     data, checkpoint = DataConfig(tokenizer=str(tokenizer)), CheckpointConfig(start=str(start))
-    return Config(ModelConfig(**sizes), data=data, checkpoint=checkpoint)
+    return Config(ModelConfig(**nested(sizes)), data=data, checkpoint=checkpoint)
 
 
 def test_another_tokenizer_has_its_own_ids_and_files(llama: Path, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_other_families_come_back_as_they_were(family: str, tmp_path: Path) -> N
 def test_fewer_positions_are_ours(tmp_path: Path) -> None:
     there = write_directory(tmp_path / "hub", gpt2_tensors(), attn_pdrop=0.1)
     sizes = read_sizes(read(there), tied=True, where=there) | {"max_positions": 8, "seq_length": 8}
-    model = ModelConfig(**sizes)
+    model = ModelConfig(**nested(sizes))
     ours = config_json(model, dtype="float32", tokenizer=None)
     found = config_over_base(read(there), model, ours=ours)
     others = {"n_positions": 8, "torch_dtype": "float32"}
@@ -250,11 +250,11 @@ def test_fewer_positions_are_ours(tmp_path: Path) -> None:
 
 def test_a_base_that_does_not_say_the_model_gives_the_rest_only() -> None:
     """As when a later version reads a key of the base in another way."""
-    model = ModelConfig(**read_sizes(LLAMA, tied=False, where="x"))
+    model = ModelConfig(**nested(read_sizes(LLAMA, tied=False, where="x")))
     ours = config_json(model, dtype="float32", tokenizer=None)
     strange = LLAMA | {"hidden_size": 16, "rope_parameters": {"rope_type": "x"}, "auto_map": {}}
     found = config_over_base(strange, model, ours=ours)
-    there = ModelConfig(**read_sizes(found, tied=False, where="x"))
+    there = ModelConfig(**nested(read_sizes(found, tied=False, where="x")))
     assert all(option(there, name) == option(model, name) for name in SIZES)
     assert found["initializer_range"] == 0.01
     assert {"rope_parameters", "auto_map"}.isdisjoint(found)
@@ -262,6 +262,6 @@ def test_a_base_that_does_not_say_the_model_gives_the_rest_only() -> None:
 
 def test_ids_of_a_run_without_a_base(llama: Path) -> None:
     """They are the tokenizer's: what texts begin with, and all that ends them."""
-    model = ModelConfig(**read_sizes(LLAMA, tied=False, where="x"))
+    model = ModelConfig(**nested(read_sizes(LLAMA, tied=False, where="x")))
     found = config_json(model, dtype="float32", tokenizer=load_tokenizer(llama))
     assert (found["bos_token_id"], found["eos_token_id"]) == (1, [2, 3])

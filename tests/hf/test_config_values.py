@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxptd.config import ModelConfig, option
+from jaxptd.config import ModelConfig, nested, option
 from jaxptd.errors import UserError
 from jaxptd.hf.families.family import read_activation
 from jaxptd.hf.sizes import read_sizes
@@ -136,7 +136,7 @@ SIZES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_positions",
     "rms_norm_eps": "norm_eps",
-    "rope_theta": "rope_theta",
+    "rope_theta": "rope.theta",
     "sliding_window": "window",
     "n_layer": "num_layers",
     "n_embd": "hidden_size",
@@ -149,28 +149,28 @@ SIZES = {
     "d_kv": "head_size",
     "d_ff": "ffn_hidden_size",
     "num_layers": "num_layers",
-    "num_decoder_layers": "num_decoder_layers",
+    "num_decoder_layers": "encoder_decoder.num_layers",
     "num_heads": "num_heads",
-    "relative_attention_num_buckets": "relative_buckets",
-    "relative_attention_max_distance": "relative_distance",
-    "image_size": "image_size",
-    "patch_size": "image_patch",
-    "num_channels": "image_channels",
+    "relative_attention_num_buckets": "encoder_decoder.relative_buckets",
+    "relative_attention_max_distance": "encoder_decoder.relative_distance",
+    "image_size": "images.size",
+    "patch_size": "images.patch",
+    "num_channels": "images.channels",
     "embed_dim": "hidden_size",
-    "window_size": "image_window",
-    "num_labels": "image_classes",
+    "window_size": "images.window",
+    "num_labels": "images.classes",
 }
 # What null means where transformers takes it; elsewhere it is refused.
 NULLS: dict[str, dict[str, Any]] = {
     "num_key_value_heads": {"num_kv_heads": 4},
     "head_dim": {"head_size": 8},
     "n_inner": {"ffn_hidden_size": 48},
-    "num_decoder_layers": {"num_decoder_layers": 2},
+    "num_decoder_layers": {"encoder_decoder.num_layers": 2},
     "sliding_window": {"window": None},
     "layer_types": {"window": 16},
-    "rope_scaling": {"rope_scaling": None},
-    "rope_parameters": {"rope_scaling": None},
-    "id2label": {"image_classes": 2},
+    "rope_scaling": {"rope.scaling": None},
+    "rope_parameters": {"rope.scaling": None},
+    "id2label": {"images.classes": 2},
 }
 NO_NULLS = {("qwen3", "head_dim"), ("qwen2", "sliding_window"), ("qwen3", "sliding_window")}
 
@@ -178,7 +178,7 @@ NO_NULLS = {("qwen3", "head_dim"), ("qwen2", "sliding_window"), ("qwen3", "slidi
 def read(config: dict[str, Any]) -> ModelConfig | None:
     """The model of a config, None for one that is refused, in one line."""
     try:
-        return ModelConfig(**read_sizes(config, tied=True, where="DIR"))
+        return ModelConfig(**nested(read_sizes(config, tied=True, where="DIR")))
     except UserError as error:
         line = str(error)
         assert line.startswith("DIR: ")
@@ -274,9 +274,9 @@ def test_the_line_names_the_key(kind: str, keys: dict, line: str) -> None:
 def test_classes_are_those_of_the_number_before_those_of_the_names() -> None:
     config = {"model_type": "swin", **CONFIGS["swin"]}
     for keys, classes in (({}, 2), ({"num_labels": 5}, 5)):
-        assert read_sizes(config | keys, tied=True, where="DIR")["image_classes"] == classes
+        assert read_sizes(config | keys, tied=True, where="DIR")["images.classes"] == classes
     del config["num_labels"]
-    assert read_sizes(config, tied=True, where="DIR")["image_classes"] == 2
+    assert read_sizes(config, tied=True, where="DIR")["images.classes"] == 2
 
 
 def test_keys_that_are_missing_have_the_values_of_transformers() -> None:
@@ -287,9 +287,12 @@ def test_keys_that_are_missing_have_the_values_of_transformers() -> None:
         4096,
         2**17,
     )
-    assert read_sizes({"model_type": "t5"}, tied=True, where="DIR")["output_scale"] == 512**-0.5
+    assert (
+        read_sizes({"model_type": "t5"}, tied=True, where="DIR")["encoder_decoder.output_scale"]
+        == 512**-0.5
+    )
     yarn = {"model_type": "qwen3", "rope_scaling": {"rope_type": "yarn", "factor": 4}}
-    assert read_sizes(yarn, tied=True, where="DIR")["rope_original_length"] == 32768
+    assert read_sizes(yarn, tied=True, where="DIR")["rope.original_length"] == 32768
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
 from jaxptd.checkpoint.canonical import abstract_canonical
+from jaxptd.config import nested
 from jaxptd.hf import read as reading
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import sizes_of
@@ -68,7 +69,7 @@ def write_holes(folder: Path) -> Path:
 def test_the_host_holds_no_more_than_two_slices_of_a_device(tmp_path, monkeypatch, layout) -> None:
     """While it reads one; simulated devices then keep that memory as their own, with no copy."""
     directory = Directory(write_holes(tmp_path / "holes"))
-    model = ModelConfig(**sizes_of(directory))
+    model = ModelConfig(**nested(sizes_of(directory)))
     program = Program(Config(model, layout), make_mesh(layout))
     targets = abstract_canonical(program)["params"].values()
     largest = max(4 * math.prod(t.sharding.shard_shape(t.shape)) for t in targets)

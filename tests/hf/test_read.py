@@ -10,6 +10,7 @@ from hugging import gpt2_tensors, write_directory
 from turns import slow
 
 from jaxptd import Config, Layout, ModelConfig, Program, TrainConfig, UserError, make_mesh
+from jaxptd.config import nested
 from jaxptd.hf import dims
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import read_params, sizes_of
@@ -36,7 +37,7 @@ def canonical(program: Program, directory: Path) -> dict[str, np.ndarray]:
 
 
 def test_sizes_are_those_of_the_config(gpt2: Path) -> None:
-    model = ModelConfig(**sizes_of(Directory(gpt2)))
+    model = ModelConfig(**nested(sizes_of(Directory(gpt2))))
     sizes = {"num_layers": 5, "hidden_size": 12, "num_heads": 3, "seq_length": 16}
     want = ModelConfig(**sizes, vocab_size=13)
     assert {name: getattr(model, name) for name in sizes} == sizes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, nested
 from jaxptd.config.block import frequencies
 from jaxptd.errors import UserError
 from jaxptd.hf import rope
@@ -27,7 +27,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def rotation(keys: dict[str, Any]) -> tuple[np.ndarray, float]:
     """The angles of a head's pairs, and the factor of turned vectors, of keys of a config.json."""
     options = rope.read({"max_position_embeddings": 128, **keys})
-    found = ModelConfig(family="llama", **SIZES, **options).block.rope
+    found = ModelConfig(family="llama", **SIZES, **nested(options)).block.rope
     assert found is not None
     return frequencies(found, 8)
 
@@ -52,7 +52,7 @@ def test_what_is_written_has_the_same_rotation() -> None:
     for keys, theirs in CASES:
         if theirs is not None and len(theirs[0]) == 4:
             options = rope.read({"max_position_embeddings": 128, **keys})
-            written = rope.write(ModelConfig(family="llama", **SIZES, **options))
+            written = rope.write(ModelConfig(family="llama", **SIZES, **nested(options)))
             assert rope.read({"max_position_embeddings": 128, **written}) == options
 
 

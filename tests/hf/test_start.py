@@ -12,6 +12,7 @@ from runs import TEXT
 import jaxptd
 from jaxptd import CheckpointConfig, Config, Layout, ModelConfig, Program, UserError, make_mesh
 from jaxptd.commands.command_line import as_yaml
+from jaxptd.config import nested
 from jaxptd.errors import run_command
 from jaxptd.generate import main as generate
 from jaxptd.hf.directory import Directory
@@ -58,7 +59,7 @@ def params(run: jaxptd.Run) -> dict[str, np.ndarray]:
 
 
 def program(directory: Path, layout: Layout, **checkpoint: str) -> Program:
-    model = ModelConfig(**sizes_of(Directory(directory)))
+    model = ModelConfig(**nested(sizes_of(Directory(directory))))
     config = Config(model, layout, checkpoint=CheckpointConfig(**checkpoint))
     return Program(config, make_mesh(layout))
 
@@ -123,7 +124,7 @@ def test_a_config_file_may_name_the_directory_of_its_sizes(bytes_model, tmp_path
     with pytest.warns(UserWarning, match="gives sizes only"):
         config = jaxptd.load_config(path, ["--layout.tp=3", "--model.num_layers=3"])
     expected = sizes_of(Directory(bytes_model)) | {"dtype": "bfloat16", "seq_length": 8}
-    assert config.model == ModelConfig(**expected | {"num_layers": 3})
+    assert config.model == ModelConfig(**nested(expected | {"num_layers": 3}))
     path.write_text(as_yaml(config))
     assert "from" not in path.read_text()
     assert jaxptd.load_config(path) == config

@@ -181,7 +181,7 @@ def test_rotations_are_those_of_transformers() -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
     for config in rotations():
         found = rope.read(copy.deepcopy(config))
-        given = {name.removeprefix("rope_"): x for name, x in found.items() if x is not None}
+        given = {name.removeprefix("rope."): x for name, x in found.items() if x is not None}
         turns, length = frequencies(Rope(**given), 16)
         theirs = LlamaRotaryEmbedding(transformers.LlamaConfig(**sizes, **config))
         np.testing.assert_allclose(theirs.inv_freq.numpy(), turns, rtol=2e-6, err_msg=str(config))

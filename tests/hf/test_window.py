@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, nested
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
 from jaxptd.hf.families import FAMILIES
@@ -70,7 +70,7 @@ def test_windows_that_there_are_not(kind: str, config: dict, line: str) -> None:
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
 def test_what_is_written_is_read(kind: str, window: int | None) -> None:
     fields = read(kind, {"head_dim": 4, "sliding_window": None}) | {"window": window}
-    model = ModelConfig(**fields)
+    model = ModelConfig(**nested(fields))
     written = config_json(model, dtype="float32", tokenizer=ByteTokenizer())
     assert read_sizes(written, tied=False, where="there")["window"] == window
 
@@ -92,5 +92,5 @@ def test_what_a_family_does_not_have_is_not_written(kind: str, field: dict, line
 
 def test_every_family_has_its_windows() -> None:
     chosen = [kind for kind, family in FAMILIES.items() if "window" not in family.options]
-    windows_of_images = ["swin", "swin-unet"]  # model.image_window
+    windows_of_images = ["swin", "swin-unet"]  # model.images.window
     assert chosen == ["mistral", "qwen2", "qwen3", *windows_of_images]

@@ -97,7 +97,7 @@ CROSS = {DropoutSite.CROSS_ATTENTION, DropoutSite.CROSS_ATTENTION_OUTPUT}
 
 @pytest.mark.parametrize(
     ("choice", "others"),
-    [(tiny.T5, PATHS), slow({"family": "swin-unet", "drop_path": 0.1}, CROSS)],
+    [(tiny.T5, PATHS), slow({"family": "swin-unet", "images.drop_path": 0.1}, CROSS)],
     ids=["t5", "swin-unet"],
 )
 def test_a_model_draws_at_every_site(choice: dict, others: set, monkeypatch) -> None:

@@ -11,7 +11,7 @@ from one_device import hold
 from turns import slow
 
 from jaxptd import Config, Layout, ModelConfig, UserError
-from jaxptd.config import Relative
+from jaxptd.config import EncoderDecoder, Relative
 from jaxptd.data import NOT_COUNTED
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.attention.heads import buckets
@@ -42,7 +42,9 @@ def test_the_decoder_reads_the_tokens_before_its_targets() -> None:
 
 def test_inputs_are_shifted_before_tokens_are_dealt_out() -> None:
     """A ring's devices have pieces of a text in another order, but inputs follow the text's."""
-    program = tiny.program(Layout(cp=2), batch=2, start_token=3, **SIZES | {"seq_length": 16})
+    program = tiny.program(
+        Layout(cp=2), batch=2, **SIZES | {"seq_length": 16, "encoder_decoder.start_token": 3}
+    )
     targets = np.arange(32, dtype=np.int32).reshape(2, 16) % 13
     rest = {"source": targets, "source_mask": np.ones_like(targets)}
     placed = program.place({**rest, "targets": targets})
@@ -55,14 +57,14 @@ def test_inputs_are_shifted_before_tokens_are_dealt_out() -> None:
 
 
 def test_a_drawn_batch_has_padding_in_sources_and_targets() -> None:
-    config = tiny.config(Layout(), decoder_seq_length=6, **SIZES)
+    config = tiny.config(Layout(), **SIZES, **{"encoder_decoder.seq_length": 6})
     drawn = family_of(config.model).draw(config, np.random.default_rng(0))
     assert drawn["targets"].shape == (8, 6) and drawn["source"].shape == (8, 8)
     assert (drawn["source_mask"] == 0).any() and (drawn["targets"] == NOT_COUNTED).any()
 
 
 def test_a_stack_has_its_own_length_and_sees_what_it_may() -> None:
-    model = ModelConfig(**SIZES, num_layers=3, num_decoder_layers=2, decoder_seq_length=4)
+    model = ModelConfig(**SIZES, num_layers=3, encoder_decoder=EncoderDecoder(2, 4))
     encoder, decoder = encoder_of(model), decoder_of(model)
     assert (encoder.num_layers, encoder.seq_length, encoder.block.causal) == (3, 8, False)
     assert (decoder.num_layers, decoder.seq_length, decoder.block.causal) == (2, 4, True)
@@ -80,7 +82,7 @@ def test_a_stack_has_its_own_length_and_sees_what_it_may() -> None:
     ids=str,
 )
 def test_a_stack_knows_its_own_loops(fields: dict, loops: list) -> None:
-    model = ModelConfig(**SIZES, num_layers=4, num_decoder_layers=3, **fields)
+    model = ModelConfig(**SIZES, num_layers=4, encoder_decoder=EncoderDecoder(3), **fields)
     blocks = [stack(model).block for stack in (encoder_of, decoder_of)]
     assert [(block.looped, block.loops_keep_inputs) for block in blocks] == loops
 
@@ -153,7 +155,7 @@ V11 = {"gated": True, "activation": "gelu-tanh", "tie_embeddings": False}
         slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
         slow(Layout(dp=2, tp=4, zero=2), {"num_kv_heads": 2, "qk_norm": True}),
         slow(Layout(pp=2, dp=2, schedule="interleaved", zero=2), FOUR),
-        slow(Layout(pp=4, tp=2, schedule="zb-v"), FOUR | {"num_decoder_layers": 5}),
+        slow(Layout(pp=4, tp=2, schedule="zb-v"), FOUR | {"encoder_decoder.num_layers": 5}),
         slow(Layout(pp=2, cp=2), FOUR | {"remat": "full"}),
         slow(Layout(pp=2, dp=2, tp=2, schedule="zb-h1", zero=3), FOUR | {"remat": "dots"}),
         slow(Layout(pp=2, tp=2, schedule="gpipe", offload="optimizer"), FOUR),

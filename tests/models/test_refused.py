@@ -3,9 +3,10 @@
 import pytest
 
 from jaxptd import Config, DataConfig, Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd.config import nested
 
 SIZES = {"hidden_size": 16, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
-FOREIGN = "is an encoder-decoder's, and has no effect with the family"
+FOREIGN = "has no effect with the family"
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,8 @@ FOREIGN = "is an encoder-decoder's, and has no effect with the family"
             "model.window=4: an encoder attends to all tokens, a decoder to all",
         ),
         (
-            {"family": "t5", "start_token": 13},
-            "model.start_token=13 is no id of model.vocab_size=13",
+            {"family": "t5", "encoder_decoder.start_token": 13},
+            "model.encoder_decoder.start_token=13 is no id of model.vocab_size=13",
         ),
         (
             {"family": "t5", "vocab_size": None},
@@ -65,16 +66,28 @@ FOREIGN = "is an encoder-decoder's, and has no effect with the family"
         ),
         ({"family": "gpt", "positions": "relative"}, "model.positions=relative is an encoder-dec"),
         ({"family": "bert", "positions": "relative"}, "model.positions=relative is an encoder-dec"),
-        ({"family": "gpt", "num_decoder_layers": 2}, f"model.num_decoder_layers=2 {FOREIGN} gpt"),
-        ({"family": "bert", "decoder_seq_length": 4}, f"decoder_seq_length=4 {FOREIGN} bert"),
-        ({"family": "llama", "start_token": 1}, f"model.start_token=1 {FOREIGN} llama"),
-        ({"family": "gpt", "output_scale": 0.5}, f"model.output_scale=0.5 {FOREIGN} gpt"),
+        (
+            {"family": "gpt", "encoder_decoder.num_layers": 2},
+            f"model.encoder_decoder.num_layers=2 {FOREIGN} gpt",
+        ),
+        (
+            {"family": "bert", "encoder_decoder.seq_length": 4},
+            f"encoder_decoder.seq_length=4 {FOREIGN} bert",
+        ),
+        (
+            {"family": "llama", "encoder_decoder.start_token": 1},
+            f"model.encoder_decoder.start_token=1 {FOREIGN} llama",
+        ),
+        (
+            {"family": "gpt", "encoder_decoder.output_scale": 0.5},
+            f"model.encoder_decoder.output_scale=0.5 {FOREIGN} gpt",
+        ),
     ],
     ids=str,
 )
 def test_options_of_other_models_are_refused(fields: dict, line: str) -> None:
     with pytest.raises(UserError) as error:
-        Program(Config(ModelConfig(**{**SIZES, **fields})), make_mesh(Layout()))
+        Program(Config(ModelConfig(**nested({**SIZES, **fields}))), make_mesh(Layout()))
     assert line in str(error.value)
 
 

@@ -21,7 +21,7 @@ from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of
 
 TOLERANCE = 1e-12
-DROPS = {"dropout": 0.2, "drop_path": 0.3}
+DROPS = {"dropout": 0.2, "images.drop_path": 0.3}
 OPTIONS = Options(2, 0, 2, **PRESETS["gpt"] | {"activation": "gelu"})
 ENCODER = Sizes(patch=2, window=4, depths=(4, 2), decoder_depths=(), classes=3, drop_path=0.3)
 UNET = dataclasses.replace(ENCODER, decoder_depths=(4,))
@@ -29,7 +29,7 @@ UNET = dataclasses.replace(ENCODER, decoder_depths=(4,))
 
 def config(family: str, layout: Layout, choice: dict) -> Config:
     """A model of two levels, the last of which is one window."""
-    fields = {"family": family, "image_decoder_depths": None, "dtype": "float64", **DROPS}
+    fields = {"family": family, "images.decoder_depths": None, "dtype": "float64", **DROPS}
     made = tiny.config(layout, **fields | {"batch": 4} | choice)
     return dataclasses.replace(made, train=dataclasses.replace(made.train, seed=SEED))
 
@@ -69,7 +69,7 @@ def hold(family: str, layout: Layout, **choice: Any) -> None:
         )
         _, terms, grads = program.gradients(state, batch)
         found = jax.tree.map(np.asarray, jax.jit(program.canonical)(grads))
-    together = choice.get("image_dice") == "batch"
+    together = choice.get("images.dice") == "batch"
     losses, wanted = expected(family, params, batch, together=together)
     for name, loss in losses.items():
         assert float(terms[name]) == pytest.approx(loss, rel=TOLERANCE), name
@@ -95,4 +95,4 @@ def test_a_step_is_that_of_the_reference(family: str, layout: Layout) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, cp=2, row=2)], ids=str)
 def test_a_step_with_the_dice_loss_of_a_batch_is_that_of_the_reference(layout: Layout) -> None:
-    hold("swin-unet", layout, image_dice="batch", micro_batches=1, batch=8)
+    hold("swin-unet", layout, micro_batches=1, batch=8, **{"images.dice": "batch"})

@@ -1,6 +1,5 @@
 """The run directory: the same run or another, its files, and those of a killed run."""
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxptd.commands.command_line import load_config
-from jaxptd.config import Config
+from jaxptd.config import Config, flat
+from jaxptd.config.written import field_types
 from jaxptd.errors import UserError
 from jaxptd.run import folder as folder_module
 from jaxptd.run.folder import RunDir, check_alike, difference
@@ -90,13 +90,15 @@ def test_what_a_resumed_run_may_change(override):
 
 
 LLAMA3 = (
-    "--model.positions=rope --model.rope_scaling=llama3 --model.rope_factor=2.0 "
-    "--model.rope_original_length=32"
+    "--model.positions=rope --model.rope.scaling=llama3 --model.rope.factor=2.0 "
+    "--model.rope.original_length=32"
 )
 IMAGES = ("size=448", "channels=3", "classes=5", "patch=2", "window=14", "depths=[2,2,4,2]")
-IMAGES += ("decoder_depths=[2,4,2]", "dice=batch")
+IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
+TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
+TARGETS += ("relative_distance=40", "output_scale=0.5")
 # Options that a field cannot be without: without the field itself, and those that need it.
-NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
+NEEDED = {"model.rope.scaling": ["--model.positions=rope"]}
 
 
 @pytest.mark.parametrize(
@@ -106,26 +108,27 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         *("--model.hidden_size=32", "--model.num_heads=2"),
         *("--model.num_kv_heads=2", "--model.head_size=6"),
         *("--model.max_positions=300", "--model.logit_softcap=30.0", "--model.z_loss=1e-4"),
-        *("--model.attention_scale=0.1", "--model.window=5", "--model.output_scale=0.5"),
-        *("--model.num_decoder_layers=3", "--model.decoder_seq_length=8"),
-        *("--model.start_token=1", "--model.relative_buckets=8 --model.positions=relative"),
-        "--model.relative_distance=40 --model.positions=relative",
+        *(
+            "--model.attention_scale=0.1",
+            "--model.window=5",
+        ),
+        *(f"--model.encoder_decoder.{each} --model.family=t5" for each in TARGETS),
         *("--model.norm=rmsnorm", "--model.norm_eps=1e-6", "--model.norm_order=post"),
         *("--model.activation=silu", "--model.gated=true"),
         *("--model.linear_bias=none", "--model.positions=rope"),
-        "--model.rope_theta=5e5 --model.positions=rope",
-        "--model.rope_scaling=linear --model.rope_factor=2.0 --model.positions=rope",
-        f"--model.rope_factor=4.0 {LLAMA3}",
-        f"--model.rope_original_length=64 {LLAMA3}",
-        f"--model.rope_range=[1,8] {LLAMA3}",
-        "--model.rope_attention_factor=1.5 --model.positions=rope --model.rope_scaling=yarn "
-        "--model.rope_factor=4.0 --model.rope_original_length=64",
+        "--model.rope.theta=5e5 --model.positions=rope",
+        "--model.rope.scaling=linear --model.rope.factor=2.0 --model.positions=rope",
+        f"--model.rope.factor=4.0 {LLAMA3}",
+        f"--model.rope.original_length=64 {LLAMA3}",
+        f"--model.rope.range=[1,8] {LLAMA3}",
+        "--model.rope.attention_factor=1.5 --model.positions=rope --model.rope.scaling=yarn "
+        "--model.rope.factor=4.0 --model.rope.original_length=64",
         *("--model.qk_norm=true", "--model.causal=false", "--model.token_types=2"),
         *("--model.seq_length=8", "--model.vocab_size=300"),
         *("--model.dropout=0.2", "--model.dtype=bfloat16", "--model.products=fp8"),
         *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32"),
-        *(f"--model.image_{each} --model.family=swin-unet" for each in IMAGES),
-        *("--model.drop_path=0.1 --model.family=swin-unet", "--data.augment=true"),
+        *(f"--model.images.{each} --model.family=swin-unet" for each in IMAGES),
+        "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
         "--data.documents=apart",
@@ -149,8 +152,7 @@ def test_what_makes_another_run_is_named_with_both_values(override):
     field = changed.removeprefix("--").partition("=")[0]
     configs = config_with(*others, changed), config_with(*NEEDED.get(field, others))
     found = difference(*configs)
-    section, name = field.split(".")
-    values = [getattr(getattr(c, section), name) for c in configs]
+    values = [flat(c)[field] for c in configs]
     assert found == f"{field} is {values[0]}, was {values[1]}"
 
 
@@ -182,11 +184,7 @@ def test_every_field_is_one_or_the_other():
     ]
     overrides = [each for test in marks for each in test.pytestmark[0].args[1]]
     named = {override.removeprefix("--").partition("=")[0] for override in overrides}
-    fields = {
-        f"{section.name}.{field.name}"
-        for section in dataclasses.fields(Config)
-        for field in dataclasses.fields(section.type)
-    }
+    fields = set(field_types())
     decided_for_all = {f for f in fields if f.startswith("layout.")}
     assert fields - decided_for_all - {"model.family"} == {n for n in named if "layout." not in n}
 

@@ -21,11 +21,11 @@ def test_fields_without_effect_are_named() -> None:
 
 
 def test_padding_of_sequences_is_named() -> None:
-    choice = {**tiny.T5, "seq_length": 15, "decoder_seq_length": 9}
+    choice = {**tiny.T5, "seq_length": 15, "encoder_decoder.seq_length": 9}
     words = "every sequence is padded to {}, a multiple of 4, to split over the devices"
     assert list(remarks(tiny.program(Layout(cp=2), **choice))) == [
         f"model.seq_length=15: {words.format(16)}",
-        f"model.decoder_seq_length=9: {words.format(12)}",
+        f"model.encoder_decoder.seq_length=9: {words.format(12)}",
     ]
 
 

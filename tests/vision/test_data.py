@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxptd.config import DataConfig, ModelConfig
+from jaxptd.config import DataConfig, Images, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.vision.data import ImageSamples, open_images
 from jaxptd.vision.phantoms import HELD_OUT, TRAINING, figure, phantom
 from jaxptd.vision.png import write_png
 
 IMAGES = ModelConfig(
-    family="swin-unet", image_size=16, image_patch=2, image_window=4, image_depths=(2, 2)
+    family="swin-unet", images={"size": 16, "patch": 2, "window": 4, "depths": (2, 2)}
 ).images
 SHAPES = DataConfig(source="shapes")
 
@@ -138,12 +138,7 @@ def test_pairs_of_png_files_are_read(tmp_path: Path) -> None:
 
 CLASSES = ModelConfig(
     family="swin",
-    image_size=16,
-    image_channels=1,
-    image_classes=4,
-    image_patch=2,
-    image_window=4,
-    image_depths=(2, 2),
+    images=Images(size=16, channels=1, classes=4, patch=2, window=4, depths=(2, 2)),
 ).images
 
 
@@ -184,7 +179,7 @@ def test_folders_are_classes_and_each_has_a_part_held_out(tmp_path: Path) -> Non
 
 def test_folders_that_are_no_classes_are_refused(tmp_path: Path) -> None:
     data = DataConfig(source=str(tmp_path))
-    with pytest.raises(UserError, match="has folders of 0 classes; use 2 to 4, of model.image_cl"):
+    with pytest.raises(UserError, match="has folders of 0 classes; use 2 to 4, of model.images.c"):
         open_images(data, CLASSES, seed=0, of_pixels=False)
     for name in "abcde":
         (tmp_path / name).mkdir()
@@ -198,7 +193,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"image": np.ones((8, 8))}, r"image \[8, 8, 1\]; use \[16, 16, 1\], of model.image_size"),
+        ({"image": np.ones((8, 8))}, r"image \[8, 8, 1\]; use \[16, 16, 1\], of model.images.size"),
         ({"label": np.full((16, 16), 4)}, "labels from 4 to 4; use whole numbers from 0 to 3"),
         ({"label": np.full((16, 16), 0.5)}, "labels from 0.5 to 0.5; use whole numbers"),
         ({"image": np.full((16, 16), np.nan)}, "an image of float64; use finite numbers"),

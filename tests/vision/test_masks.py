@@ -55,7 +55,7 @@ def test_pixels_that_do_not_count_are_gray() -> None:
 
 def test_a_mask_has_as_many_classes_as_a_byte(tmp_path: Path) -> None:
     assert len(palette(256)) == 256
-    with pytest.raises(UserError, match="model.image_classes=257: a PNG has 256 colors"):
+    with pytest.raises(UserError, match="model.images.classes=257: a PNG has 256 colors"):
         Masks(IMAGE, MASK, 257).files(tmp_path, ["a"])
 
 
@@ -95,7 +95,7 @@ ONE: dict[str, tuple[np.ndarray, dict[str, float]]] = {}
 def found(layout: Layout, family: str) -> tuple[np.ndarray, dict[str, float]]:
     """The classes of eleven images, more than a batch, and the sums of an evaluation."""
     with jax.enable_x64(True):
-        program = tiny.program(layout, family=family, dtype="float64", drop_path=0.3)
+        program = tiny.program(layout, family=family, dtype="float64", **{"images.drop_path": 0.3})
         params = program.init_state()["params"]
         params = jax.tree.map(lambda p: 20 * p, params)  # so that classes differ
         image = np.random.default_rng(3).standard_normal((11, 16, 16, 2))

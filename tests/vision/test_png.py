@@ -178,7 +178,7 @@ def test_any_damage_is_one_line() -> None:
 
 
 IMAGES = ModelConfig(
-    family="swin-unet", image_size=16, image_patch=2, image_window=4, image_depths=(2, 2)
+    family="swin-unet", images={"size": 16, "patch": 2, "window": 4, "depths": (2, 2)}
 ).images
 
 

@@ -20,16 +20,17 @@ from jaxptd import (
 )
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.jaxprs import traced
+from jaxptd.config import nested
 from jaxptd.models.families import work_of
 from jaxptd.run.folder import RunDir
 from jaxptd.vision.png import read_png
 from jaxptd.vision.windows import Windows
 
-DROPS = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.3}
+DROPS = {"family": "swin-unet", "dropout": 0.1, "images.drop_path": 0.3}
 ONE = {"micro_batches": 1}
-TOGETHER = {"image_dice": "batch", **ONE}
+TOGETHER = {"images.dice": "batch", **ONE}
 # Three levels: the last has one window, and on cp=4 the second fewer rows of windows than devices.
-LARGE = {"image_size": 32, "image_depths": (2, 2, 2), "image_decoder_depths": None}
+LARGE = {"images.size": 32, "images.depths": (2, 2, 2), "images.decoder_depths": None}
 
 
 @pytest.mark.slow
@@ -81,7 +82,7 @@ def test_a_classifier_is_verified(layout: Layout, size: int) -> None:
 
     On cp=2 the last level of the small images is whole, that of the large ones in strips.
     """
-    found = verified(layout, family="swin", drop_path=0.3, image_size=size)
+    found = verified(layout, family="swin", **{"images.drop_path": 0.3, "images.size": size})
     assert found.wrong == []
     assert found.worst_gradient <= 1e-12
 
@@ -89,7 +90,7 @@ def test_a_classifier_is_verified(layout: Layout, size: int) -> None:
 @pytest.mark.slow
 def test_temporary_bytes_of_a_large_image_fall_as_cp_grows() -> None:
     """Nothing of an image is whole: a strip's shift by a gather would take 0.55 of the bytes."""
-    sizes = {"image_size": 512, "image_window": 2, "image_depths": (2,), "remat": "full"}
+    sizes = {"images.size": 512, "images.window": 2, "images.depths": (2,), "remat": "full"}
     sizes |= {"hidden_size": 16, "ffn_hidden_size": 8, "num_heads": 1}
     one = {"family": "swin", "batch": 1, "micro_batches": 1, **sizes}
     programs = (tiny.program(Layout(cp=cp), **one) for cp in (2, 4))
@@ -135,45 +136,58 @@ def test_a_shifted_window_sees_neighbours_only() -> None:
     assert corner[0, 0].sum() == 4
 
 
-IMAGE = {"family": "swin-unet", "hidden_size": 6, "num_heads": 3, "image_size": 16}
-IMAGE |= {"image_patch": 2, "image_window": 4, "image_depths": (2, 2)}
+IMAGE = {"family": "swin-unet", "hidden_size": 6, "num_heads": 3, "images.size": 16}
+IMAGE |= {"images.patch": 2, "images.window": 4, "images.depths": (2, 2)}
 
 
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"image_size": 20}, "model.image_size=20 makes 10 rows of patches at level 0, which wind"),
-        ({"image_size": 18, "image_window": 3}, "model.image_size=18 does not split into patch"),
         (
-            {"image_depths": (2, 3)},
-            r"model.image_depths=\[2, 3\]: every second block of a level sh",
+            {"images.size": 20},
+            "model.images.size=20 makes 10 rows of patches at level 0, which wind",
         ),
-        ({"image_depths": (2,)}, r"model.image_depths=\[2\] has 1 levels; use 2 or more"),
-        ({"image_decoder_depths": (2, 2)}, r"model.image_decoder_depths=\[2, 2\]: model.image_dep"),
-        ({"image_classes": 1}, "model.image_classes=1 tells nothing apart; use 2 or more"),
-        ({"image_window": 0}, "model.image_window=0 must be positive; use 1 or more"),
-        ({"family": "gpt"}, "model.image_size=16 has no effect with the family gpt; leave it ou"),
-        ({"drop_path": 1.0}, "model.drop_path=1.0"),
+        ({"images.size": 18, "images.window": 3}, "model.images.size=18 does not split into patch"),
         (
-            {"family": "swin", "image_dice": "image"},
-            "model.image_dice=image has no effect with the family swin, whose loss has no Dice",
+            {"images.depths": (2, 3)},
+            r"model.images.depths=\[2, 3\]: every second block of a level sh",
+        ),
+        ({"images.depths": (2,)}, r"model.images.depths=\[2\] has 1 levels; use 2 or more"),
+        (
+            {"images.decoder_depths": (2, 2)},
+            r"model.images.decoder_depths=\[2, 2\]: model.images.dep",
+        ),
+        ({"images.classes": 1}, "model.images.classes=1 tells nothing apart; use 2 or more"),
+        ({"images.window": 0}, "model.images.window=0 must be a number above 0"),
+        ({"family": "gpt"}, "model.images.size=16 has no effect with the family gpt; leave it ou"),
+        ({"images.drop_path": 1.0}, "model.images.drop_path=1.0"),
+        (
+            {"family": "swin", "images.dice": "image"},
+            "model.images.dice=image has no effect with the family swin, whose loss has no Dice",
         ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
-        ModelConfig(**IMAGE | fields)
+        ModelConfig(**nested(IMAGE | fields))
 
 
 def test_the_dice_loss_of_a_batch_has_no_micro_batches() -> None:
-    model, train = ModelConfig(**IMAGE, image_dice="batch"), TrainConfig(micro_batches=2)
-    with pytest.raises(UserError, match="model.image_dice=batch is of all images of a step, and t"):
+    model, train = (
+        ModelConfig(**nested(IMAGE | {"images.dice": "batch"})),
+        TrainConfig(micro_batches=2),
+    )
+    with pytest.raises(
+        UserError, match="model.images.dice=batch is of all images of a step, and t"
+    ):
         Program(Config(model, train=train), make_mesh(Layout()))
 
 
 def test_dropped_paths_are_of_images() -> None:
-    with pytest.raises(UserError, match="model.drop_path=0.1 has no effect with the family gpt"):
-        ModelConfig(drop_path=0.1)
+    with pytest.raises(
+        UserError, match="model.images.drop_path=0.1 has no effect with the family gpt"
+    ):
+        ModelConfig(images={"drop_path": 0.1})
 
 
 @pytest.mark.parametrize(
@@ -204,7 +218,7 @@ def test_dropped_paths_are_of_images() -> None:
 def test_layouts_that_images_do_not_have_are_refused(
     fields: dict[str, Any], layout: Layout, line: str
 ) -> None:
-    model, size = ModelConfig(**IMAGE | fields), TrainConfig(global_batch_size=2)
+    model, size = ModelConfig(**nested(IMAGE | fields)), TrainConfig(global_batch_size=2)
     with pytest.raises(UserError, match=line):
         Program(Config(model, layout, train=size), make_mesh(layout))
 
@@ -219,8 +233,8 @@ def test_a_batch_has_images_and_labels() -> None:
     program.place(batch)
     for name, wrong, line in (
         ("image", batch["image"].astype(int), "a batch holds image of int64; use an array of f"),
-        ("label", batch["label"] + 3, "a batch holds label with 5; use .* model.image_classes=3"),
-        ("image", batch["image"][:, :8], "use .* train.global_batch_size x model.image_size x mo"),
+        ("label", batch["label"] + 3, "a batch holds label with 5; use .* model.images.classes=3"),
+        ("image", batch["image"][:, :8], "use .* train.global_batch_size x model.images.size x mo"),
     ):
         with pytest.raises(UserError, match=line):
             program.place(batch | {name: wrong})
@@ -228,7 +242,7 @@ def test_a_batch_has_images_and_labels() -> None:
 
 @pytest.mark.slow
 def test_phantoms_are_learned_scored_and_shown(tmp_path: Path, capsys) -> None:
-    sizes = ["--model.hidden_size=8", "--model.image_size=32", "--model.image_depths=[2,2]"]
+    sizes = ["--model.hidden_size=8", "--model.images.size=32", "--model.images.depths=[2,2]"]
     run = ["--train.steps=4", "--train.eval_every=4", "--train.eval_batches=1"]
     where = [f"--train.run_dir={tmp_path}", "--checkpoint.every=0", "--train.log_every=1"]
     assert train.main(["--config", "swin-unet-shapes", *sizes, *run, *where]) == 0

@@ -74,8 +74,10 @@ class SpanCorruption:
             raise UserError(f"share={self.share} of tokens to cut out; use one between 0 and 1")
         if not 1 <= self.mean_span < float("inf"):
             raise UserError(f"mean_span={self.mean_span} tokens; use 1 or more")
-        for name in ("seq_length", "decoder_seq_length"):
-            if (length := getattr(self, name)) < SHORTEST:
+        lengths = {"seq_length": self.seq_length}
+        lengths["encoder_decoder.seq_length"] = self.decoder_seq_length
+        for name, length in lengths.items():
+            if length < SHORTEST:
                 raise UserError(
                     f"model.{name}={length} holds no token, sentinel and end; use {SHORTEST} or "
                     "more"

@@ -124,7 +124,7 @@ def read_levels(config: Json) -> Json:
         )
     size, ratio = count("embed_dim", config["embed_dim"]), config.get("mlp_ratio", 4.0)
     return {
-        "image_depths": tuple(depths),
+        "images.depths": tuple(depths),
         "num_heads": heads[0],
         "ffn_hidden_size": int(size * number("mlp_ratio", ratio)),
     }
@@ -145,7 +145,7 @@ def write_levels(model: ModelConfig) -> Json:
         "depths": list(images.depths),
         "num_heads": [model.num_heads * 2**level for level in range(len(images.depths))],
         "mlp_ratio": model.mlp_size / model.hidden_size,
-        "drop_path_rate": option(model, "drop_path"),
+        "drop_path_rate": option(model, "images.drop_path"),
     }
 
 
@@ -156,12 +156,12 @@ def _read(config: Json) -> Json:
         raise UserError(f"id2label={quoted(labels)}; it must be an object with a name for each")
     named = LABELS if labels is None else len(labels)
     classes = count("num_labels", config.get("num_labels", named))  # the key goes first
-    return {**read_levels(config), "image_classes": classes}
+    return {**read_levels(config), "images.classes": classes}
 
 
 def _write(model: ModelConfig) -> Json:
     """The keys of `_read`."""
-    names = {str(number): f"LABEL_{number}" for number in range(option(model, "image_classes"))}
+    names = {str(number): f"LABEL_{number}" for number in range(option(model, "images.classes"))}
     labels = {name: int(number) for number, name in names.items()}
     return {**write_levels(model), "id2label": names, "label2id": labels}
 
@@ -172,10 +172,10 @@ SWIN = Family(
     TENSORS,
     keys={
         "hidden_size": ("embed_dim", 96),
-        "image_size": ("image_size", 224),
-        "image_patch": ("patch_size", 4),
-        "image_channels": ("num_channels", 3),
-        "image_window": ("window_size", 7),
+        "images.size": ("image_size", 224),
+        "images.patch": ("patch_size", 4),
+        "images.channels": ("num_channels", 3),
+        "images.window": ("window_size", 7),
         "activation": ("hidden_act", "gelu"),
     },
     options={"norm": "layernorm", "norm_eps": 1e-5, "gated": False},

@@ -109,10 +109,10 @@ def _read(config: Json) -> Json:
         UserError: there are not four levels, or the heads of one are not twice those before.
     """
     levels = read_levels({"depths": [2, 2, 2, 2]} | config)
-    depths = levels["image_depths"]
+    depths = levels["images.depths"]
     if len(depths) != LEVELS:
         raise UserError(f"depths={quoted([*depths])}; Swin-Unet's code has {LEVELS} levels, use 4")
-    return {**levels, "image_decoder_depths": depths[:-1]}
+    return {**levels, "images.decoder_depths": depths[:-1]}
 
 
 def _write(model: ModelConfig) -> Json:
@@ -121,7 +121,7 @@ def _write(model: ModelConfig) -> Json:
     assert images is not None
     if len(images.depths) != LEVELS or images.decoder_depths != images.depths[:-1]:
         raise UserError(
-            f"model.image_depths={[*images.depths]}, model.image_decoder_depths="
+            f"model.images.depths={[*images.depths]}, model.images.decoder_depths="
             f"{[*images.decoder_depths]}: Swin-Unet's code has {LEVELS} levels, each with as many "
             "blocks on the way up as down; export such a model"
         )
@@ -143,17 +143,17 @@ SWIN_UNET = Family(
     ),
     keys={
         "hidden_size": ("embed_dim", 96),
-        "image_size": ("img_size", 224),
-        "image_channels": ("in_chans", 3),
-        "image_classes": ("num_classes", 1000),
-        "image_window": ("window_size", 7),
+        "images.size": ("img_size", 224),
+        "images.channels": ("in_chans", 3),
+        "images.classes": ("num_classes", 1000),
+        "images.window": ("window_size", 7),
     },
     options={
         "norm": "layernorm",
         "norm_eps": 1e-5,
         "activation": "gelu",
         "gated": False,
-        "image_patch": PATCH,
+        "images.patch": PATCH,
     },
     fixed={
         "patch_size": PATCH,

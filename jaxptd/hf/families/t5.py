@@ -79,18 +79,18 @@ def _read(config: Json) -> Json:
     return {
         "activation": read_activation("dense_act_fn", config.get("dense_act_fn", name)),
         "gated": bool(config.get("is_gated_act", projection.startswith(_GATED))),
-        "output_scale": config["d_model"] ** -0.5 if scaled else 1.0,
+        "encoder_decoder.output_scale": config["d_model"] ** -0.5 if scaled else 1.0,
     }
 
 
 def _write(model: ModelConfig) -> Json:
     """The keys of `_read`. Raises UserError if they have no value for the model."""
-    name, scale = activation_name(option(model, "activation")), option(model, "output_scale")
+    name, scale = activation_name(option(model, "activation")), model.block.output_scale
     usual = model.hidden_size**-0.5
     if scale not in ((1.0, usual) if model.tie_embeddings else (1.0,)):
         raise UserError(
-            f"model.output_scale={scale}: a t5 of Hugging Face has 1, or with tie_embeddings "
-            "hidden_size ** -0.5; export a model with one of these"
+            f"model.encoder_decoder.output_scale={scale}: a t5 of Hugging Face has 1, or with "
+            "tie_embeddings hidden_size ** -0.5; export a model with one of these"
         )
     gated = option(model, "gated")
     projection = _GATED_GELU if gated and name == "gelu_new" else f"{_GATED * gated}{name}"
@@ -100,7 +100,7 @@ def _write(model: ModelConfig) -> Json:
         "is_gated_act": gated,
         _SCALED: scale != 1.0,
         "tie_word_embeddings": scale != 1.0,
-        _PAD: model.start_token,
+        _PAD: option(model, "encoder_decoder.start_token"),
     }
 
 
@@ -110,17 +110,17 @@ T5 = Family(
     TENSORS,
     keys={
         "num_layers": ("num_layers", 6),
-        "num_decoder_layers": ("num_decoder_layers", None),
+        "encoder_decoder.num_layers": ("num_decoder_layers", None),
         "hidden_size": ("d_model", 512),
         "num_heads": ("num_heads", 8),
         "head_size": ("d_kv", 64),
         "ffn_hidden_size": ("d_ff", 2048),
         "vocab_size": ("vocab_size", 32128),
         "norm_eps": ("layer_norm_epsilon", 1e-6),
-        "relative_buckets": ("relative_attention_num_buckets", 32),
-        "relative_distance": ("relative_attention_max_distance", 128),
+        "encoder_decoder.relative_buckets": ("relative_attention_num_buckets", 32),
+        "encoder_decoder.relative_distance": ("relative_attention_max_distance", 128),
         "seq_length": ("n_positions", 512),  # of the texts that it was trained with
-        "start_token": (_START, 0),
+        "encoder_decoder.start_token": (_START, 0),
     },
     options={
         "norm": "rmsnorm",

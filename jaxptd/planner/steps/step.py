@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.peak import outside, peak
-from jaxptd.config import Config, Remat
+from jaxptd.config import Config, Remat, with_fields
 from jaxptd.costs import kernels
 from jaxptd.costs.program import Implementation, Parallelism
 from jaxptd.costs.terms import Term
@@ -316,8 +316,8 @@ def _spread_alone(layout: Layout) -> Parallelism:
 def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
     """The config of one micro-batch and one layer in each stack."""
     model = dataclasses.replace(config.model, num_layers=1, remat="none", remat_layers=None)
-    if model.num_decoder_layers:
-        model = dataclasses.replace(model, num_decoder_layers=1)
+    if model.encoder_decoder:
+        model = with_fields(model, {"encoder_decoder.num_layers": 1})
     train = dataclasses.replace(config.train, global_batch_size=sequences, micro_batches=1)
     return dataclasses.replace(config, model=model, layout=layout, train=train)
 

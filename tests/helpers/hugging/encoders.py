@@ -198,7 +198,7 @@ def t5_config(transformers: Any, **options: Any) -> Any:
 
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # as release 1.1
-LENGTHS = {"seq_length": SOURCE, "decoder_seq_length": TARGET}
+LENGTHS = {"seq_length": SOURCE, "encoder_decoder.seq_length": TARGET}
 REFERENCES = {
     "bert": Reference(
         bert_config, "BertForPreTraining", pairs, bert_losses, {"seq_length": LENGTH}

@@ -13,12 +13,12 @@ MODEL = {
     "family": "swin-unet",
     "hidden_size": SIZE,
     "num_heads": HEADS,
-    "image_size": IMAGE,
-    "image_channels": CHANNELS,
-    "image_classes": CLASSES,
-    "image_patch": SIDE,
-    "image_window": WINDOW,
-    "image_depths": DEPTHS,
+    "images.size": IMAGE,
+    "images.channels": CHANNELS,
+    "images.classes": CLASSES,
+    "images.patch": SIDE,
+    "images.window": WINDOW,
+    "images.depths": DEPTHS,
 }
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxptd.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from jaxptd.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig, nested
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 from reference.families import PRESETS
@@ -67,7 +67,7 @@ class Case:
             **{name: getattr(RULE, name) for name in READ[self.optimizer]},
         )
         return Config(
-            ModelConfig(family=self.family, vocab_size=VOCAB, **fields),
+            ModelConfig(family=self.family, vocab_size=VOCAB, **nested(fields)),
             layout,
             data=DataConfig(documents="apart" if self.apart else "joined"),
             optimizer=rule,
@@ -96,7 +96,7 @@ GPT = Case(
 )
 QWEN = Case(
     "qwen3",
-    {"num_kv_heads": 2, "head_size": 6, "linear_bias": "qkv", "window": 5, "rope_theta": 20.0},
+    {"num_kv_heads": 2, "head_size": 6, "linear_bias": "qkv", "window": 5, "rope.theta": 20.0},
     {"head_size": 6, "window": 5, "rope": Rope(20.0)},
     apart=True,
 )
@@ -104,12 +104,12 @@ BERT = Case("bert", {})
 T5 = Case(
     "t5",
     {
-        "decoder_seq_length": 16,
-        "num_decoder_layers": 3,
+        "encoder_decoder.seq_length": 16,
+        "encoder_decoder.num_layers": 3,
         "gated": True,
-        "start_token": 2,
-        "relative_buckets": 8,
-        "relative_distance": 7,
+        "encoder_decoder.start_token": 2,
+        "encoder_decoder.relative_buckets": 8,
+        "encoder_decoder.relative_distance": 7,
     },
     {
         "decoder_layers": 3,
@@ -124,8 +124,8 @@ T5 = Case(
 
 def _stretched(optimizer: Any, scaling: str, **more: Any) -> Case:
     """A Llama whose eight waves make from 10 turns to less than one in the original length."""
-    wide = {"head_size": 16, "rope_theta": 20.0, "rope_scaling": scaling, "rope_factor": 4.0}
-    wide |= {"rope_original_length": 64, "rope_range": (1.5, 6.0)}
+    wide = {"head_size": 16, "rope.theta": 20.0, "rope.scaling": scaling, "rope.factor": 4.0}
+    wide |= {"rope.original_length": 64, "rope.range": (1.5, 6.0)}
     options = {"head_size": 16, "rope": Rope(20.0, scaling, 4.0, 64, 1.5, 6.0)}
     return Case("llama", {**wide, **more}, options, optimizer=optimizer)
 
@@ -136,7 +136,10 @@ LLAMA_3 = _stretched("adafactor", "llama3", num_kv_heads=2)
 
 def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Draws one, with all that a batch of the family can have."""
-    T, long = SIZES["seq_length"], case.fields.get("decoder_seq_length", SIZES["seq_length"])
+    T, long = (
+        SIZES["seq_length"],
+        case.fields.get("encoder_decoder.seq_length", SIZES["seq_length"]),
+    )
 
     def ids(length: int) -> np.ndarray:
         return rng.integers(0, VOCAB, (BATCH, length))
@@ -189,7 +192,7 @@ MORE = (
     Case("gpt", {"dropout": 0.0, "norm": "rmsnorm"}, {"dropout": 0.0, "norm": "rmsnorm"}),
     Case(
         "llama",
-        {"rope_scaling": "linear", "rope_factor": 4.0},
+        {"rope.scaling": "linear", "rope.factor": 4.0},
         {"rope": Rope(1e4, "linear", 4.0)},
         apart=True,
     ),

@@ -11,6 +11,7 @@ from hugging import check_there_and_back, write_directory
 from hugging.bert import CONFIG, LENGTH, VOCAB, bert_tensors
 
 from jaxptd import Config, Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd.config import nested
 from jaxptd.data.objectives import MASK_TOKENS
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.generate import main as generate
@@ -31,7 +32,7 @@ Tensors = dict[str, np.ndarray]
 def program() -> Program:
     """The model of the tiny directory."""
     sizes = read_sizes(CONFIG, tied=True, where="there")
-    return Program(Config(ModelConfig(**sizes)), make_mesh(Layout()))
+    return Program(Config(ModelConfig(**nested(sizes))), make_mesh(Layout()))
 
 
 def written(folder: Path, tensors: Tensors, **config: object) -> Directory:
@@ -151,10 +152,10 @@ def test_what_is_written_is_read() -> None:
     fields = read_sizes(CONFIG | changes, tied=True, where="there")
     assert (fields["activation"], fields["norm_eps"]) == ("gelu-tanh", 1e-9)
     tokenizer = ByteTokenizer(MASK_TOKENS)
-    found = config_json(ModelConfig(**fields), dtype="float32", tokenizer=tokenizer)
+    found = config_json(ModelConfig(**nested(fields)), dtype="float32", tokenizer=tokenizer)
     assert read_sizes(found, tied=True, where="there") == fields
     assert found["pad_token_id"] is None  # no row of the model's table
-    model = ModelConfig(**fields | {"vocab_size": tokenizer.vocab_size})
+    model = ModelConfig(**nested(fields | {"vocab_size": tokenizer.vocab_size}))
     found = config_json(model, dtype="float32", tokenizer=tokenizer)
     assert found["pad_token_id"] == tokenizer.token_id("[PAD]")
 

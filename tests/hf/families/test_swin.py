@@ -11,6 +11,7 @@ from hugging.compared import check_golden, compare
 from hugging.swin import CONFIG, images, swin_tensors
 
 from jaxptd import Config, Layout, ModelConfig, Program, UserError, from_hf, make_mesh
+from jaxptd.config import nested
 from jaxptd.generate import main as generate
 from jaxptd.hf.mapping import map_tensors
 from jaxptd.hf.sizes import read_sizes
@@ -35,7 +36,7 @@ def new(name: str) -> str:
 @pytest.fixture(scope="module")
 def program() -> Program:
     sizes = read_sizes(CONFIG, tied=True, where="there")
-    return Program(Config(ModelConfig(**sizes)), make_mesh(Layout()))
+    return Program(Config(ModelConfig(**nested(sizes))), make_mesh(Layout()))
 
 
 def test_names_of_files_and_of_transformers_are_known(program: Program) -> None:
@@ -73,7 +74,7 @@ def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"use_absolute_embeddings": True}, "use a model with use_absolute_embeddings=false"),
         ({"embed_dim": "12"}, 'embed_dim="12"; it must be a whole number above 0'),
         ({"image_size": [32, 32]}, "image_size=[32, 32]; it must be a whole number above 0"),
-        ({"depths": [3, 2]}, "model.image_depths=[3, 2]: every second block of a level shifts"),
+        ({"depths": [3, 2]}, "model.images.depths=[3, 2]: every second block of a level shifts"),
     ],
 )
 def test_configs_that_are_not_ours_are_refused(changes: dict, line: str) -> None:

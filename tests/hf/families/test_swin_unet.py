@@ -15,6 +15,7 @@ from reference.layers import Options
 from reference.tape import Value
 
 from jaxptd import Config, Layout, ModelConfig, Program, UserError, from_hf, hf, make_mesh
+from jaxptd.config import nested
 from jaxptd.hf.mapping import map_tensors
 from jaxptd.hf.sizes import read_sizes
 
@@ -83,7 +84,7 @@ def tensors() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def program() -> Program:
     sizes = read_sizes(CONFIG, tied=True, where="there")
-    return Program(Config(ModelConfig(**sizes)), make_mesh(Layout()))
+    return Program(Config(ModelConfig(**nested(sizes))), make_mesh(Layout()))
 
 
 def test_names_are_those_of_swin_unets_code(program: Program) -> None:
@@ -162,8 +163,8 @@ def test_configs_that_are_not_ours_are_refused(changes: dict, line: str) -> None
 
 
 def test_models_that_swin_unets_code_does_not_have_are_not_named() -> None:
-    sizes = {"hidden_size": 6, "num_heads": 3, "image_window": 2, "image_depths": (2, 2)}
-    small = ModelConfig(family="swin-unet", image_size=16, **sizes)
+    sizes = {"hidden_size": 6, "num_heads": 3, "images.window": 2, "images.depths": (2, 2)}
+    small = ModelConfig(family="swin-unet", **nested({"images.size": 16, **sizes}))
     program = Program(Config(small), make_mesh(Layout()))
     shape = program.infos["norm.w"].shape
     with pytest.raises(UserError, match="model.family=swin-unet without up1.* has no names in"):

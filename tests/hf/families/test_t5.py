@@ -13,6 +13,7 @@ from hugging.t5 import CONFIG, RELEASE_11, t5_tensors
 
 import jaxptd
 from jaxptd import Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd.config import nested
 from jaxptd.data.objectives import SPAN_TOKENS
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.hf.convert import main as convert
@@ -32,7 +33,7 @@ def read(config: Config, *, tied: bool = True) -> dict[str, Any]:
 
 def written(config: Config, **changes: Any) -> dict[str, Any]:
     """The `config.json` of a model with the options of another."""
-    model = ModelConfig(**read(config) | changes)
+    model = ModelConfig(**nested(read(config) | changes))
     return config_json(model, dtype="float32", tokenizer=ByteTokenizer(SPAN_TOKENS))
 
 
@@ -42,7 +43,7 @@ def ours() -> Callable[[Config], dict[str, tuple[int, ...]]]:
 
     @functools.cache
     def find(release: str) -> dict[str, tuple[int, ...]]:
-        model = ModelConfig(**read(json.loads(release), tied="false" not in release))
+        model = ModelConfig(**nested(read(json.loads(release), tied="false" not in release)))
         infos = Program(jaxptd.Config(model), make_mesh(Layout())).infos
         return {name: info.shape for name, info in infos.items()}
 
@@ -119,24 +120,24 @@ def test_gates_and_the_factor_of_the_output_are_read(
     found = read({**CONFIG, **keys}, tied=tied)
     assert found["tie_embeddings"] is tied
     expected = options or (True, "gelu-tanh", 1.0)
-    assert (found["gated"], found["activation"], found["output_scale"]) == expected
+    assert (found["gated"], found["activation"], found["encoder_decoder.output_scale"]) == expected
 
 
 def test_sizes_are_those_of_the_config() -> None:
-    model = ModelConfig(**read(CONFIG))
+    model = ModelConfig(**nested(read(CONFIG)))
     assert (model.num_layers, model.decoder_layers, model.head_size) == (2, 3, 5)
     assert (model.block.attention_scale, model.seq_length) == (1.0, 512)
     assert (model.block.relative.buckets, model.block.relative.distance) == (8, 10)
-    assert ModelConfig(**read({**CONFIG, "num_decoder_layers": None})).decoder_layers == 2
+    assert ModelConfig(**nested(read({**CONFIG, "num_decoder_layers": None}))).decoder_layers == 2
 
 
 @RELEASES
 def test_what_is_written_is_read(config: Config) -> None:
     tied = "tie_word_embeddings" not in config
-    found = written(config, tie_embeddings=tied, start_token=4)
-    expected = read(config, tied=tied) | {"start_token": 4, "tie_embeddings": tied}
+    found = written(config, tie_embeddings=tied, **{"encoder_decoder.start_token": 4})
+    expected = read(config, tied=tied) | {"encoder_decoder.start_token": 4, "tie_embeddings": tied}
     assert read(found, tied=tied) == expected
-    model = ModelConfig(**expected)
+    model = ModelConfig(**nested(expected))
     assert found["tie_word_embeddings"] is found["scale_decoder_outputs"] is tied
     assert generation_json(model, found) == {
         "eos_token_id": None,  # the table has no such row
@@ -156,7 +157,7 @@ def test_what_is_written_is_read(config: Config) -> None:
         ({"pad_token_id": 3}, "pad_token_id=3 and decoder_start_token_id=0; use a model with one"),
         ({"d_kv": 0}, "d_kv=0; it must be a whole number above 0"),
         ({"d_model": "12"}, 'd_model="12"; it must be a whole number above 0'),
-        ({"relative_attention_num_buckets": 7}, "model.relative_buckets=7"),
+        ({"relative_attention_num_buckets": 7}, "model.encoder_decoder.relative_buckets=7"),
         ({"num_decoder_layers": -1}, "num_decoder_layers=-1; it must be"),
         (
             {"decoder_start_token_id": None, "pad_token_id": None},
@@ -174,12 +175,12 @@ def test_configs_of_no_such_model(keys: dict, line: str) -> None:
     ("options", "line"),
     [
         (
-            {"output_scale": 0.5},
-            "model.output_scale=0.5: a t5 of Hugging Face has 1, or with tie_em",
+            {"encoder_decoder.output_scale": 0.5},
+            "model.encoder_decoder.output_scale=0.5: a t5 of Hugging Face has 1, or with tie_em",
         ),
         (
             {"tie_embeddings": False},
-            "model.output_scale=0.288675.*: a t5 of Hugging Face has 1, or",
+            "model.encoder_decoder.output_scale=0.288675.*: a t5 of Hugging Face has 1, or",
         ),
         ({"norm": "layernorm"}, "model.norm=layernorm: a t5 of Hugging Face has rmsnorm"),
         ({"attention_scale": 0.5}, "model.attention_scale=0.5: a t5 of Hugging Face has 1.0"),

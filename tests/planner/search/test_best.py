@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config import Config, EncoderDecoder, ModelConfig, TrainConfig
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.search.best import Search
 from jaxptd.planner.search.bounds import Bound, Bounds
@@ -33,7 +33,7 @@ T5 = ModelConfig(
     hidden_size=1024,
     num_heads=16,
     seq_length=512,
-    decoder_seq_length=512,
+    encoder_decoder=EncoderDecoder(seq_length=512),
     **SIZES,
 )
 BERT = ModelConfig(
