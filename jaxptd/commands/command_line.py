@@ -136,7 +136,7 @@ def _add_section(parser: ConfigParser, section: str, cls: Any) -> None:
 
 
 def argument_lines(cls: Any) -> dict[str, str]:
-    """What the docstring of a class says of each of its arguments, on a line.
+    """Returns what the docstring of a class says of each of its arguments, on a line.
 
     >>> argument_lines(ModelConfig)["hidden_size"]
     'width of the residual stream.'
