@@ -16,12 +16,13 @@ import functools
 import gc
 import inspect
 import io
+import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ from jaxptd.run.progress import Display, Output
 from jaxptd.train import make_run
 
 PACKAGE = Path(jaxptd.__file__).parent
+ROOT = f"{PACKAGE}{os.sep}"
 MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
 # A gradient's path begins where ZeRO gives each parameter the slot of its gradient. Not on it are
 # the layers' formulas with their derivatives, the same for every stage of ZeRO; the loop over
@@ -78,15 +80,14 @@ def entered(route: Route) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     begun = over = False
-    ignore = MONITORING and MONITORING.DISABLE  # no more events of this code
+    ignore = MONITORING.DISABLE if MONITORING else False  # no more events of this code
 
     def call(code: CodeType, *_: Any) -> Any:
         nonlocal begun
-        path, name = Path(code.co_filename), code.co_qualname
-        if PACKAGE not in path.parents:
+        if not code.co_filename.startswith(ROOT):
             return ignore
+        file, name = Path(code.co_filename).relative_to(PACKAGE).as_posix(), code.co_qualname
         begun |= name == route.begin
-        file = path.relative_to(PACKAGE).as_posix()
         is_function = code.co_flags & inspect.CO_OPTIMIZED
         if begun and not over and is_function and not re.match(route.without, file):
             while ".<locals>." in name and name.endswith(">"):
@@ -130,10 +131,16 @@ def first_step(route: Route, folder: str) -> Callable[[], object]:
 def watch(step: Callable[[], object], call: Callable[..., Any], leave: Callable[..., Any]) -> None:
     """Runs a step; each call of a function in it, and each return, is told with its code."""
     if MONITORING is None:  # Python 3.11
-        told = {"call": call, "return": leave}
-        sys.setprofile(lambda frame, event, _: event in told and told[event](frame.f_code))
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            frame.f_trace_lines = False
+            if event == "return":
+                leave(frame.f_code)
+            return trace if event != "call" or call(frame.f_code) is None else None
+
+        sys.settrace(trace)
         step()
-        sys.setprofile(None)
+        sys.settrace(None)
         return
     events, tool = MONITORING.events, MONITORING.PROFILER_ID
     MONITORING.use_tool_id(tool, __name__)
