@@ -26,7 +26,7 @@ from jaxptd.errors import run_command
 from jaxptd.layout import Layout, RingKind
 from jaxptd.run.devices import prepare
 
-HOMES = ("parts/", "models/architecture", "vision/architecture", "analysis/sizes")  # of parts
+HOMES = ("parts/", "vision/architecture")  # of parts
 SHORT, LONG, LONG_FUNCTION = 60, 600, 60  # lines
 HEAD = ("measure", "now", "wanted, at most", "where")
 Finder = Callable[[Any], bool]

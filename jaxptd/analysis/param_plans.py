@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from jaxptd.analysis.sizes import Sizes, elements_on_device
 from jaxptd.config import Config
 from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layout import Layout
-from jaxptd.models.families import architecture_of, family_of, with_vocabulary
+from jaxptd.models.families import architecture_of, family_of, sizes_of, with_vocabulary
 from jaxptd.models.parameters import parameter_infos
+from jaxptd.parts.sizes import elements_on_device
 from jaxptd.shapes import ParamShape
 from jaxptd.step.resolved import resolve
 from jaxptd.zero.plan import ParamPlan, Why, explained
@@ -168,4 +168,4 @@ def _infos(config: Config) -> Mapping[str, ParamShape]:
 def _group(config: Config, zero: StateShapes, name: str, names: list[str]) -> Group:
     plan, why = explained(config, zero.infos[names[0]])
     elements = sum(elements_on_device(zero.stored[each], config.layout) for each in names)
-    return Group(name, plan, why, names, elements, elements * Sizes(config).master_itemsize)
+    return Group(name, plan, why, names, elements, elements * sizes_of(config).master_itemsize)
