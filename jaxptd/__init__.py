@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from jaxptd.mesh import describe_mesh as describe_mesh
     from jaxptd.mesh import make_mesh as make_mesh
     from jaxptd.mesh import rank_groups as rank_groups
+    from jaxptd.models.families import register_family as register_family
     from jaxptd.models.gpt import GPT as GPT
     from jaxptd.parts.mlp import register_mlp as register_mlp
     from jaxptd.pipeline.schedules import SCHEDULES as SCHEDULES
@@ -80,6 +81,7 @@ _HOMES = {
     "jaxptd.errors": ("UserError",),
     "jaxptd.layout": ("Layout",),
     "jaxptd.mesh": ("Axis", "describe_mesh", "make_mesh", "rank_groups"),
+    "jaxptd.models.families": ("register_family",),
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.parts.mlp": ("register_mlp",),
     "jaxptd.pipeline.schedules": ("SCHEDULES", "Schedule", "make_schedule"),

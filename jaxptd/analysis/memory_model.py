@@ -84,16 +84,17 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
     sizes = sizes_of(config).with_tokens(stack.tokens, stack.hidden)
     x, statistics = sizes.stream, stack.statistics * sizes.stream_rows * sizes.master_itemsize
     for number, part in enumerate(stack.parts):
-        first, last, norm = number == 0, number == len(stack.parts) - 1, _ORDINALS[number]
-        if first:
+        norm = _ORDINALS[number]
+        if number == 0:
             yield Kept("the layer's input", x, MOST | by("full"))
-        else:
+        elif number < stack.norms:
             yield Kept(f"input of the {norm} norm", x, SOME)
-        yield Kept(f"statistics of the {norm} norm", statistics, MOST)
+        if number < stack.norms:
+            yield Kept(f"statistics of the {norm} norm", statistics, MOST)
         yield Kept(f"input of the {part.first_title}", sizes.taken, SOME)
         yield from part.kept_of_source(sizes)
         yield from part.kept(sizes)
-        if stack.norms_sums or not last:
+        if stack.norms_sums or number < stack.read_inside:
             yield Kept(f"the residual sum after {part.title}", x, by("dots"))
     if not sizes.traces_layers:  # else they are derived again
         yield from _seeds(sizes, stack)

@@ -247,7 +247,7 @@ _T5 = _LLAMA | {
 _SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
 # What each family has where a config says nothing, and the sections that it can have.
-FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
+FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt": _GPT,
     "llama": _LLAMA,
     "qwen2": _QWEN | {"linear_bias": "qkv"},

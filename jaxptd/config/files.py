@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from jaxptd.errors import QUOTED, UserError, did_you_mean, quoted
-from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert
+from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert, literals
 
 # ---- configs that come with jaxptd, found by name ------------------------------------------------
 
@@ -114,7 +114,7 @@ def _check(where: str, node: yaml.Node | None, kinds: Kinds, *, option: bool = F
             _check(where, key, _parts(kinds, (dict,), 0))
             _check(where, value, _parts(kinds, (dict,), 1))
     elif isinstance(node, yaml.ScalarNode):
-        choices = [x for each in kinds for x in typing.get_args(each) if isinstance(x, str)]
+        choices = [x for each in kinds for x in literals(each) if isinstance(x, str)]
         if str not in kinds and not choices:
             _check_number(where, node.value)
         elif not option and not node.style:
@@ -300,7 +300,7 @@ def choices_of(kind: Any) -> tuple[str, ...]:
     for each in _members(kind):
         origin: Any = typing.get_origin(each)
         if origin is typing.Literal:
-            values += map(str, typing.get_args(each))
+            values += map(str, literals(each))
         elif each in LISTED:
             values += LISTED[each]
         else:
@@ -314,7 +314,7 @@ def describe_type(annotation: Any) -> str:
         return "null"
     members = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
-        return f"one of {', '.join(map(str, members))}"
+        return f"one of {', '.join(map(str, literals(annotation)))}"
     if typing.get_origin(annotation) in UNIONS:
         return " or ".join(map(describe_type, members))
     if members and typing.get_origin(members[0]) is typing.Literal:

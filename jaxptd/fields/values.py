@@ -25,6 +25,20 @@ ADDRESS = re.compile(r"\s*([\w.+@-]{2,}):/")  # of a bucket, a server or another
 VARIABLE = re.compile(r"\$\{[^}]*\}?|\$\([^)]*\)?|\{\{.*?(?:\}\}|$)|\$[A-Z_][A-Z0-9_]*(?!\w)")
 
 
+# Values that code outside of the package adds to a `Literal` type: own families of models, say.
+_ADDED: dict[Any, tuple[str, ...]] = {}
+
+
+def add_value(kind: Any, value: str) -> None:
+    """Lets fields of a `Literal` type have one more value."""
+    _ADDED[kind] = (*_ADDED.get(kind, ()), value)
+
+
+def literals(kind: Any) -> tuple[Any, ...]:
+    """The values of a `Literal` type."""
+    return (*typing.get_args(kind), *_ADDED.get(kind, ()))
+
+
 UNIONS = (types.UnionType, typing.Union)  # `int | None`, `Literal["a"] | None`
 
 
@@ -73,7 +87,7 @@ def convert(value: Any, kind: Any, rules: Rules = PATHS) -> Any:
     if origin in UNIONS:
         return _first(value, members, rules)
     if origin is typing.Literal:
-        return _choice(value, members)
+        return _choice(value, literals(kind))
     if origin in (list, tuple):
         return origin(convert(item, members[0], rules) for item in _items(value))
     if origin is dict:
@@ -94,7 +108,7 @@ def describe(kind: Any) -> str:
     if origin in UNIONS:
         return " or ".join(map(describe, members))
     if origin is typing.Literal:
-        return f"one of {', '.join(map(str, members))}"
+        return f"one of {', '.join(map(str, literals(kind)))}"
     if origin in (list, tuple):
         return f"a list, each of them {describe(members[0])}"
     if origin is dict:

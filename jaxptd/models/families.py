@@ -4,13 +4,18 @@ The presets of a family's options are in `jaxptd.config.block`, its tensors in H
 in `jaxptd.hf.families`: they too are rows of a table.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
+from typing import Any
 
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.config import Config, FamilyName, ModelConfig
+from jaxptd.config.block import FAMILIES as PRESETS
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, did_you_mean, quoted
+from jaxptd.fields.values import add_value
 from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
 from jaxptd.models.encoder_decoder import ENCODER_DECODER
@@ -19,7 +24,7 @@ from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.sizes import Sizes
 from jaxptd.vision.family import IMAGES, PIXELS
 
-FAMILIES: Mapping[FamilyName, Family] = {
+FAMILIES: dict[str, Family] = {
     "gpt": DECODER,
     "llama": DECODER,
     "mistral": DECODER,
@@ -30,6 +35,33 @@ FAMILIES: Mapping[FamilyName, Family] = {
     "swin": IMAGES,
     "swin-unet": PIXELS,
 }
+
+
+def register_family(name: str, *, like: str, **changes: Any) -> None:
+    """Adds a family of models, which `model.family` names from then on.
+
+    One calls it before a config is used, in every process: a file of one's own that calls it and
+    then `jaxptd.__main__.run()` has all commands (`examples/own_model.py`).
+
+    Args:
+        name: letters, digits, `-` and `_`.
+        like: a family that there is, whose options, batches and losses it has.
+        changes: fields of `jaxptd.models.family.Family` that differ: `make`, the model's class;
+            `architecture`, its parts, of which all that is predicted is a sum; `check`.
+
+    Raises:
+        UserError: the name is taken, or no such name; there is no family `like`.
+    """
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"register_family: {quoted(name)} is no name; use letters, digits, - and _")
+    if name in FAMILIES:
+        raise UserError(f"register_family: there is a family {quoted(name)}; use another name")
+    if like not in FAMILIES:
+        remedy = did_you_mean(like, FAMILIES, otherwise=f"use one of {', '.join(FAMILIES)}")
+        raise UserError(f"register_family: there is no family {quoted(like)}; {remedy}")
+    FAMILIES[name] = dataclasses.replace(FAMILIES[like], **changes)
+    PRESETS[name] = PRESETS[like]
+    add_value(FamilyName, name)
 
 
 def family_of(model: ModelConfig) -> Family:

@@ -39,6 +39,8 @@ class TextModel(nnx.Module):
     """
 
     common: nnx.Module | None = None  # layers share no parameters
+    block: type[Block] = Block
+    architecture = staticmethod(architecture)
 
     def __init__(
         self,
@@ -66,8 +68,10 @@ class TextModel(nnx.Module):
             if types
             else None
         )
-        (stack,) = architecture(config).stacks
-        self.blocks = make_blocks(stack, config, tensor_parallel=tensor_parallel, rngs=rngs)
+        (stack,) = self.architecture(config).stacks
+        self.blocks = make_blocks(
+            stack, config, tensor_parallel=tensor_parallel, rngs=rngs, kind=self.block
+        )
         self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
 
     def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:

@@ -35,6 +35,7 @@ class Stack:
         parts: of a layer, in their order.
         statistics: of a token that each norm keeps: 2 of LayerNorm, 1 of RMSNorm.
         norms_sums: whether the norms are of the sums, not of what enters the pairs.
+        parallel: whether all parts read one norm of a layer's input, and none what another makes.
     """
 
     name: str
@@ -42,6 +43,17 @@ class Stack:
     parts: tuple[Part, ...]
     statistics: int
     norms_sums: bool
+    parallel: bool = False
+
+    @property
+    def norms(self) -> int:
+        """Norms of a layer."""
+        return 1 if self.parallel else len(self.parts)
+
+    @property
+    def read_inside(self) -> int:
+        """Parts of whose results other parts of the layer are made, the first ones."""
+        return 0 if self.parallel else len(self.parts) - 1
 
     @property
     def tokens(self) -> int:
@@ -90,10 +102,15 @@ class Stack:
 
     def parameters(self, sharding: Sharding) -> Named:
         """Those of all layers: of each pair its norm and its products, `[L, ..]`."""
-        for part in self.parts:
-            before = inside(f"{part.name}_norm", norm(sharding, self.hidden, self.statistics))
-            for parameters in (before, inside(part.name, part.parameters(sharding))):
-                yield from ((name, self._stacked(info)) for name, info in parameters)
+        for name, info in self._of_a_layer(sharding):
+            yield name, self._stacked(info)
+
+    def _of_a_layer(self, sharding: Sharding) -> Named:
+        for number, part in enumerate(self.parts):
+            if number < self.norms:
+                name = "norm" if self.parallel else f"{part.name}_norm"
+                yield from inside(name, norm(sharding, self.hidden, self.statistics))
+            yield from inside(part.name, part.parameters(sharding))
 
     def _stacked(self, info: ParamShape) -> ParamShape:
         """The parameter of all layers."""

@@ -40,9 +40,9 @@ class Recomputed(NamedTuple):
         """True if norms run again: layers keep what entered them, as with keys."""
         return self.keys
 
-    def row_products(self, sublayers: int) -> int:
-        """Second products of a layer's pairs that run again."""
-        return (sublayers - 1) * self.products + self.last_product
+    def row_products(self, parts: int, read: int) -> int:
+        """Second products of a layer's parts that run again; read: by other parts of it."""
+        return read * self.products + (parts - read) * self.last_product
 
 
 RECOMPUTED = {

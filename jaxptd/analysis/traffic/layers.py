@@ -70,15 +70,14 @@ def _embeddings(step: Scenario, architecture: Architecture) -> int:
 
 def _on_grid(step: Scenario, stack: Stack, again: Recomputed, times: int) -> Iterator[Collective]:
     """Layers of a stack with the same recomputation; times: layers in all micro-batches."""
-    sizes, last = step.sizes, len(stack.parts) - 1
-    forwards = 1 + again.products
+    sizes, forwards = step.sizes, 1 + again.products
     for number, part in enumerate(stack.parts):
         first, second = part.first(sizes), part.second(sizes)
-        runs = 1 + again.last_product if number == last else forwards
+        runs = forwards if number < stack.read_inside else 1 + again.last_product
         yield from product(step, sizes.hidden, first, forwards=forwards, times=times)
         yield from product(step, second, sizes.hidden, forwards=runs, times=times)
         yield from part.on_grid(step, again, times)
-    all_norms = times * len(stack.parts)
+    all_norms = times * stack.norms
     yield from norms(step, stack.statistics, forwards=forwards, times=all_norms)
 
 
@@ -176,7 +175,7 @@ def _around_products(
 ) -> Iterator[Collective]:
     """Before and behind the pairs of products; times: layers in all micro-batches."""
     parts = len(stack.parts)
-    once, scattered = parts * (FORWARD + BACKWARD), again.row_products(parts)
+    once, scattered = parts * (FORWARD + BACKWARD), again.row_products(parts, stack.read_inside)
     gathered = parts * again.inputs
     for kind in _kinds(step):
         count = times * (once + (gathered if kind == ALL_GATHER else scattered))
@@ -191,6 +190,8 @@ def _in_rounds(step: Scenario, stack: Stack, again: Recomputed, times: int) -> I
     """
     parts, tp = len(stack.parts), step.config.layout.tp
     splits = step.plan is not None and step.plan.schedule.splits
-    rounds = parts * (ROUNDS + again.products + splits) + again.row_products(parts)
+    rounds = parts * (ROUNDS + again.products + splits) + again.row_products(
+        parts, stack.read_inside
+    )
     hops = times * rounds * (tp - 1)
     yield Collective(PERMUTE, (Axis.TP,), hops, hops * _size(step) // tp)

@@ -114,7 +114,7 @@ def _accumulation(description: StepDescription, stack: Stack, matrices: int) -> 
 def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Term]:
     """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
     implementation, parts = description.implementation, stack.parts
-    stream = (implementation.stream_forward + implementation.dropout) * len(parts)
+    stream = (implementation.stream_forward + implementation.dropout) * stack.norms
     inner = sum(part.moved_forward(implementation) for part in parts)
     return _passes(description, stack, stream, inner, "forward")
 
@@ -124,7 +124,7 @@ def _elementwise_backward(description: StepDescription, stack: Stack) -> list[Te
     implementation, parts = description.implementation, stack.parts
     each = implementation.stream_backward + 5 * implementation.dropout + 2 * implementation.bias
     inner = sum(part.moved_backward(implementation) for part in parts)
-    return _passes(description, stack, each * len(parts), inner, "backward")
+    return _passes(description, stack, each * stack.norms, inner, "backward")
 
 
 def _passes(

@@ -1,0 +1,75 @@
+"""A model of one's own: attention and MLP read one norm, side by side, as in GPT-J and PaLM.
+
+`python examples/own_model.py COMMAND ...` is `python -m jaxptd COMMAND ...` with one more family:
+`train --config configs/quickstart.yaml --model.family parallel-gpt`. docs/howto/own_model.md walks
+through it. Source: Chowdhery et al., PaLM, arXiv 2204.02311, section 2 (parallel layers).
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from flax import nnx
+from jax import Array
+
+import jaxptd
+from jaxptd import UserError
+from jaxptd.__main__ import run
+from jaxptd.layers.block import Block
+from jaxptd.layers.dropout import DropoutSite, TokenInfo
+from jaxptd.layers.norm import Norm
+from jaxptd.models import decoder
+from jaxptd.params import normal
+from jaxptd.parts.architecture import Architecture, Stack
+
+
+def architecture(model: jaxptd.ModelConfig) -> Architecture:
+    """A decoder's parts, but in each layer side by side: all that is predicted is a sum of them."""
+    parts = decoder.architecture(model)
+    (stack,) = parts.stacks
+    return dataclasses.replace(parts, stacks=(dataclasses.replace(stack, parallel=True),))
+
+
+class ParallelBlock(Block):
+    """`x + attention(norm(x)) + mlp(norm(x))`."""
+
+    def __init__(self, stack: Stack, config: Any, *, tensor_parallel: Any, rngs: nnx.Rngs) -> None:
+        own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs}
+        init_out = normal(0.02 / (len(stack.parts) * stack.layers) ** 0.5)
+        attention, mlp = stack.parts
+        self.norm = Norm(stack.hidden, options=config.block, **own)
+        self.attention = attention.make_layer(config, init_out=init_out, **own)
+        self.mlp = mlp.make_layer(config, init_out=init_out, **own)
+        self.rate, self.tensor_parallel = config.dropout, tensor_parallel
+
+    def __call__(
+        self, x_BTD: Array, token_info: TokenInfo, layer: Array, cache: Any, *_: Any, **__: Any
+    ) -> tuple[Array, Any]:
+        """x as the residual stream has it -> the same, and the cache with x's keys and values."""
+        at = partial(token_info.at, layer)
+        x_BTD, n_BTD = self.norm.beside(x_BTD)
+        a_BTD, cache = self.attention(n_BTD, at(DropoutSite.ATTENTION), cache)
+        x_BTD = self.add(x_BTD, a_BTD, at(DropoutSite.ATTENTION_OUTPUT))
+        return self.add(x_BTD, self.mlp(n_BTD), at(DropoutSite.MLP_OUTPUT)), cache
+
+
+class ParallelGPT(jaxptd.GPT):
+    """GPT with such blocks."""
+
+    block = ParallelBlock
+    architecture = staticmethod(architecture)
+
+
+def check(config: jaxptd.Config) -> None:
+    """Raises UserError for norms of sums, as a layer has one norm, of its input."""
+    decoder.check(config)
+    if (order := config.model.block.norm_order) != "pre":
+        raise UserError(f"model.norm_order={order}: parallel layers have pre; leave it out")
+
+
+jaxptd.register_family(
+    "parallel-gpt", like="gpt", make=ParallelGPT, architecture=architecture, check=check
+)
+
+if __name__ == "__main__":
+    run()

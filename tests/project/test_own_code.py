@@ -1,0 +1,152 @@
+"""`examples/own_part.py` and `examples/own_model.py`: every command works on them, and is right."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from one_device import hold
+from turns import slow
+
+import jaxptd
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.count import count, formula
+from jaxptd.analysis.memory_report import counted
+from jaxptd.analysis.traffic import expected
+from jaxptd.costs.collective import add_up
+from jaxptd.errors import UserError
+from jaxptd.layout import Layout
+from jaxptd.models.families import FAMILIES
+from jaxptd.models.parameters import parameter_infos
+from jaxptd.parts.mlp import MLPShape, mlp_of, register_mlp
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PART = {"mlp": "squared-relu", "ffn_hidden_size": 23}  # which no number of devices divides
+MODEL = {"family": "parallel-gpt"}
+FULL = MODEL | {"remat": "full", "num_kv_heads": 2}
+LAYOUTS = [
+    Layout(tp=2, sequence_parallel=True),
+    Layout(dp=2, tp=2, zero=3),
+    Layout(dp=2, cp=2, tp=2, zero=2),
+    Layout(row=2, col=2),
+    Layout(tp=4, sequence_parallel=True, collective_matmul=True),
+    Layout(pp=2, dp=2, schedule="zb-h1"),
+]
+CASES = [
+    (LAYOUTS[0], PART),
+    (LAYOUTS[1], MODEL),
+    *(slow(layout, PART) for layout in LAYOUTS[1:]),
+    *(slow(layout, MODEL) for layout in (LAYOUTS[0], *LAYOUTS[2:])),
+    *(slow(layout, FULL) for layout in LAYOUTS),
+    *(slow(layout, MODEL | {"remat": "dots"}) for layout in LAYOUTS[:4]),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    if "parallel-gpt" not in FAMILIES:  # else another worker's test of this process did so
+        runpy.run_path(str(EXAMPLES / "own_part.py"))
+        runpy.run_path(str(EXAMPLES / "own_model.py"))
+
+
+def test_the_part_is_short() -> None:
+    assert len((EXAMPLES / "own_part.py").read_text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
+def test_it_is_equal_to_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+@pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
+def test_formulas_say_what_its_program_moves_and_keeps(layout: Layout, choice: dict) -> None:
+    program = tiny.program(layout, **choice)
+    assert count(program) == formula(program)
+    plan = program.resolved.plan
+    assert counted(program) == memory_model.activations(program.config, plan)
+    # What a plan reads are the same formulas on shapes that no model made.
+    infos = parameter_infos(program.config)
+    assert add_up(expected(program.config, infos, plan)) == formula(program)
+
+
+def test_the_scale_is_a_parameter_of_each_layer() -> None:
+    program = tiny.program(Layout(), **PART)
+    assert program.infos["blocks.mlp.scale"].shape == (2, 23)
+    assert np.all(np.asarray(program.init_state()["params"]["blocks.mlp.scale"]) == 1)
+
+
+def test_parallel_layers_have_one_norm() -> None:
+    infos = parameter_infos(tiny.config(Layout(), **MODEL))
+    assert [name for name in infos if "norm" in name] == ["blocks.norm.w", "blocks.norm.b"] + [
+        name for name in infos if name.startswith("head.norm")
+    ]
+
+
+# ---- as commands ---------------------------------------------------------------------------------
+
+OPTIONS = {
+    "own_part.py": ("--model.mlp", "squared-relu"),
+    "own_model.py": ("--model.family", "parallel-gpt"),
+}
+
+
+def run(example: str, command: str, *words: str, cwd: Path) -> str:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, str(EXAMPLES / example), command, *words, *OPTIONS[example]]
+    found = subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("example", ["own_part.py", slow("own_model.py")])
+def test_its_layouts_are_planned(example: str, tmp_path: Path) -> None:
+    words = ("--config", "gpt2-124m", "--gpus", "8", "--gpu", "h100", "--json")
+    assert len(json.loads(run(example, "plan", *words, cwd=tmp_path))["best"]) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", OPTIONS)
+def test_it_trains(example: str, tmp_path: Path) -> None:
+    words = ("--config", "test-tiny", "--layout.tp", "2", "--train.steps", "20")
+    run(example, "train", *words, "--train.run_dir", "run", cwd=tmp_path)
+    losses = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert losses[-1]["loss"] < losses[0]["loss"]
+
+
+# ---- names that are refused ----------------------------------------------------------------------
+
+
+def test_an_mlp_that_there_is_not_is_refused() -> None:
+    model = jaxptd.ModelConfig(mlp="squared-rely")
+    with pytest.raises(UserError, match="model.mlp=squared-rely: .*did you mean squared-relu?"):
+        mlp_of(model)
+    with pytest.raises(UserError, match="use dense"):
+        mlp_of(jaxptd.ModelConfig(mlp="x"))
+
+
+@pytest.mark.parametrize("name", ["dense", "squared-relu", "a b", ""])
+def test_an_mlp_whose_name_is_taken_or_none_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="register_mlp: .*name"):
+        register_mlp(name, MLPShape.of)
+
+
+@pytest.mark.parametrize("name", ["gpt", "parallel-gpt", "a b", ""])
+def test_a_family_whose_name_is_taken_or_none_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="register_family: .*name"):
+        jaxptd.register_family(name, like="gpt")
+
+
+def test_a_family_like_none_is_refused() -> None:
+    with pytest.raises(UserError, match="no family lama; did you mean llama?"):
+        jaxptd.register_family("own", like="lama")
+
+
+def test_an_unknown_family_names_the_registered_one() -> None:
+    with pytest.raises(UserError, match="parallel-gpt"):
+        jaxptd.ModelConfig(family="parallel")  # type: ignore[arg-type]
