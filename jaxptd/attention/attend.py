@@ -48,9 +48,10 @@ def attend(
     """
     devices, lengths = lax.axis_size(ring.axis), Lengths(q.shape[1], k.shape[1])
     check_lengths(lengths, scores)
-    check_distances(inputs.bias_NR, devices * max(lengths))
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(inputs))
-    inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
+    if inputs.bias_NR is not None:
+        check_distances(inputs.bias_NR, devices * max(lengths))
+        inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
     exchange = ring.strategy.exchange if devices > 1 else BLOCKS
     module, name = exchange.attend.split(":")
     function = getattr(importlib.import_module(module), name)

@@ -33,18 +33,16 @@ from jaxptd.remat import SAVED_MATMUL_OUT
 # 2108.12409 (slopes).
 
 
-def check_distances(bias_NR: Array | None, longest: int) -> None:
+def check_distances(bias_NR: Array, longest: int) -> None:
     """Checks that a bias has every distance between two tokens of a sequence.
 
     Args:
-        bias_NR: as in `ScoreCoordinates`, or None.
+        bias_NR: as in `ScoreCoordinates`.
         longest: number of queries or of keys in a sequence, the larger of both.
 
     Raises:
         ValueError: it has fewer, or an even number, so that none is in the middle.
     """
-    if bias_NR is None:
-        return
     distances, needed = bias_NR.shape[-1], 2 * longest - 1
     if distances < needed or distances % 2 == 0:
         raise ValueError(
@@ -53,19 +51,19 @@ def check_distances(bias_NR: Array | None, longest: int) -> None:
         )
 
 
-def bias_for(q: Array, bias_NR: Array | None) -> Array | None:
-    """The bias, if there is one, typed as varying over the axes of q, beyond its own.
+def bias_for(q: Array, bias_NR: Array) -> Array:
+    """The bias, typed as varying over the axes of q, beyond its own.
 
     Each device's gradient is that of its own scores; their sum over the devices is made here, or
     where the caller's bias began to vary.
     """
-    return None if bias_NR is None else as_varying(bias_NR, sorted(varying_axes(q)))
+    return as_varying(bias_NR, sorted(varying_axes(q)))
 
 
 def add_bias(
     s_GTS: Array, coordinates: ScoreCoordinates, groups: int, run: Lengths | None = None
 ) -> Array:
-    """Scaled scores `[.., K or B * K, G * T, S]` with the bias of `coordinates`, if there is one.
+    """Scaled scores `[.., K or B * K, G * T, S]` with the bias of `coordinates`, which have one.
 
     Args:
         s_GTS: the scores.
@@ -73,8 +71,7 @@ def add_bias(
         groups: G.
         run: numbers of them that follow one another without a gap; None: all.
     """
-    if coordinates.bias_NR is None:
-        return s_GTS
+    assert coordinates.bias_NR is not None
     bias_NTS = _spread_runs(coordinates.bias_NR.astype(s_GTS.dtype), coordinates, run)
     heads, length, keys = bias_NTS.shape
     by_head = s_GTS.reshape(-1, heads // groups, groups * length, keys)
@@ -154,57 +151,58 @@ class Rows:
 
     def queries(self, q_BTNH: Array) -> Array:
         """q[B, T, N, H] -> `[B, G * T, K, H]`."""
-        return join_groups(q_BTNH, q_BTNH.shape[2] // self.groups)
+        return join_groups(q_BTNH, self.groups) if self.groups > 1 else q_BTNH
 
     def add_bias(self, s_BKTS: Array) -> Array:
         """Scaled scores with the bias by distance, if there is one."""
+        if self.coordinates.bias_NR is None:
+            return s_BKTS
         return add_bias(s_BKTS, self.coordinates, self.groups, self.run)
 
     def seen(self) -> Array:
         """Mask of the keys that each row sees; broadcasts to the rows."""
-        return group_mask(visible(self.coordinates, self.scores), self.groups)
+        seen_TS = visible(self.coordinates, self.scores)
+        return group_mask(seen_TS, self.groups) if self.groups > 1 else seen_TS
 
     def drop(self, p_BKTS: Array, dtype: DTypeLike) -> Array:
         """Probabilities after dropout, in `dtype`. Backward drops again, so no mask is saved."""
-        drop_again = jax.checkpoint(partial(drop_groups, dropout=self.dropout))
-        return drop_again(p_BKTS, self.coordinates).astype(dtype)
+        drops = self.coordinates.seed_BN2 is not None
+        # Also where nothing drops: backward's barrier stays before what reads p.
+        again = partial(drop_groups, dropout=self.dropout) if drops else lambda p_BKTS, _: p_BKTS
+        return jax.checkpoint(again)(p_BKTS, self.coordinates).astype(dtype)
 
     def output(self, o_BTKH: Array) -> Array:
         """Output `[B, G * T, K, H]` -> o[B, T, N, H], with the name of what remat keeps."""
-        return checkpoint_name(part_groups(o_BTKH, self.groups), SAVED_MATMUL_OUT)
+        o_BTNH = part_groups(o_BTKH, self.groups) if self.groups > 1 else o_BTKH
+        return checkpoint_name(o_BTNH, SAVED_MATMUL_OUT)
 
 
-def join_groups(x_BTN: Array, heads: int) -> Array:
+def join_groups(x_BTN: Array, groups: int) -> Array:
     """`[B, T, N, ..]` -> `[B, G * T, K, ..]`: queries that share a kv head, one after the other.
 
-    Partner: `part_groups`.
+    Partner: `part_groups`. groups: G.
     """
     batch, length, queries, *rest = x_BTN.shape
-    if queries == heads:
-        return x_BTN
-    x_BTKG = x_BTN.reshape(batch, length, heads, queries // heads, *rest)
-    return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, heads, *rest)
+    x_BTKG = x_BTN.reshape(batch, length, queries // groups, groups, *rest)
+    return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, queries // groups, *rest)
 
 
 def part_groups(x_BTK: Array, groups: int) -> Array:
     """`[B, G * T, K, ..]` -> `[B, T, N, ..]`. Undoes `join_groups`; groups: G."""
     batch, length, heads, *rest = x_BTK.shape
-    if groups == 1:
-        return x_BTK
     x_BGTK = x_BTK.reshape(batch, groups, length // groups, heads, *rest)
     return jnp.moveaxis(x_BGTK, 1, 3).reshape(batch, length // groups, -1, *rest)
 
 
 def group_mask(seen_TS: Array, groups: int) -> Array:
     """A mask of queries for those of groups one after the other: `[.., T, S]`, or of all alike."""
-    alike = groups == 1 or seen_TS.ndim == 1 or seen_TS.shape[-2] == 1
+    alike = seen_TS.ndim == 1 or seen_TS.shape[-2] == 1
     return seen_TS if alike else jnp.concatenate([seen_TS] * groups, -2)
 
 
 def drop_groups(p_BKTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Array:
-    """`drop` of probabilities `[B, K, G * T, S]`."""
-    if coordinates.seed_BN2 is None:
-        return p_BKTS
+    """`drop` of probabilities `[B, K, G * T, S]`, for which there are seeds."""
+    assert coordinates.seed_BN2 is not None
     batch, queries = coordinates.seed_BN2.shape[:2]
     p_BNTS = p_BKTS.reshape(batch, queries, -1, p_BKTS.shape[-1])
     return drop(p_BNTS, coordinates, dropout).reshape(p_BKTS.shape)

@@ -80,10 +80,6 @@ class _Grid:
     scores: Scores
 
     @property
-    def single(self) -> bool:
-        return self.queries.count == self.keys.count == 1
-
-    @property
     def pairs(self) -> tuple[Array, Array]:
         """Numbers of query and key chunks; if causal, without pairs in which no query sees a key.
 
@@ -131,9 +127,9 @@ class Xla:
         self, q: Array, k: Array, v: Array, coordinates: ScoreCoordinates, *, scores: Scores
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o is float32 at least: `merge` adds unrounded outputs."""
-        grid = self._grid(q, k, scores)
-        if grid.single:
+        if max(q.shape[1], k.shape[1]) <= self.chunk:
             return _block_fwd(q, k, v, coordinates, self.dropout, scores=scores)
+        grid = self._grid(q, k, scores)
         coordinates = grid.pad_sites(coordinates)
         q, k, v = grid.queries.pad(q, 1), grid.keys.pad(k, 1), grid.keys.pad(v, 1)
         zero = jnp.zeros(q.shape, _wide(q))
@@ -158,13 +154,13 @@ class Xla:
         self, saved: Saved, do: Array, coordinates: ScoreCoordinates, *, scores: Scores
     ) -> Gradients:
         """Implements `Kernel.bwd`; the gradients are float32 at least."""
-        grid = self._grid(saved.q, saved.k, scores)
         of_queries = (saved.q, do, saved.o, finite(saved.lse))
-        if grid.single:
+        if max(do.shape[1], saved.k.shape[1]) <= self.chunk:
             block = partial(
                 _block_bwd, coordinates=coordinates, dropout=self.dropout, scores=scores
             )
             return block(*of_queries, saved.k, saved.v)
+        grid = self._grid(saved.q, saved.k, scores)
         coordinates = grid.pad_sites(coordinates)
         q, do, o, lse = (grid.queries.pad(x, 1) for x in of_queries)
         k, v = grid.keys.pad(saved.k, 1), grid.keys.pad(saved.v, 1)
@@ -216,14 +212,15 @@ def _flat(x: Array, heads: int) -> Array:
     XLA then writes the probabilities over the scores; with separate B and K it would copy.
     heads: K.
     """
-    x = join_groups(x, heads).swapaxes(1, 2)
+    x = x if x.shape[2] == heads else join_groups(x, x.shape[2] // heads)
+    x = x.swapaxes(1, 2)
     return x.reshape(-1, *x.shape[2:])
 
 
 def _unflat(x: Array, like: Array, heads: int) -> Array:
     """Undoes `_flat`, with the batch and the heads of `like`, `[B, T, N, H]`."""
     x = x.reshape(like.shape[0], heads, *x.shape[1:]).swapaxes(1, 2)
-    return part_groups(x, like.shape[2] // heads)
+    return x if like.shape[2] == heads else part_groups(x, like.shape[2] // heads)
 
 
 def _scores(
@@ -234,10 +231,13 @@ def _scores(
     groups: N/K, the query heads that share a kv head.
     """
     s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
-    seen = group_mask(visible(coordinates, scores), groups)
+    seen = visible(coordinates, scores)
+    seen = group_mask(seen, groups) if groups > 1 else seen
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
-    return jnp.where(seen, add_bias(s_GTS * scores.scale, coordinates, groups), -jnp.inf)
+    s_GTS = s_GTS * scores.scale
+    s_GTS = s_GTS if coordinates.bias_NR is None else add_bias(s_GTS, coordinates, groups)
+    return jnp.where(seen, s_GTS, -jnp.inf)
 
 
 def _block_fwd(
@@ -260,7 +260,9 @@ def _block_fwd(
     max_GT = finite(s_GTS.max(axis=-1))
     p_GTS = jnp.exp(s_GTS - max_GT[..., None])
     sum_GT = p_GTS.sum(axis=-1)
-    p_GTS = drop_groups(p_GTS, coordinates, dropout).astype(v_GSH.dtype)
+    if coordinates.seed_BN2 is not None:
+        p_GTS = drop_groups(p_GTS, coordinates, dropout)
+    p_GTS = p_GTS.astype(v_GSH.dtype)
     o_GTH = jnp.einsum("GTS,GSH->GTH", p_GTS, v_GSH, preferred_element_type=_wide(v_GSH))
     o_GTH = o_GTH / jnp.where(sum_GT == 0, 1, sum_GT)[..., None]
     lse_GT = max_GT + jnp.log(sum_GT)
@@ -288,9 +290,11 @@ def _block_bwd(
     q_GTH, do_GTH, k_GSH, v_GSH = (flat(x) for x in (q_BTNH, do_BTNH, k_BSKH, v_BSKH))
     s_GTS = _scores(q_GTH, k_GSH, coordinates, scores, groups)
     p_GTS = jnp.exp(s_GTS - flat(lse_BTN)[..., None])
-    dropped_GTS = drop_groups(p_GTS, coordinates, dropout).astype(dtype)
-    dv_GSH = product("GTS,GTH->GSH", dropped_GTS, do_GTH)
-    dp_GTS = drop_groups(product("GTH,GSH->GTS", do_GTH, v_GSH), coordinates, dropout)
+    drops = coordinates.seed_BN2 is not None
+    dropped_GTS = drop_groups(p_GTS, coordinates, dropout) if drops else p_GTS
+    dv_GSH = product("GTS,GTH->GSH", dropped_GTS.astype(dtype), do_GTH)
+    dp_GTS = product("GTH,GSH->GTS", do_GTH, v_GSH)
+    dp_GTS = drop_groups(dp_GTS, coordinates, dropout) if drops else dp_GTS
     ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])
     bias = bias_gradient(ds_GTS, coordinates)
     ds_GTS = (ds_GTS * scores.scale).astype(dtype)

@@ -124,18 +124,6 @@ def local_rows(table: Array, ids: Array, axis: Axis) -> Array:
     return jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)
 
 
-def sum_shards(sums: tuple[Array, ...], axis: Axis | None) -> tuple[Array, ...]:
-    """Sums over the shards along `axis`, all in one message."""
-    return tuple(lax.psum(jnp.stack(sums), axis)) if axis else sums
-
-
-def zero_padding(x: Array, axis: Axis | None, size: int) -> Array:
-    """x with zeros in number `size` of its last dim, sharded over `axis`, and the ones after it."""
-    if axis is None or x.shape[-1] * lax.axis_size(axis) == size:
-        return x
-    return jnp.where(_numbers(axis, x.shape[-1]) < size, x, 0)
-
-
 def _numbers(axis: Axis | None, size: int) -> Array:
     return local_numbers(axis, size) if axis else jnp.arange(size, dtype=jnp.int32)
 

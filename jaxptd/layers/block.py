@@ -56,12 +56,8 @@ class Block(nnx.Module):
         self.attention = attention.make_layer(config, **own)
         self.mlp_norm = norm()
         self.mlp = mlp.make_layer(config, **own)
-        self.rate, self.tensor_parallel, self.order = (
-            config.dropout,
-            tensor_parallel,
-            options.norm_order,
-        )
-        self.init_out = init_out
+        self.rate, self.tensor_parallel = config.dropout, tensor_parallel
+        self.init_out, self.norms_first = init_out, options.norm_order == "pre"
 
     def __call__(
         self,
@@ -85,30 +81,35 @@ class Block(nnx.Module):
             bias_NR: of the scores, by distance.
             between: what the layer does to x between attention and MLP.
         """
-        x_BTD, n_BTD = self._before(self.attention_norm, x_BTD)
-        a_BTD, cache = self.attention(
-            n_BTD, token_info.at(layer, DropoutSite.ATTENTION), cache, bias_NR=bias_NR
-        )
-        x_BTD = self.add(x_BTD, a_BTD, token_info.at(layer, DropoutSite.ATTENTION_OUTPUT))
-        x_BTD = self._after(self.attention_norm, x_BTD)
+        x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
+        seeded = token_info.at(layer, DropoutSite.ATTENTION) if self.rate else token_info
+        a_BTD, cache = self.attention(n_BTD, seeded, cache, bias_NR=bias_NR)
+        x_BTD = self.add(x_BTD, a_BTD, token_info, layer=layer, site=DropoutSite.ATTENTION_OUTPUT)
+        x_BTD = x_BTD if self.norms_first else self.attention_norm(x_BTD)
         x_BTD = x_BTD if between is None else between(x_BTD)
-        x_BTD, n_BTD = self._before(self.mlp_norm, x_BTD)
+        x_BTD, n_BTD = self.mlp_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
         h_BTD = self.mlp(n_BTD)
-        x_BTD = self.add(x_BTD, h_BTD, token_info.at(layer, DropoutSite.MLP_OUTPUT))
-        return self._after(self.mlp_norm, x_BTD), cache
+        x_BTD = self.add(x_BTD, h_BTD, token_info, layer=layer, site=DropoutSite.MLP_OUTPUT)
+        return x_BTD if self.norms_first else self.mlp_norm(x_BTD), cache
 
-    def _before(self, norm: Norm, x_BTD: Array) -> tuple[Array, Array]:
-        return norm.beside(x_BTD) if self.order == "pre" else (x_BTD, x_BTD)
-
-    def _after(self, norm: Norm, x_BTD: Array) -> Array:
-        return norm(x_BTD) if self.order == "post" else x_BTD
-
-    def add(self, x_BTD: Array, y_BTD: Array, token_info: TokenInfo) -> Array:
+    def add(
+        self,
+        x_BTD: Array,
+        y_BTD: Array,
+        token_info: TokenInfo,
+        *,
+        layer: Array,
+        site: DropoutSite,
+    ) -> Array:
         """x + y, a pair's output, after dropout of y; backward keeps the sum, and not y."""
-        dropped_BTD = drop_residual(
-            y_BTD, token_info, tensor_parallel=self.tensor_parallel, rate=self.rate
-        )
-        return checkpoint_name(x_BTD + dropped_BTD, SAVED_MATMUL_OUT)
+        if self.rate:
+            y_BTD = drop_residual(
+                y_BTD,
+                token_info.at(layer, site),
+                tensor_parallel=self.tensor_parallel,
+                rate=self.rate,
+            )
+        return checkpoint_name(x_BTD + y_BTD, SAVED_MATMUL_OUT)
 
 
 def drop_residual(

@@ -61,8 +61,9 @@ def attend(
     """
     lengths = Lengths(*(x.shape[1] * grid.shape[0] for x in (q, k)))
     check_lengths(lengths, scores)
-    check_distances(inputs.bias_NR, max(lengths) * lax.axis_size(ring.axis))
-    inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
+    if inputs.bias_NR is not None:
+        check_distances(inputs.bias_NR, max(lengths) * lax.axis_size(ring.axis))
+        inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
     coordinates = _sites(inputs, lengths, grid, ring)
     run = _run(lengths, grid, ring)
     rows = Rows(coordinates, scores, dropout, groups=q.shape[2] // k.shape[2], run=run)

@@ -80,30 +80,23 @@ class ColumnParallelLinear(nnx.Module):
     def bias(self) -> Array | None:
         return None if self.b is None else self.b[...]
 
-    @property
-    def matrices(self) -> PackedWeight:
-        return PackedWeight(self.w[...], self.bias, parts=bool(self.parts))
+    def kept(self, x_BTD: Array, *, bare: bool = False) -> Array:
+        """x -> h, not gathered; backward keeps it, and not the product without the bias.
 
-    def kept(self, x_BTD: Array) -> Array:
-        """x -> h, not gathered; backward keeps it, and not the product without the bias."""
-        return self._product(x_BTD, self.bias)
-
-    def bare(self, x_BTD: Array) -> Array:
-        """x -> h without its bias, not gathered; backward keeps it."""
-        return self._product(x_BTD)
+        bare: without its bias.
+        """
+        w = PackedWeight(self.w[...], None if bare else self.bias)
+        (h,) = self.tensor_parallel.column_parallel(x_BTD, [w])
+        return h
 
     def __call__(self, x_BTD: Array) -> Array:
-        h = self._product(x_BTD)
+        h = self.kept(x_BTD, bare=True)
         h = h if self.bias is None else checkpoint_name(add_bias(h, self.bias), SAVED_MATMUL_IN)
         return (
             self.tensor_parallel.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim)
             if self.gather_output
             else h
         )
-
-    def _product(self, x_BTD: Array, bias: Array | None = None) -> Array:
-        (h,) = self.tensor_parallel.column_parallel(x_BTD, [PackedWeight(self.w[...], bias)])
-        return h
 
 
 class RowParallelLinear(nnx.Module):
@@ -205,7 +198,8 @@ class SquareLinear(nnx.Module):
 
 def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
     """The h of each matrix of several layers that read the same x, which is gathered once."""
-    return linears[0].tensor_parallel.column_parallel(x_BTD, [each.matrices for each in linears])
+    weights = [PackedWeight(x.w[...], x.bias, parts=bool(x.parts)) for x in linears]
+    return linears[0].tensor_parallel.column_parallel(x_BTD, weights)
 
 
 def declare(layer: nnx.Module, parameters: Named, rngs: nnx.Rngs, **inits: Initialiser) -> None:

@@ -152,24 +152,20 @@ def _products(
         multiply: the product.
         parts: of each w, whether it has several matrices.
     """
-    again = partial(
-        jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False
-    )
-    return (again if any(parts) else lambda run: run)(
-        lambda x, arrays: [
-            [multiply(x, part, 1) for x, part in _pairs(x, w, several)]
-            for w, several in zip(arrays, parts, strict=True)
-        ]
-    )
 
+    def products(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
+        found = []
+        for w, several in zip(arrays, parts, strict=True):
+            # All of w is typed as x, so that its gradient is one sum over devices.
+            each_x, each_w = alike(x, w) if several else (x, w)
+            matrices = separated(each_w, 1) if several else [each_w]
+            found.append([multiply(each_x, matrix, 1) for matrix in matrices])
+        return found
 
-def _pairs(x: Array, w: Array, several: bool) -> list[tuple[Array, Array]]:
-    """x beside each matrix of w, `several` or one."""
-    if not several:
-        return [(x, w)]
-    # All of w is typed as x, so that its gradient is one sum over devices.
-    x, w = alike(x, w)
-    return [(x, part) for part in separated(w, 1)]
+    if not any(parts):
+        return products
+    policy = jax.checkpoint_policies.nothing_saveable
+    return jax.checkpoint(products, policy=policy, prevent_cse=False)
 
 
 @final

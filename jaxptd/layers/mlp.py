@@ -96,14 +96,13 @@ class MLP(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same."""
-        return self.down(checkpoint_name(self.activated(x_BTD), SAVED_MATMUL_IN))
-
-    def activated(self, x_BTD: Array) -> Array:
-        """x -> h[B, T, F]. Backward recomputes it from the product, which is saved anyway."""
+        # Backward recomputes h from the first product, which is saved anyway.
         if self.fused:
-            return self.fused(self.up.bare(x_BTD), self.up.bias)
-        activate = jax.checkpoint(self._activate, prevent_cse=not self.looped)
-        return activate(self.up.kept(x_BTD))
+            h_BTF = self.fused(self.up.kept(x_BTD, bare=True), self.up.bias)
+        else:
+            activate = jax.checkpoint(self._activate, prevent_cse=not self.looped)
+            h_BTF = activate(self.up.kept(x_BTD))
+        return self.down(checkpoint_name(h_BTF, SAVED_MATMUL_IN))
 
     def _activate(self, h: Array) -> Array:
         """h[B, T, F], or a gate and h, `[B, T, 2, F]` -> h[B, T, F]."""

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions
 from jaxptd.kernels.norm import LONGEST, FusedNorm
-from jaxptd.layers.axes import sum_shards, zero_padding
+from jaxptd.layers.axes import local_numbers
 from jaxptd.layers.linear import declare
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
@@ -65,18 +65,18 @@ class Norm(nnx.Module):
 
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same shape and type."""
-        return self._apply(x_BTD, beside=False)[1]
-
-    def beside(self, x_BTD: Array) -> tuple[Array, Array]:
-        """x as the residual stream has it -> x, for what is added to it later, and its norm."""
-        return self._apply(x_BTD, beside=True)
+        return self.beside(x_BTD, added=False)[1]
 
     @jax.named_scope("norm")
-    def _apply(self, x_BTD: Array, *, beside: bool) -> tuple[Array, Array]:
+    def beside(self, x_BTD: Array, *, added: bool = True) -> tuple[Array, Array]:
+        """x as the residual stream has it -> x, for what is added to it later, and its norm.
+
+        added: whether something is.
+        """
         x_BTD, w_D = checkpoint_name(x_BTD, SAVED_MATMUL_IN), self.w[...]
         b_D = None if self.b is None else self.b[...]
         if self.fused:
-            kernels = FusedNorm(self.over.eps, self.over.centred, beside)
+            kernels = FusedNorm(self.over.eps, self.over.centred, beside=added)
             x_BTD, y_BTD = (x_BTD, *kernels(x_BTD, w_D, b_D))[-2:]
         else:
             y_BTD = _normalise(*_alike(x_BTD, w_D, b_D), self.over)
@@ -160,10 +160,6 @@ class _Over:
         stacked = options.loops_keep_inputs and tensor_parallel.inner_devices == 1
         return cls(axis, size, options.norm_eps, centred, stacked)
 
-    def means(self, *each: Array) -> list[Array]:
-        """Means over D of several arrays, reduced in one message."""
-        return self._means(*(x.sum(-1, keepdims=True) for x in each))
-
     def mean_and_variance(self, x_BTD: Array) -> tuple[Array, Array]:
         """Mean and variance over D, from two sums of which XLA makes one kernel.
 
@@ -179,18 +175,22 @@ class _Over:
         count = self.pad(jnp.ones(size, wide_BTD.dtype)).sum()
         sum_BT1 = shifted_BTD.sum(-1, keepdims=True)
         squares_BT1 = (shifted_BTD**2).sum(-1, keepdims=True)
-        mean_BT1 = self._means(sum_BT1 + count * shift_BT1)[0]
+        mean_BT1 = self.means(sum_BT1 + count * shift_BT1)[0]
         error_BT1 = mean_BT1 - shift_BT1
-        variance_BT1 = self._means(squares_BT1 - error_BT1 * (2 * sum_BT1 - count * error_BT1))[0]
+        variance_BT1 = self.means(squares_BT1 - error_BT1 * (2 * sum_BT1 - count * error_BT1))[0]
         return mean_BT1, variance_BT1
 
-    def _means(self, *sums: Array) -> list[Array]:
-        """Sums over this device's D -> means over all of it."""
-        return [s / self.size for s in sum_shards(sums, self.axis)]
+    def means(self, *sums: Array) -> list[Array]:
+        """Sums over this device's D -> means over all of it, all in one message."""
+        sums = tuple(lax.psum(jnp.stack(sums), self.axis)) if self.axis else sums
+        return [s / self.size for s in sums]
 
     def pad(self, x: Array) -> Array:
         """x with zeros in its padding, if it has any."""
-        return zero_padding(x, self.axis, self.size)
+        axis, held = self.axis, x.shape[-1]
+        if axis is None or held * lax.axis_size(axis) == self.size:
+            return x
+        return jnp.where(local_numbers(axis, held) < self.size, x, 0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -208,7 +208,7 @@ def _forward(
         mean_BT1 = checkpoint_name(mean_BT1, SAVED_MATMUL_OUT)
         wide_BTD = over.pad(wide_BTD - mean_BT1)
     else:
-        variance_BT1 = over.means(wide_BTD**2)[0]
+        variance_BT1 = over.means((wide_BTD**2).sum(-1, keepdims=True))[0]
     scale_BT1 = checkpoint_name(lax.rsqrt(variance_BT1 + over.eps), SAVED_MATMUL_OUT)
     y_BTD = wide_BTD * scale_BT1 * w_D
     y_BTD = y_BTD if b_D is None else y_BTD + b_D
@@ -241,11 +241,12 @@ def _backward(
     again = new()
     n_BTD, dy_BTD = wide(*new())
     g_BTD = dy_BTD * w_D
+    gn_BTD, total = g_BTD * n_BTD, partial(jnp.sum, axis=-1, keepdims=True)
     if over.centred:
-        mean_g, mean_gn = over.means(g_BTD, g_BTD * n_BTD)
+        mean_g, mean_gn = over.means(total(g_BTD), total(gn_BTD))
         dx_BTD = g_BTD - mean_g - n_BTD * mean_gn
     else:
-        dx_BTD = g_BTD - n_BTD * over.means(g_BTD * n_BTD)[0]
+        dx_BTD = g_BTD - n_BTD * over.means(total(gn_BTD))[0]
     dx_BTD = over.pad(dx_BTD * scale_BT1)
     tokens = tuple(range(dy_BTD.ndim - 1))
     n_BTD, dy_BTD = wide(*again)

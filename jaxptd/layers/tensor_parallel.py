@@ -28,7 +28,6 @@ from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.collectives import after, alike
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
-from jaxptd.matmul.ring import as_matrix
 from jaxptd.parts.parameters import Sharding
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
@@ -69,7 +68,8 @@ class PackedWeight(NamedTuple):
         if self.b is not None and self.parts:
             # Typed as h before they are taken apart: so their gradient is one sum over devices.
             biases = separated(alike(products[0], self.b)[1], 0)
-        return [_kept(h, b) for h, b in zip(products, biases, strict=True)]
+        sums = (h if b is None else add_bias(h, b) for h, b in zip(products, biases, strict=True))
+        return [checkpoint_name(h, SAVED_MATMUL_OUT) for h in sums]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,20 +202,15 @@ def _both_gradients_bwd(_: None, gradients: tuple[Array, Array]) -> tuple[Array,
 both_gradients.defvjp(_both_gradients_fwd, _both_gradients_bwd)
 
 
-def _kept(h: Array, b: Array | None) -> Array:
-    """h with its bias, if there is one."""
-    return checkpoint_name(h if b is None else add_bias(h, b), SAVED_MATMUL_OUT)
-
-
 def joined_products(
     multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[PackedWeight]
 ) -> list[Array]:
     """The h of every matrix from one `multiply(x, w[D, *out])`, for which x moves once."""
     lead = x.ndim - 1
     if len(weights) == 1:
-        w, b, parts = weights[0]
-        h = _kept(multiply(x, w), b)
-        return separated(h, lead) if parts else [h]
+        (packed,) = weights
+        (h,) = packed._replace(parts=False).with_biases([multiply(x, packed.w)])
+        return separated(h, lead) if packed.parts else [h]
 
     # Joins weights again in backward: a scan would keep second copies of them.
     policy = jax.checkpoint_policies.save_only_these_names(SAVED_MATMUL_IN)
@@ -244,7 +239,8 @@ def matmul(x: Array, w: Array, contract: int) -> Array:
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _product(x: Array, w: Array, contract: int) -> Array:
     lead = x.shape[: x.ndim - contract]
-    y = jnp.matmul(x.reshape(*lead, -1), as_matrix(w, contract).astype(x.dtype))
+    rows = x.reshape(*lead, -1)
+    y = jnp.matmul(rows, w.reshape(rows.shape[-1], -1).astype(x.dtype))
     return y.reshape(*lead, *w.shape[contract:])
 
 
@@ -254,7 +250,7 @@ def _product_fwd(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Array,
 
 def _product_bwd(contract: int, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
-    w_DF = as_matrix(w, contract)
+    w_DF = w.reshape(math.prod(w.shape[:contract]), -1)
     # Matrices, because with more dims XLA transposes dy in memory.
     dy = dy.reshape(*dy.shape[: x.ndim - contract], -1)
     dw = jnp.matmul(x.reshape(-1, w_DF.shape[0]).T, dy.reshape(-1, w_DF.shape[1]))

@@ -117,7 +117,8 @@ class DecoderLayer(Block):
         """x and what it takes from the source."""
         x_BTD, n_BTD = self.cross_norm.beside(x_BTD)
         c_BTD = self.cross(n_BTD, token_info.at(layer, DropoutSite.CROSS_ATTENTION), source)
-        return self.add(x_BTD, c_BTD, token_info.at(layer, DropoutSite.CROSS_ATTENTION_OUTPUT))
+        site = DropoutSite.CROSS_ATTENTION_OUTPUT
+        return self.add(x_BTD, c_BTD, token_info, layer=layer, site=site)
 
     def _source(
         self, x: X, token_info: TokenInfo, cache: Decoding | None, common: Common

@@ -282,6 +282,8 @@ class WindowAttention(Heads):
 
     def _seed(self, token_info: TokenInfo, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]` of the images between the products."""
+        if token_info.seed is None:
+            return None
         local = token_info._replace(
             sample_B=self.tensor_parallel.axes.logit_images(token_info.sample_B)
         )

@@ -74,7 +74,6 @@ def test_a_bias_without_all_distances_is_refused(distances: int, longest: int) -
     words = f"a bias of {distances} distances: {longest} tokens need {2 * longest - 1}, or a larger"
     with pytest.raises(ValueError, match=words):
         check_distances(jnp.zeros((2, distances)), longest)
-    check_distances(None, longest)
     check_distances(jnp.zeros((2, 2 * longest + 1)), longest)
 
 

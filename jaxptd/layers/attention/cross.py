@@ -12,7 +12,7 @@ from jax import Array
 
 from jaxptd.attention.kernel import ScoreCoordinates, Scores
 from jaxptd.attention.ring import AttentionInputs
-from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
+from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
 
@@ -61,15 +61,14 @@ class CrossAttention(Heads):
         assert self.q is not None
         q_BTNH = self.q(x_BTD)
         q_BTNH = q_BTNH if self.q_norm is None else self.q_norm(q_BTNH)
-        scores = make_scores(self.config)._replace(causal=False, window=None)
+        scores = self.scores._replace(causal=False, window=None)
         if isinstance(source, Encoded):
             return self.out(self._attend_encoded(q_BTNH, source, token_info, scores))
         k_BSKH, v_BSKH = self._keys(source.x_BSD)
-        seed = self.seed(token_info, q_BTNH.shape[2])
+        seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
         inputs = AttentionInputs(key_segment_BCS=source.segment_BCS, seed_BN2=seed)
-        kernel = make_kernel(self.config)
         o_BTNH = self.tensor_parallel.attend(
-            q_BTNH, k_BSKH, v_BSKH, inputs, kernel=kernel, scores=scores
+            q_BTNH, k_BSKH, v_BSKH, inputs, kernel=self.kernel, scores=scores
         )
         return self.out(o_BTNH)
 
@@ -83,7 +82,9 @@ class CrossAttention(Heads):
     def _keys(self, x_BSD: Array) -> tuple[Array, Array]:
         """Keys and values of a source."""
         assert self.kv is not None
-        k_BSKH, v_BSKH = self.local_keys_values(*multiply(x_BSD, self.kv))
+        k_BSKH, v_BSKH = multiply(x_BSD, self.kv)
+        if self.gathers_kv:
+            k_BSKH, v_BSKH = self.own_keys_values(k_BSKH, v_BSKH)
         return k_BSKH if self.k_norm is None else self.k_norm(k_BSKH), v_BSKH
 
     def _attend_encoded(

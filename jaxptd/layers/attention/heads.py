@@ -123,29 +123,27 @@ class Heads(nnx.Module):
         )
         self.unit = projections.unit
         self.gathers_kv = projections.gathers_kv(tensor_parallel)
-        self.tensor_parallel, self.config = tensor_parallel, config
+        self.tensor_parallel, self.config, self.options = tensor_parallel, config, config.block
+        self.kernel, self.scores = make_kernel(config), make_scores(config)
 
     @property
     def local_kv_heads(self) -> int:
         """Heads of keys and values that a device has in its cache."""
         if self.gathers_kv:
-            return max(1, self.config.block.num_kv_heads // self.tensor_parallel.inner_devices)
+            return max(1, self.options.num_kv_heads // self.tensor_parallel.inner_devices)
         linear = self.qkv or self.kv
         assert linear is not None
         return linear.w.shape[-2]
 
-    def local_keys_values(self, k: Array, v: Array) -> tuple[Array, Array]:
-        """Keys and values of this device's heads, from those that it makes."""
-        if self.gathers_kv:
-            kv = self.tensor_parallel.axes.own_kv_heads(
-                jnp.stack([k, v], 2), self.config.block.head_size
-            )
-            k, v = separated(checkpoint_name(kv, SAVED_MATMUL_IN), 2)
+    def own_keys_values(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Keys and values of this device's heads, from the slices of all heads that it makes."""
+        kv = self.tensor_parallel.axes.own_kv_heads(jnp.stack([k, v], 2), self.options.head_size)
+        k, v = separated(checkpoint_name(kv, SAVED_MATMUL_IN), 2)
         return k, v
 
     def whole(self, x_BTNH: Array) -> Array:
         """Whole heads, for attention with a cache."""
-        return self.tensor_parallel.join_heads(x_BTNH, self.config.block.head_size)
+        return self.tensor_parallel.join_heads(x_BTNH, self.options.head_size)
 
     def attend_whole(
         self, q_BTNH: Array, k: Array, v: Array, *, coordinates: ScoreCoordinates, scores: Scores
@@ -154,10 +152,9 @@ class Heads(nnx.Module):
         o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, coordinates, scores=scores)
         return self.tensor_parallel.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
 
-    def seed(self, token_info: TokenInfo, heads: int) -> Array | None:
+    def seed(self, token_info: TokenInfo, heads: int) -> Array:
         """Dropout seeds `[B, N, 2]`, one per sequence and head."""
-        if token_info.seed is None:
-            return None
+        assert token_info.seed is not None
         return fold(
             token_info.seed,
             token_info.sample_B[:, None],

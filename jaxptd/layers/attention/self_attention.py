@@ -15,7 +15,7 @@ from jaxptd.attention.kernel import ScoreCoordinates
 from jaxptd.attention.ring import AttentionInputs
 from jaxptd.attention.rope import rotate
 from jaxptd.config.block import frequencies
-from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
+from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
 from jaxptd.layers.norm import HeadNorm
@@ -68,12 +68,22 @@ class SelfAttention(Heads):
                 or None.
         """
         linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
-        q_BTNH, *keys_values = multiply(x_BTD, *linears)
-        k_BTKH, v_BTKH = self.local_keys_values(*keys_values)
+        q_BTNH, k_BTKH, v_BTKH = multiply(x_BTD, *linears)
+        if self.gathers_kv:
+            k_BTKH, v_BTKH = self.own_keys_values(k_BTKH, v_BTKH)
         q_BTNH = self._placed(q_BTNH, self.q_norm, token_info)
         k_BTKH = self._placed(k_BTKH, self.k_norm, token_info)
         if cache is None:
-            o_BTNH = self._attend(q_BTNH, k_BTKH, v_BTKH, token_info, bias_NR)
+            segment = token_info.segment_BCT
+            seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
+            o_BTNH = self.tensor_parallel.attend(
+                q_BTNH,
+                k_BTKH,
+                v_BTKH,
+                AttentionInputs(segment, segment, seed, bias_NR),
+                kernel=self.kernel,
+                scores=self.scores,
+            )
         else:
             q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in (q_BTNH, k_BTKH, v_BTKH))
             cache = cache.append(k_BTKH, v_BTKH)
@@ -82,7 +92,7 @@ class SelfAttention(Heads):
 
     def _placed(self, x_BTNH: Array, norm: HeadNorm | None, token_info: TokenInfo) -> Array:
         """Queries or keys, normalised and turned by their positions, if the model does so."""
-        options, axes = self.config.block, self.tensor_parallel.axes
+        options, axes = self.options, self.tensor_parallel.axes
         x_BTNH = x_BTNH if norm is None else norm(x_BTNH)
         if options.rope is None:
             return x_BTNH
@@ -91,24 +101,15 @@ class SelfAttention(Heads):
         turns, length = frequencies(options.rope, options.head_size)
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
 
-    def _attend(
-        self, q_BTNH: Array, k: Array, v: Array, token_info: TokenInfo, bias_NR: Array | None
-    ) -> Array:
-        segment, seed = token_info.segment_BCT, self.seed(token_info, q_BTNH.shape[2])
-        inputs = AttentionInputs(segment, segment, seed, bias_NR)
-        kernel, scores = make_kernel(self.config), make_scores(self.config)
-        return self.tensor_parallel.attend(q_BTNH, k, v, inputs, kernel=kernel, scores=scores)
-
     def _attend_cache(
         self, q_BTNH: Array, cache: Cache, token_info: TokenInfo, bias_NR: Array | None
     ) -> Array:
         """Attends from the last tokens of a text to all cached keys; none sees padding."""
         key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
-        coordinates, scores = (
-            ScoreCoordinates(token_info.position_T, key_S),
-            make_scores(self.config),
-        )
         segment = token_info.segment_BCT
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
+        coordinates = ScoreCoordinates(token_info.position_T, key_S)
         coordinates = coordinates._replace(bias_NR=bias_NR, key_segment_BS=every)
-        return self.attend_whole(q_BTNH, cache.k, cache.v, coordinates=coordinates, scores=scores)
+        return self.attend_whole(
+            q_BTNH, cache.k, cache.v, coordinates=coordinates, scores=self.scores
+        )
