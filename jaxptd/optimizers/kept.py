@@ -37,12 +37,12 @@ def keeping(inner: optax.GradientTransformation) -> Update:
 
 def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> Update:
     """optax's, with the choice of moments."""
-    adam = keeping(optax.scale_by_adam(beta1, beta2, epsilon))
+    adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
     def update(
         grads: Any, state: Any, params: Any = None, *, sound: Array | None = None, **_: Any
     ) -> tuple[Any, Any]:
-        _, new = adam.update(grads, state, sound=sound)
+        new = chosen(sound, adam.update(grads, state)[1], state)
         mean = optax.tree.bias_correction(new.mu, beta1, new.count)
         square = optax.tree.bias_correction(new.nu, beta2, new.count)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square), new
@@ -52,12 +52,12 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> Update:
 
 def scale_by_momentum(decay: float) -> Update:
     """optax's `trace`, with the choice of moments."""
-    momentum = keeping(optax.trace(decay))
+    momentum = optax.trace(decay)
 
     def update(
         grads: Any, state: Any, params: Any = None, *, sound: Array | None = None, **_: Any
     ) -> tuple[Any, Any]:
-        _, new = momentum.update(grads, state, sound=sound)
+        new = chosen(sound, momentum.update(grads, state)[1], state)
         return new.trace, new
 
     return Update(momentum.init, update)

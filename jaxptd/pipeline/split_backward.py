@@ -10,12 +10,12 @@ Source: Qi et al., arXiv 2401.10241 (B and W).
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 from jax import Array
-from jax.extend.core import Literal, Var
+from jax.extend.core import Var
 
 from jaxptd.matmul.ring import AGAIN
 from jaxptd.pipeline.pools import LayerInputs, X
@@ -48,44 +48,32 @@ class FlatProgram:
     """A traced program with its calls inlined.
 
     Args:
-        closed: its closed jaxpr.
+        equations: in their order.
+        arguments: the variables of its arguments.
+        results: the variables of its results; a constant result is a `Literal`.
+        constants: their values.
         shapes: of its results, a tree.
     """
 
-    closed: Any
+    equations: Sequence[Any]
+    arguments: Sequence[Any]
+    results: Sequence[Any]
+    constants: Values
     shapes: Any
 
     @classmethod
     def trace(cls, program: Callable, *arguments: Any) -> "FlatProgram":
         """Traces `program(*arguments)`; conditionals and loops stay as they are."""
         closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arguments)
-
-        def run(*leaves: Array) -> list[Any]:
-            values = dict(zip(closed.jaxpr.invars, leaves, strict=True))
-            values |= dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-            evaluate(closed.jaxpr.eqns, values)
-            return [value_of(var, values) for var in closed.jaxpr.outvars]
-
-        return cls(jax.make_jaxpr(run)(*jax.tree.leaves(arguments)), shapes)
-
-    @property
-    def equations(self) -> list[Any]:
-        return self.closed.jaxpr.eqns
-
-    @property
-    def arguments(self) -> list[Any]:
-        """The variables of its arguments."""
-        return self.closed.jaxpr.invars
-
-    @property
-    def results(self) -> list[Any]:
-        """The variables of its results; a constant result is a `Literal`."""
-        return self.closed.jaxpr.outvars
+        flat = jax.make_jaxpr(partial(_call, closed))(*jax.tree.leaves(arguments))
+        jaxpr = flat.jaxpr
+        constants = dict(zip(jaxpr.constvars, flat.consts, strict=True))
+        return cls(jaxpr.eqns, jaxpr.invars, jaxpr.outvars, constants, shapes)
 
     def bind(self, *arguments: Any) -> Values:
         """The values of its arguments, or of only the first ones, and of its constants."""
         values = dict(zip(self.arguments, jax.tree.leaves(arguments), strict=False))
-        return values | dict(zip(self.closed.jaxpr.constvars, self.closed.consts, strict=True))
+        return values | self.constants
 
     def run(self, equations: Sequence[Any], values: Values, element: int | None = None) -> Any:
         """Runs some of its equations, adds to `values`, and returns the results, or one element."""
@@ -110,14 +98,14 @@ def evaluate(equations: Sequence[Any], values: Values) -> None:
     for eqn in equations:
         arguments = [value_of(var, values) for var in eqn.invars]
         if eqn.primitive.name in CALLS:
-            results = _call(eqn.params[CALLS[eqn.primitive.name]], arguments)
+            results = _call(eqn.params[CALLS[eqn.primitive.name]], *arguments)
         else:
             values_out = eqn.primitive.bind(*arguments, **eqn.params)
             results = values_out if eqn.primitive.multiple_results else [values_out]
         values |= dict(zip(eqn.outvars, results, strict=True))
 
 
-def _call(program: Any, arguments: Sequence[Array]) -> list[Any]:
+def _call(program: Any, *arguments: Array) -> list[Any]:
     jaxpr, consts = getattr(program, "jaxpr", program), getattr(program, "consts", ())
     values = dict(zip(jaxpr.invars, arguments, strict=True))
     values |= dict(zip(jaxpr.constvars, consts, strict=True))
@@ -125,23 +113,18 @@ def _call(program: Any, arguments: Sequence[Array]) -> list[Any]:
     return [value_of(var, values) for var in jaxpr.outvars]
 
 
-def is_variable(atom: Any) -> bool:
-    """True if an argument or result of an equation is a variable, not a literal."""
-    return not isinstance(atom, Literal)
-
-
 def value_of(atom: Any, values: Values) -> Any:
     """The value of a variable or literal."""
-    return values[atom] if is_variable(atom) else atom.val
+    return values[atom] if isinstance(atom, Var) else atom.val
 
 
 def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The equations that these results depend on, in their order."""
-    wanted = {var for var in results if is_variable(var)}
+    wanted = {var for var in results if isinstance(var, Var)}
     dependencies = []
     for eqn in reversed(equations):
         if not wanted.isdisjoint(eqn.outvars):
-            wanted |= {var for var in eqn.invars if is_variable(var)}
+            wanted |= {var for var in eqn.invars if isinstance(var, Var)}
             dependencies.append(eqn)
     return dependencies[::-1]
 
@@ -209,7 +192,7 @@ def _sources(equation: Any, result: Var) -> list[Var]:
     read = equation.invars
     if equation.primitive.name == _BARRIER:
         read = [read[equation.outvars.index(result)]]
-    return [var for var in read if is_variable(var)]
+    return [var for var in read if isinstance(var, Var)]
 
 
 def _making(variables: Mapping[Var, Any], done: Sequence[Any]) -> list[Any]:
@@ -236,20 +219,19 @@ class TracedLayer:
 
     Args:
         run: the layer; params and x get gradients, inputs do not.
-        tree: the residuals as a tree, which makes a function of them.
-        program: (params, inputs, x) -> residuals.
+        program: (params, inputs, x) -> residuals, a tree that is a function of dy.
         is_saved: whether forward saves a residual, for each.
     """
 
     run: Callable[[Any, LayerInputs, X], X]
-    tree: Any
     program: FlatProgram
     is_saved: tuple[bool, ...]
 
     def forward(self, params: Any, inputs: LayerInputs, x: X) -> tuple[X, list[Array]]:
         """(y, the residuals to save)."""
-        y, residuals, _ = _vjp(self.run, params, inputs, x)
-        return y, [r for r, is_saved in zip(residuals, self.is_saved, strict=True) if is_saved]
+        y, vjp = _vjp(self.run, params, inputs, x)
+        residuals = zip(jax.tree.leaves(vjp), self.is_saved, strict=True)
+        return y, [residual for residual, is_saved in residuals if is_saved]
 
     def backward(self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: X) -> tuple:
         """(gradients of params, gradient of x)."""
@@ -260,7 +242,7 @@ class TracedLayer:
         leaves = [
             next(following) if is_saved else value_of(var, values) for var, is_saved in residuals
         ]
-        return jax.tree.unflatten(self.tree, leaves)(dy)
+        return jax.tree.unflatten(jax.tree.structure(self.program.shapes), leaves)(dy)
 
     def split(
         self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: X
@@ -278,32 +260,25 @@ def trace_layer(
     run: Callable, params: Any, inputs: LayerInputs, x: X
 ) -> tuple[TracedLayer, list[Any]]:
     """Traces a layer for arguments of these shapes; also the shapes of what its forward saves."""
-    tree = None
-
-    def residuals(params: Any, inputs: LayerInputs, x: X) -> list[Array]:
-        nonlocal tree
-        _, leaves, tree = _vjp(run, params, inputs, x)
-        return leaves
-
-    program = FlatProgram.trace(residuals, params, inputs, x)
+    program = FlatProgram.trace(lambda *each: _vjp(run, *each)[1], params, inputs, x)
     parameters, others = len(jax.tree.leaves(params)), len(jax.tree.leaves((params, inputs)))
     of_x = program.arguments[others:]
     differentiated = {*program.arguments[:parameters], *of_x}
+    is_saved = []
+    for var in program.results:
+        equations = needed(program.equations, [var])
+        read = {x for eqn in equations for x in eqn.invars if isinstance(x, Var)}
+        from_them = var in of_x or not differentiated.isdisjoint(read)
+        is_saved.append(isinstance(var, Var) and from_them)
+    shapes = zip(jax.tree.leaves(program.shapes), is_saved, strict=True)
+    layer = TracedLayer(run, program, tuple(is_saved))
+    return layer, [shape for shape, saved in shapes if saved]
 
-    def must_save(var: Any) -> bool:
-        used = needed(program.equations, [var])
-        sources = {source for eqn in used for source in eqn.invars if is_variable(source)}
-        return var in of_x or not differentiated.isdisjoint(sources)
 
-    is_saved = tuple(is_variable(var) and must_save(var) for var in program.results)
-    shapes = [s for s, saved in zip(program.shapes, is_saved, strict=True) if saved]
-    return TracedLayer(run, tree, program, is_saved), shapes
-
-
-def _vjp(run: Callable, params: Any, inputs: LayerInputs, x: X) -> tuple[X, list[Array], Any]:
-    """(y, the residuals, their tree)."""
+def _vjp(run: Callable, params: Any, inputs: LayerInputs, x: X) -> tuple[X, Any]:
+    """(y, the residuals, as a function of the gradient of y)."""
     y, vjp = jax.vjp(lambda params, x: run(params, inputs, x), params, x)
-    return y, *jax.tree.flatten(vjp)
+    return y, vjp
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -362,7 +337,7 @@ class SplitBackward:
         """Equations that depend on no argument, such as the one for a device's index."""
         variable, constant = {*self.program.arguments}, []
         for eqn in self.program.equations:
-            if variable.isdisjoint(var for var in eqn.invars if is_variable(var)):
+            if variable.isdisjoint(var for var in eqn.invars if isinstance(var, Var)):
                 constant.append(eqn)
             else:
                 variable |= {*eqn.outvars}
@@ -372,7 +347,7 @@ class SplitBackward:
     def weight_reads(self) -> list[bool]:
         """For each array of arguments, whether weight_backward reads it."""
         _, second, _ = self._split
-        read = {var for eqn in second for var in eqn.invars if is_variable(var)}
+        read = {var for eqn in second for var in eqn.invars if isinstance(var, Var)}
         return [var in read for var in self._arguments[0]]
 
     def input_backward(self, arguments: Any, dy: Any) -> tuple[Any, list[Array]]:
@@ -397,7 +372,7 @@ def _made(equations: Sequence[Any]) -> set[Any]:
 def _read(equations: Sequence[Any], results: Sequence[Any], some: Collection[Any]) -> list[Any]:
     """The variables of `some` that equations read, or that are results, each once."""
     read = [var for eqn in equations for var in eqn.invars] + [*results]
-    return list(dict.fromkeys(var for var in read if is_variable(var) and var in some))
+    return list(dict.fromkeys(var for var in read if isinstance(var, Var) and var in some))
 
 
 def _same_rows(x: Any, y: Any) -> bool:

@@ -52,7 +52,7 @@ class StepBody:
         metrics = _with_total(losses) | {"grad_norm": norm, "learning_rate": rate}
         sound = is_sound(metrics["loss"], norm, config.optimizer.skip_above)
         scalars = Scalars(rate, norm, sound)
-        new = updated(config, self.resolved.stored, state, clipped, scalars)
+        new = updated(config, self.resolved.optimizer, state, clipped, scalars)
         state, metrics = advance(state, new, metrics, sound=sound, dtype=self.resolved.model.dtype)
         return self.states.to_host(state), metrics, grads
 

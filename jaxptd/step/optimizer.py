@@ -6,7 +6,9 @@ Source: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Chen et al., arXiv 2302
 Pascanu et al., arXiv 1211.5063 (clipping); Hu et al., arXiv 2404.06395 (warm-up, stable, decay).
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.config import Config, OptimizerConfig, OptimizerName
 from jaxptd.optimizers.adafactor import scale_by_factors
-from jaxptd.optimizers.kept import chosen, keeping, scale_by_adam, scale_by_momentum
+from jaxptd.optimizers.kept import Update, chosen, keeping, scale_by_adam, scale_by_momentum
 from jaxptd.optimizers.moments import is_orthogonalised
 from jaxptd.optimizers.muon import scale_by_orthogonal
 from jaxptd.params import Params, Stored
@@ -63,12 +65,13 @@ def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
 def _muon(config: OptimizerConfig, stored: Mapping[str, Stored]) -> optax.GradientTransformation:
     """Orthogonal momentum for the matrices of layers, Adam for everything else."""
     rules = {"matrix": scale_by_orthogonal(config.momentum, stored), "other": _adam(config)}
-    kinds = {name: _kind(each) for name, each in stored.items()}
-    return optax.partition(rules, kinds)
+    kinds = {n: "matrix" if is_orthogonalised(each) else "other" for n, each in stored.items()}
 
+    def update(grads: Params, state: Any, params: Any = None, **others: Any) -> tuple[Any, Any]:
+        rule = optax.partition(rules, {name: kinds[name] for name in grads})
+        return rule.update(grads, state, params, **others)
 
-def _kind(stored: Stored) -> str:
-    return "matrix" if is_orthogonalised(stored) else "other"
+    return Update(optax.partition(rules, kinds).init, update)
 
 
 # Of a config and of how parameters are held, optax's transformation of gradients; on shards.
@@ -87,13 +90,13 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """The direction plus the weight decay of parameters; scale it by minus the rate.
 
-    `update` takes `sound`, too: whether the step is taken. If not, moments stay as they were, and
-    the direction means nothing.
+    `update` is of all parameters, or of some with their part of the moments. It takes `sound`, too:
+    whether the step is taken. If not, moments stay as they were, and the direction means nothing.
     """
     return optax.chain(
         DIRECTIONS[config.name](config, stored),
         optax.add_decayed_weights(
-            config.weight_decay, mask={name: each.info.decay for name, each in stored.items()}
+            config.weight_decay, mask=lambda some: {name: stored[name].info.decay for name in some}
         ),
     )
 
@@ -144,7 +147,7 @@ class Scalars(NamedTuple):
 
 def updated(
     config: Config,
-    stored: Mapping[str, Stored],
+    rule: optax.GradientTransformationExtraArgs,
     state: Mapping[str, Any],
     gradients: Params,
     scalars: Scalars,
@@ -153,24 +156,32 @@ def updated(
 
     Args:
         config: of the run.
-        stored: how the state holds each parameter.
+        rule: of `make_optimizer`.
         state: `params` and `optimizer`, each array on the device or on the host.
         gradients: clipped.
         scalars: of the update.
     """
+
+    def has_names(x: Any) -> bool:  # other arrays of the optimizer are alike for all parameters
+        return isinstance(x, dict) and x.keys() == gradients.keys()
+
+    trees, structure = jax.tree.flatten(state["optimizer"], is_leaf=has_names)
     params: Params = {}
     moments = []
-    for name in stored:
-        old, kept = _part((state["params"], state["optimizer"]), name, stored)
-        rule = make_optimizer(config.optimizer, {name: stored[name]})
-        one, others = partial(_updated, rule, name), (gradients[name], scalars.rate, scalars.sound)
+    for name, gradient in gradients.items():
+        old = {name: state["params"][name]}
+        kept = structure.unflatten([{name: x[name]} if has_names(x) else x for x in trees])
+        one, others = partial(_updated, rule, name), (gradient, scalars.rate, scalars.sound)
         if config.layout.update_on == "host":
             params[name], new = computed_on_host(one, old, kept, *others)
         else:
-            old, kept = on_device(_after([scalars.norm, *params.values()], (old, kept)))
+            if config.layout.offload != "none":
+                old, kept = on_device(_after([scalars.norm, *params.values()], (old, kept)))
             params[name], new = one(old, kept, *others)
         moments.append(new)
-    return {"params": params, "optimizer": _joined(moments, stored)}
+    parts = zip(trees, *map(structure.flatten_up_to, moments), strict=True)
+    joined = [functools.reduce(operator.or_, new) if has_names(x) else new[0] for x, *new in parts]
+    return {"params": params, "optimizer": structure.unflatten(joined)}
 
 
 def _updated(
@@ -197,24 +208,3 @@ def _after(others: list[Array], tree: Any) -> Any:
         return lax.optimization_barrier((x, as_varying(last, sorted(axes))))[0]
 
     return jax.tree.map(after, tree)
-
-
-def _part(tree: Any, name: str, names: Mapping[str, Any]) -> Any:
-    """A tree whose dicts with all names have one of them."""
-
-    def has_names(x: Any) -> bool:
-        return isinstance(x, dict) and x.keys() == names.keys()
-
-    return jax.tree.map(lambda x: {name: x[name]} if has_names(x) else x, tree, is_leaf=has_names)
-
-
-def _joined(parts: list[Any], names: Mapping[str, Any]) -> Any:
-    """The tree that these are the parts of, one for each name; other arrays are alike in all."""
-
-    def has_name(x: Any) -> bool:
-        return isinstance(x, dict) and len(x) == 1 and x.keys() <= names.keys()
-
-    def join(*each: Any) -> Any:
-        return {k: v for x in each for k, v in x.items()} if has_name(each[0]) else each[0]
-
-    return jax.tree.map(join, *parts, is_leaf=has_name)

@@ -242,6 +242,8 @@ class States:
 
     def to_host(self, state: State) -> State:
         """Copies each array to where it is kept: most to host memory, counters to the device."""
+        if HOST not in self.memory:
+            return state
         return jax.tree.map(
             lambda x, kind: on_host(x) if kind == HOST else on_device(x), state, self.kinds
         )
