@@ -179,11 +179,11 @@ class Training:
             StepTrace(self.config, run.path, self.watchdog, say=self.display.say) as trace,
         ):
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
+            program = run.program.train_step  # `StepBody.train`, compiled for the mesh
             for step in self.watchdog.steps(done + 1, end):
                 trace.begin(step, meter)
                 first = (step - 1) * self.config.train.global_batch_size
                 batch = run.read_batch(run.data.train, first)
-                program = run.program.train_step
                 with run.programs.ready("train_step", program, run.arrays, batch) as train_step:
                     run.arrays, metrics = train_step(run.arrays, batch)
                 meter.add(step, metrics)

@@ -119,10 +119,11 @@ def first_step(route: Route, folder: str) -> Callable[[], object]:
     display = Display(Output(file=io.StringIO()))
     run = make_run(config, find(config.processes, {}), display=display, watchdog=Watchdog())
     state: Any = run.program.abstract_state
+    program, programs = run.program.train_step, run.programs  # the loop has them before it begins
 
     def step() -> None:
         batch = run.read_batch(run.data.train, 0)
-        with run.programs.ready("train_step", run.program.train_step, state, batch) as jitted:
+        with programs.ready("train_step", program, state, batch) as jitted:
             jitted.trace(state, batch)  # type: ignore[attr-defined]
 
     return step
