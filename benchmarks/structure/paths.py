@@ -2,8 +2,8 @@
 
 A run of a small GPT (`test-tiny` without dropout) reads its first batch, and JAX traces its step:
 then the package's Python runs. Functions of `jaxptd` are noted from the first call of one function
-to the first return of another. The config, the mesh and the shapes of parameters and state are
-made before, and are on no path.
+to the first return of another. The config, the mesh, the shapes of parameters and state and the
+step that JAX will trace are made before, as a run makes them, and are on no path.
 
 A function is a `def`, also one inside another, known by its file and qualified name and counted
 once; properties and wrappers of decorators are functions like others. A lambda or comprehension
