@@ -187,7 +187,7 @@ class Layout:
         """Matrices are sharded over a grid of devices (1 x n and n x 1 are grids, too)."""
         return self.row * self.col > 1
 
-    @property
+    @cached_property
     def ring_size(self) -> int:
         """Devices that share a sequence's keys, and pass them round a ring."""
         return self.cp * (self.row if self.attention2d == "heads" else 1)

@@ -2,8 +2,8 @@
 
 A run of a small GPT (`test-tiny` without dropout) reads its first batch, and JAX traces its step:
 then the package's Python runs. Functions of `jaxptd` are noted from the first call of one function
-to the first return of another. The config, the mesh and the shapes of parameters and state are
-made before, and are on no path.
+to the first return of another. The config, the mesh, the shapes of parameters and state and the
+step that JAX will trace are made before, as a run makes them, and are on no path.
 
 A function is a `def`, also one inside another, known by its file and qualified name and counted
 once; properties and wrappers of decorators are functions like others. A lambda or comprehension
@@ -119,10 +119,11 @@ def first_step(route: Route, folder: str) -> Callable[[], object]:
     display = Display(Output(file=io.StringIO()))
     run = make_run(config, find(config.processes, {}), display=display, watchdog=Watchdog())
     state: Any = run.program.abstract_state
+    program, programs = run.program.train_step, run.programs  # the loop has them before it begins
 
     def step() -> None:
         batch = run.read_batch(run.data.train, 0)
-        with run.programs.ready("train_step", run.program.train_step, state, batch) as jitted:
+        with programs.ready("train_step", program, state, batch) as jitted:
             jitted.trace(state, batch)  # type: ignore[attr-defined]
 
     return step

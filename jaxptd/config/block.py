@@ -332,7 +332,7 @@ def check_block(model: Any) -> None:
     """Raises UserError for options that do not fit each other, or that have no effect."""
     if model.head_size is None:
         require_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
-    options = block_options(model)
+    options: BlockOptions = model.block
     kv_heads = options.num_kv_heads
     require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
     _check_positions(model, options)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from jaxptd.config.block import (
@@ -175,7 +176,7 @@ class ModelConfig:
         """Tokens in the targets of an encoder-decoder."""
         return (self.encoder_decoder and self.encoder_decoder.seq_length) or self.seq_length
 
-    @property
+    @cached_property
     def block(self) -> BlockOptions:
         """The options of a block, those that are set, else the family's."""
         return block_options(self)

@@ -86,11 +86,11 @@ def first_only(function: Callable[..., None]) -> Callable[..., None]:
     """Makes a function do nothing except in the first process."""
 
     @functools.wraps(function)
-    def first_microbatch_params(*args: Any, **kwargs: Any) -> None:
+    def in_first(*args: Any, **kwargs: Any) -> None:
         if is_first():
             function(*args, **kwargs)
 
-    return first_microbatch_params
+    return in_first
 
 
 # ---- meetings of all processes ----------------------------------------------------------------

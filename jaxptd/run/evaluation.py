@@ -39,14 +39,12 @@ def read_batch(
 
     def rows_of(field: str, numbers: slice) -> np.ndarray:
         sample_B = first + np.arange(program.config.train.global_batch_size)[numbers]
-        rows = family.rows(windows, field, sample_B, end_of_document=end_of_document)
+        rows = make_rows(windows, field, sample_B, end_of_document=end_of_document)
         inside = (sample_B < beyond).reshape(-1, *[1] * (rows.ndim - 1))
-        return np.where(inside, rows, NOT_COUNTED) if field in targets else rows
+        return np.where(inside, rows, NOT_COUNTED) if field in batches.targets else rows
 
-    model = program.config.model
-    family = family_of(model)
-    targets = {term.targets for term in family.losses(model).values()}
-    return program.batches.read(rows_of)
+    batches, make_rows = program.batches, program.resolved.family.rows
+    return batches.read(rows_of)
 
 
 # ---- programs, compiled in all processes together ------------------------------------------------
@@ -56,7 +54,7 @@ class Programs:
     """Compiles each jitted program of a run when it is first used, and tells the watchdog so."""
 
     def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
+        self._watchdog, self._alone = watchdog, coordination.is_alone()
         self._compiled: dict[str, Callable] = {}
 
     @contextlib.contextmanager
@@ -70,8 +68,11 @@ class Programs:
         """
         first = name not in self._compiled
         with self._watchdog.phase(Phase.COMPILING if first else Phase.WAITING):
-            if first:
-                self._compiled[name] = compile_together(name, program, *args)
+            if first:  # a run places its batches itself
+                jitted = program.jitted if isinstance(program, CompiledStep) else program
+                if not self._alone:  # else the first call compiles
+                    jitted = compile_together(name, jitted, *args)
+                self._compiled[name] = jitted
             yield self._compiled[name]
 
 
@@ -79,12 +80,8 @@ def compile_together(name: str, program: Callable, *args: Any) -> Callable:
     """Compiles a jitted program for these arguments, and waits until all processes have done so.
 
     Without that, the process that runs it first would wait for the others to compile it, and gloo
-    waits for 30 s only. A run of one process compiles in the first call.
+    waits for 30 s only.
     """
-    if isinstance(program, CompiledStep):
-        program = program.jitted  # a run places its batches itself
-    if coordination.is_alone():
-        return program
     compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
     coordination.barrier(f"compile.{name}", seconds=coordination.DAY)
     return compiled

@@ -1,8 +1,7 @@
 """A batch: its fields, and how it is sharded over the mesh."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,53 +26,43 @@ BATCH_SPEC = P(*BATCH_AXES)
 SEQUENCE_SPEC = P(Axis.DP)  # of a number a sequence
 
 
-@dataclasses.dataclass(frozen=True)
 class Batches:
-    """Builds the batches of a config on a mesh.
+    """Builds the batches of a config on a mesh, all of which have the same fields and shapes.
 
     Args:
         config: of the run.
         mesh: to put batches on.
         ring: the devices that each sequence is sharded over.
+
+    Attributes:
+        fields: the arrays of a batch.
+        targets: the fields whose entries are targets of a loss.
+        shapes: [B, ..] of each array of a global batch, with the padding of T.
+        specs: of each array.
+        shardings: of each array.
+        token_orders: for each `[B, T, ..]` the positions in the order in which the devices hold
+            them.
     """
 
-    config: Config
-    mesh: Mesh
-    ring: Ring
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """[B, ..] of each array of a global batch, with the padding of T."""
-        return batch_shapes(self.config)
-
-    @property
-    def specs(self) -> dict[str, P]:
-        """The spec of each array."""
-        return batch_specs(self.config)
-
-    @property
-    def shardings(self) -> dict[str, NamedSharding]:
-        return {name: NamedSharding(self.mesh, spec) for name, spec in self.specs.items()}
+    def __init__(self, config: Config, mesh: Mesh, ring: Ring) -> None:
+        family, size = family_of(config.model), config.layout.ring_size
+        self.config, self.fields = config, family.fields(config)
+        self.targets = {term.targets for term in family.losses(config.model).values()}
+        self.shapes, self.specs = batch_shapes(config), batch_specs(config)
+        self.shardings = {name: NamedSharding(mesh, spec) for name, spec in self.specs.items()}
+        lengths = {name: self.shapes[name][1] for name, x in self.fields.items() if x.length}
+        self.token_orders = {
+            name: ring.order(length, size) if self.fields[name].ring else np.arange(length)
+            for name, length in lengths.items()
+        }
 
     @property
     def abstract(self) -> Batch:
         """Shapes and shardings, for compiling without a batch."""
-        fields, shardings = family_of(self.config.model).fields(self.config), self.shardings
         make: Any = jax.ShapeDtypeStruct
         return {
-            name: make(shape, fields[name].dtype, sharding=shardings[name])
+            name: make(shape, self.fields[name].dtype, sharding=self.shardings[name])
             for name, shape in self.shapes.items()
-        }
-
-    @cached_property
-    def token_orders(self) -> dict[str, np.ndarray]:
-        """For each `[B, T, ..]` the positions in the order in which the devices hold them."""
-        size, shapes = self.config.layout.ring_size, self.shapes
-        fields = family_of(self.config.model).fields(self.config)
-        lengths = {name: shapes[name][1] for name, each in fields.items() if each.length}
-        return {
-            name: self.ring.order(length, size) if fields[name].ring else np.arange(length)
-            for name, length in lengths.items()
         }
 
     def read(self, rows_of: Callable[[str, slice], np.ndarray]) -> Batch:
@@ -83,7 +72,7 @@ class Batches:
             rows_of: (field, rows of the global batch) -> these rows, `[rows, T, ..]` in text order,
                 or `[rows]`.
         """
-        fields, shapes = family_of(self.config.model).fields(self.config), self.shapes
+        fields, shapes = self.fields, self.shapes
 
         def rows(field: str, numbers: slice) -> np.ndarray:
             derived = fields[field].derived
@@ -95,9 +84,9 @@ class Batches:
             rows_here = rows(field, index[0])
             return rows_here[:, self.token_orders[field][index[1]]] if len(index) > 1 else rows_here
 
-        shardings, make = self.shardings, jax.make_array_from_callback
+        make = jax.make_array_from_callback
         return {
-            name: make(shape, shardings[name], partial(block, field=name))
+            name: make(shape, self.shardings[name], partial(block, field=name))
             for name, shape in shapes.items()
         }
 
@@ -108,10 +97,41 @@ class Batches:
             UserError: the batch has other fields, shapes or types than the config needs, or ids
                 outside the vocabulary.
         """
-        check_batch(batch, self.config, given_shapes(self.config))
+        self.checked(batch, given_shapes(self.config))
         check_ids(batch, self.config)
-        fields = family_of(self.config.model).fields(self.config)
-        return self.read(lambda field, rows: np.asarray(batch[field], fields[field].dtype)[rows])
+        return self.read(
+            lambda field, rows: np.asarray(batch[field], self.fields[field].dtype)[rows]
+        )
+
+    def checked(self, batch: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """Returns a batch whose fields, shapes and types are right; its arrays may be traced ones.
+
+        Args:
+            batch: whole, or on the mesh.
+            shapes: of the fields that it needs.
+
+        Raises:
+            UserError: they are not those that the config needs.
+        """
+        fields = ", ".join(shapes)
+        if not isinstance(batch, Mapping):
+            raise UserError(f"a batch is a {type(batch).__name__}; use a dict with {fields}")
+        if set(batch) != set(shapes):
+            raise UserError(
+                f"a batch holds {', '.join(map(str, batch)) or 'nothing'}; with data.documents="
+                f"{self.config.data.documents} it holds {fields}"
+            )
+        for name, x in batch.items():
+            kind, wanted = getattr(x, "dtype", type(x).__name__), self.fields[name].dtype
+            abstract = jnp.integer if wanted == "int32" else jnp.floating
+            if isinstance(kind, str) or not jnp.issubdtype(kind, abstract):
+                raise UserError(f"a batch holds {name} of {kind}; use an array of {wanted}")
+        if wrong := [name for name, x in batch.items() if x.shape != shapes[name]]:
+            given = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
+            lengths = (f" x model.{size}" for size in self.fields[wrong[0]].sizes)
+            words = "train.global_batch_size" + "".join(lengths)
+            raise UserError(f"a batch holds {given}; use {shapes[wrong[0]]}, {words}")
+        return batch
 
 
 def batch_fields(config: Config) -> tuple[str, ...]:
@@ -142,40 +162,6 @@ def batch_specs(config: Config) -> dict[str, P]:
     """The spec of each field of a batch."""
     fields = family_of(config.model).fields(config)
     return {name: BATCH_SPEC if each.length else SEQUENCE_SPEC for name, each in fields.items()}
-
-
-def check_batch(
-    batch: Mapping[str, Any], config: Config, shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Checks the fields of a batch, and their shapes and types; the arrays may be traced ones.
-
-    Args:
-        batch: whole, or on the mesh.
-        config: of the run.
-        shapes: of the fields that it needs.
-
-    Raises:
-        UserError: they are not those that the config needs.
-    """
-    fields = ", ".join(shapes)
-    if not isinstance(batch, Mapping):
-        raise UserError(f"a batch is a {type(batch).__name__}; use a dict with {fields}")
-    if set(batch) != set(shapes):
-        raise UserError(
-            f"a batch holds {', '.join(map(str, batch)) or 'nothing'}; with data.documents="
-            f"{config.data.documents} it holds {fields}"
-        )
-    kinds = family_of(config.model).fields(config)
-    for name, x in batch.items():
-        kind, wanted = getattr(x, "dtype", type(x).__name__), kinds[name].dtype
-        abstract = jnp.integer if wanted == "int32" else jnp.floating
-        if isinstance(kind, str) or not jnp.issubdtype(kind, abstract):
-            raise UserError(f"a batch holds {name} of {kind}; use an array of {wanted}")
-    if wrong := [name for name, x in batch.items() if x.shape != shapes[name]]:
-        given = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
-        lengths = (f" x model.{size}" for size in kinds[wrong[0]].sizes)
-        words = "train.global_batch_size" + "".join(lengths)
-        raise UserError(f"a batch holds {given}; use {shapes[wrong[0]]}, {words}")
 
 
 def check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:

@@ -5,6 +5,7 @@ Letters: B batch, T position, C chunks of the ring, M micro-batches.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
 from jaxptd.step.optimizer import Scalars, clip, global_norm, learning_rate, updated
 from jaxptd.step.passes import ForwardBackward, Losses, MicroBatches, total
+from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig
 from jaxptd.step.state import Metrics, State, States, advance, is_sound, unscaled
 
@@ -31,11 +33,21 @@ class StepBody:
         resolved: the config's choices.
         states: moves the state to host memory.
         passes: runs the micro-batches through the model.
+        owed: axes over which the gradient of each parameter is a partial sum, see `owed_axes`.
+        terms: of the loss.
     """
 
     resolved: ResolvedConfig
     states: States
     passes: ForwardBackward
+    owed: Mapping[str, tuple[str, ...]]
+    terms: Mapping[str, Loss]
+
+    @classmethod
+    def of(cls, resolved: ResolvedConfig, states: States) -> Self:
+        """Makes the body of a config's step."""
+        terms = resolved.family.losses(resolved.model)
+        return cls(resolved, states, make_passes(resolved), owed_axes(resolved), terms)
 
     def train(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         """The next state, the step's metrics, and its gradients."""
@@ -44,8 +56,10 @@ class StepBody:
         weights = self._weights(batch, scale)
         micro, token_info = self.micro_batches(batch, self._seed(state["step"]))
         gatherable = self.resolved.zero.begin_step(self._varying(state["params"]))
-        sums = self.passes.gradients(gatherable, micro, token_info, weights)
-        losses, grads = unscaled(self._reduced(*sums), scale, self.resolved.model.dtype)
+        losses, grads = self.passes.gradients(gatherable, micro, token_info, weights)
+        grads = self._reduce(self.resolved.zero.end_step(grads))  # once, whatever M is
+        sums = self._loss_sums(losses), grads
+        losses, grads = unscaled(sums, scale, self.resolved.model.dtype)
         norm = global_norm(grads, self.resolved.stored)
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
         clipped = clip(grads, norm, config.optimizer.grad_clip)
@@ -63,7 +77,7 @@ class StepBody:
         counts = self._counts(batch)
         return {
             name: {"sum": sums[name], "targets": counts[term.targets]}
-            for name, term in self._terms.items()
+            for name, term in self.terms.items()
             if term.evaluated
         }
 
@@ -98,28 +112,13 @@ class StepBody:
 
     def _varying(self, params: Params) -> Params:
         """Parameters that vary over the axes that shard tokens, so gradients stay local sums."""
-        return {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
-
-    def _owed_axes(self, name: str) -> tuple[str, ...]:
-        """Axes over which a shard's gradient is a partial sum.
-
-        Those that shard tokens, pp, and those that shard what only this parameter is used on.
-        """
-        stored = self.resolved.stored[name]
-        axes = (Axis.PP, *BATCH_AXES, *self.resolved.tensor_parallel.axes.tokens)
-        others = (axis for axis in stored.info.over if axis not in axes)
-        return tuple(a for a in (*axes, *others) if a not in stored.axes)
-
-    def _reduced(self, losses: Losses, grads: Params) -> tuple[Losses, Params]:
-        """Sums losses and gradients over the devices: once, whatever M is."""
-        grads = self._reduce(self.resolved.zero.end_step(grads))
-        return self._loss_sums(losses), grads
+        return {name: as_varying(p, self.owed[name]) for name, p in params.items()}
 
     def _reduce(self, grads: Params) -> Params:
-        """Sums the gradients over the axes that `_owed_axes` names: one all-reduce for each set."""
+        """Sums the gradients over the axes where they are owed: one all-reduce for each set."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in grads:
-            groups.setdefault(self._owed_axes(name), []).append(name)
+            groups.setdefault(self.owed[name], []).append(name)
         reduced: Params = {}
         for axes, names in groups.items():
             reduced |= lax.psum({name: grads[name] for name in names}, axes)
@@ -127,13 +126,9 @@ class StepBody:
 
     # ---- losses -----------------------------------------------------------------------------
 
-    @property
-    def _terms(self) -> Mapping[str, Loss]:
-        return self.resolved.family.losses(self.resolved.model)
-
     def _counts(self, batch: Batch) -> dict[str, Array]:
         """The number of targets in each field that has any."""
-        fields = sorted({term.targets for term in self._terms.values()})
+        fields = sorted({term.targets for term in self.terms.values()})
         counts = {name: jnp.sum(batch[name] >= 0, dtype=jnp.int32) for name in fields}
         return {
             name: lax.psum(x, [a for a in BATCH_AXES if a in varying_axes(x)])
@@ -146,7 +141,7 @@ class StepBody:
         scale = scale.astype(dtype)  # a weight times float32 would be rounded to it
         return {
             name: term.weight * scale / counts[term.targets].astype(dtype)
-            for name, term in self._terms.items()
+            for name, term in self.terms.items()
             if term.trained
         }
 
@@ -191,6 +186,18 @@ class StepBody:
         in_ring = self.resolved.family.fields(self.resolved.config)[sequence.tokens].ring
         positions = ring.positions_along if in_ring else local_numbers
         return TokenInfo(sample_B, positions(Axis.CP, length), seed, segment_BCT)
+
+
+def owed_axes(resolved: ResolvedConfig) -> dict[str, tuple[str, ...]]:
+    """Axes over which the gradient of each parameter's shard is a partial sum.
+
+    Those that shard tokens, pp, and those that shard what only this parameter is used on.
+    """
+    axes, owed = (Axis.PP, *BATCH_AXES, *resolved.tensor_parallel.axes.tokens), {}
+    for name, stored in resolved.stored.items():
+        others = (axis for axis in stored.info.over if axis not in axes)
+        owed[name] = tuple(a for a in (*axes, *others) if a not in stored.axes)
+    return owed
 
 
 def _with_total(losses: Losses) -> Metrics:

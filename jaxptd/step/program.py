@@ -19,10 +19,9 @@ from jaxptd.matmul.precision import exact_products
 from jaxptd.mesh import jax_option, on_gpus
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
-from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_batch
+from jaxptd.step.batch import Batch, Batches
 from jaxptd.step.body import StepBody
 from jaxptd.step.compiler_options import compiler_options
-from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig, resolve
 from jaxptd.step.state import Metrics, State, States, state_memory
 from jaxptd.zero.shards import on_device
@@ -191,7 +190,7 @@ class Program:
     @cached_property
     def body(self) -> StepBody:
         """The functions that each device runs inside the `shard_map`."""
-        return StepBody(self.resolved, self.states, make_passes(self.resolved))
+        return StepBody.of(self.resolved, self.states)
 
     # ---- state and batch ------------------------------------------------------------------------
 
@@ -269,7 +268,7 @@ class Program:
     @cached_property
     def train_step(self) -> Callable[[State, Batch], tuple[State, Metrics]]:
         """(state, batch) -> (state, metrics); the old state's memory is used again."""
-        step = _train_on_mesh(self)
+        step = self._train
         jitted = jax.jit(
             lambda state, batch: step(state, batch)[:2],
             donate_argnums=0,
@@ -280,14 +279,13 @@ class Program:
     @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
         """(state, batch) -> (state, metrics, reduced gradients); keeps the old state."""
-        return CompiledStep(jax.jit(_train_on_mesh(self)), self.place, self._check_state)
+        return CompiledStep(jax.jit(self._train), self.place, self._check_state)
 
     @cached_property
     def gradients(self) -> Callable[[State, Batch], tuple[Array, Metrics, Params]]:
         """(state, batch) -> (loss, its terms by name, reduced gradients); updates nothing."""
-        step = _train_on_mesh(self)
-        terms = self.resolved.family.losses(self.config.model)
-        names = [name for name, term in terms.items() if term.trained]
+        step = self._train
+        names = [name for name, term in self.body.terms.items() if term.trained]
 
         def gradients(state: State, batch: Batch) -> tuple[Array, Metrics, Params]:
             _, metrics, grads = step(state, batch)
@@ -303,9 +301,7 @@ class Program:
         A decoder's: `{"cross_entropy": {"sum": ..., "targets": ...}}`.
         """
         params = self.states.specs["params"]
-        evaluate = _on_mesh(
-            self, self.body.evaluate, specs=(params, batch_specs(self.config)), outs=P()
-        )
+        evaluate = self._on_mesh(self.body.evaluate, params, outs=P())
         return CompiledStep(jax.jit(evaluate), self.place, self._check_params)
 
     @cached_property
@@ -316,34 +312,37 @@ class Program:
         """
         field = self.resolved.family.classes
         assert field is not None, "the output is of a vocabulary"
-        params, specs = self.states.specs["params"], batch_specs(self.config)
-        mapped = _on_mesh(self, self.body.classes, specs=(params, specs), outs=specs[field])
+        params, classes = self.states.specs["params"], self.batches.specs[field]
+        mapped = self._on_mesh(self.body.classes, params, outs=classes)
         whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
         return CompiledStep(whole, self.place, self._check_params)
+
+    @cached_property
+    def _train(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
+        state = self.states.specs
+        return self._on_mesh(self.body.train, state, outs=(state, P(), state["params"]))
+
+    def _on_mesh(self, body: Callable, arrays: Any, *, outs: Any) -> Callable:
+        """A method of the body as a function of global arrays, in any dict, and a batch.
+
+        Args:
+            body: the method.
+            arrays: specs of the arrays.
+            outs: specs of the results.
+        """
+        body = exact_products(body, self.config.model.dtype, self.mesh)
+        batches = self.batches
+        mapped = jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=(arrays, batches.specs),
+            out_specs=outs,
+            check_vma=True,
+        )
+        return lambda arrays, batch: mapped(dict(arrays), batches.checked(batch, batches.shapes))
 
     def _check_state(self, state: State) -> None:
         as_state(state, self.abstract_state)
 
     def _check_params(self, params: Params) -> None:
         as_state(params, self.abstract_state["params"], name="params")
-
-
-def _train_on_mesh(program: Program) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
-    state = program.states.specs
-    outs = (state, P(), state["params"])
-    return _on_mesh(
-        program, program.body.train, specs=(state, batch_specs(program.config)), outs=outs
-    )
-
-
-def _on_mesh(program: Program, body: Callable, *, specs: Any, outs: Any) -> Callable:
-    """`body`, a function of arrays and a batch, as a function of global arrays in any dict."""
-    body = exact_products(body, program.config.model.dtype, program.mesh)
-    mapped = jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=outs, check_vma=True)
-
-    return lambda arrays, batch: mapped(dict(arrays), _checked(batch, program.config))
-
-
-def _checked(batch: Batch, config: Config) -> Batch:
-    check_batch(batch, config, batch_shapes(config))
-    return batch

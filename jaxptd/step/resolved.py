@@ -53,7 +53,7 @@ class ResolvedConfig:
     plan: Plan | None
     placement: Callable[[ParamInfo], ParamInfo]
 
-    @property
+    @cached_property
     def family(self) -> Family:
         """The row of the model's family: its batches, losses and parts."""
         return family_of(self.model)
@@ -81,7 +81,7 @@ class ResolvedConfig:
         """Shards the state over data parallel devices, if the layout asks for it."""
         return Zero.of(self.config, self.infos)
 
-    @property
+    @cached_property
     def stored(self) -> Mapping[str, Stored]:
         """Shapes and shardings of the parameters, as the state holds them."""
         return self.zero.stored
@@ -90,7 +90,7 @@ class ResolvedConfig:
     def optimizer(self) -> optax.GradientTransformation:
         return make_optimizer(self.config.optimizer, self.stored)
 
-    @property
+    @cached_property
     def master_dtype(self) -> Any:
         """The precision of the state's parameters, of sums of gradients and of the optimizer."""
         return jnp.promote_types(self.model.dtype, jnp.float32)
