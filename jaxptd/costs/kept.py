@@ -1,4 +1,4 @@
-"""What layers keep for backward: a tensor, and the policies of `model.remat` that keep it."""
+"""Tensors that layers keep for backward, and the policies of `model.remat` that keep them."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a program does on its devices: its kernels, what they overlap, and its layout."""
+"""Records of what a program does on its devices: its kernels, what they overlap, and its layout."""
 
 import dataclasses
 import math

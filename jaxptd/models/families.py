@@ -15,6 +15,7 @@ from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.config.block import FAMILIES as PRESETS
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
 from jaxptd.errors import UserError, did_you_mean, quoted
+from jaxptd.fields import checked
 from jaxptd.fields.values import add_value
 from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
@@ -37,6 +38,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@checked("jaxptd.register_family")
 def register_family(name: str, *, like: str, **changes: Any) -> None:
     """Adds a family of models, which `model.family` names from then on.
 
@@ -50,7 +52,7 @@ def register_family(name: str, *, like: str, **changes: Any) -> None:
             `architecture`, its parts, of which all that is predicted is a sum; `check`.
 
     Raises:
-        UserError: the name is taken, or no such name; there is no family `like`.
+        UserError: the name is taken, or no such name; there is no family `like`, or no such field.
     """
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"register_family: {quoted(name)} is no name; use letters, digits, - and _")
@@ -59,6 +61,10 @@ def register_family(name: str, *, like: str, **changes: Any) -> None:
     if like not in FAMILIES:
         remedy = did_you_mean(like, FAMILIES, otherwise=f"use one of {', '.join(FAMILIES)}")
         raise UserError(f"register_family: there is no family {quoted(like)}; {remedy}")
+    fields = [field.name for field in dataclasses.fields(Family)]
+    if unknown := next((each for each in changes if each not in fields), None):
+        remedy = did_you_mean(unknown, fields, otherwise=f"use {', '.join(fields)}")
+        raise UserError(f"register_family: a family has no {quoted(unknown)}; {remedy}")
     FAMILIES[name] = dataclasses.replace(FAMILIES[like], **changes)
     PRESETS[name] = PRESETS[like]
     add_value(FamilyName, name)

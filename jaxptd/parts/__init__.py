@@ -1,4 +1,4 @@
-"""What models are made of: each part's description, its parameters, and all that it costs.
+"""The parts that models are made of: their descriptions, parameters, and all that they cost.
 
 A *part* is a description without arrays: `MLPShape`, `AttentionShape`, ... The layer in
 `jaxptd/layers/` is declared from it, and formulas for bytes sent, bytes kept and seconds are its

@@ -101,7 +101,7 @@ class Stack:
     # ---- parameters ----------------------------------------------------------------------------
 
     def parameters(self, sharding: Sharding) -> Named:
-        """Those of all layers: of each pair its norm and its products, `[L, ..]`."""
+        """The parameters of all layers, `[L, ..]`: of each part its norm and its products."""
         for name, info in self._of_a_layer(sharding):
             yield name, self._stacked(info)
 
@@ -132,7 +132,7 @@ class Outside(Protocol):
         """Multiplications with weights in a sample."""
 
     def collectives(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
-        """What they send in all micro-batches."""
+        """Their collectives in all micro-batches."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,7 @@ class AttentionShape(Part):
 
     @classmethod
     def of(cls, model: ModelConfig, **others: Any) -> Self:
-        """That of a model; others: fields that differ from those of its sequences."""
+        """The attention of a model; others: fields that differ from those of its sequences."""
         options = model.block
         fields = {
             "hidden": model.hidden_size,

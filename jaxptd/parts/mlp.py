@@ -13,6 +13,7 @@ from jaxptd.config import ModelConfig
 from jaxptd.costs.kept import MOST, SOME, Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.errors import UserError, did_you_mean, quoted
+from jaxptd.fields import checked
 from jaxptd.layout import Layout
 from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
 from jaxptd.parts.part import Part, Product, imported
@@ -43,7 +44,7 @@ class MLPShape(Part):
 
     @classmethod
     def of(cls, model: ModelConfig) -> Self:
-        """That of a model."""
+        """The MLP of a model."""
         options = model.block
         bias = options.linear_bias == "all"
         return cls(model.hidden_size, model.mlp_size, options.gated, bias=bias)
@@ -124,6 +125,7 @@ class MLPShape(Part):
 _KINDS: dict[str, Callable[[ModelConfig], Part]] = {"dense": MLPShape.of}
 
 
+@checked("jaxptd.register_mlp")
 def register_mlp(name: str, make: Callable[[ModelConfig], Part]) -> None:
     """Adds a kind of MLP, which `model.mlp` names from then on.
 

@@ -66,12 +66,13 @@ class Sharding(abc.ABC):
         """Rounds H up to a size that splits evenly in pieces of `unit`, where H is sharded."""
         return unit * self.padded(size // unit, each=unit) if self.axes.head_dim else size
 
-    def head_counts(self, heads: int, kv_heads: int, head_size: int) -> HeadCounts:
-        """Numbers of heads, padded where each device has whole ones."""
-        if self.axes.head_dim:
-            return HeadCounts(heads, kv_heads)
-        padded = partial(self.padded, each=head_size)
-        return padded_heads(heads, kv_heads, devices=self.inner_devices, padded=padded)
+
+def head_counts(sharding: Sharding, heads: HeadShape) -> HeadCounts:
+    """Numbers of heads, padded where each device has whole ones."""
+    if sharding.axes.head_dim:
+        return HeadCounts(heads.queries, heads.keys)
+    padded = partial(sharding.padded, each=heads.size)
+    return padded_heads(heads.queries, heads.keys, devices=sharding.inner_devices, padded=padded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +233,7 @@ def token_types(sharding: Sharding, types: int, size: int) -> Named:
 
 def by_head(sharding: Sharding, rows: int, heads: HeadShape) -> ParamShape:
     """A table `[rows, N]`, sharded as heads are."""
-    padded = sharding.head_counts(*heads).queries
+    padded = head_counts(sharding, heads).queries
     return vector((rows, heads.queries), (None, *sharding.axes.by_head_spec()), (rows, padded))
 
 

@@ -153,7 +153,7 @@ class Part(abc.ABC):
         """The tensors between its two products that backward needs."""
 
     def kept_of_source(self, sizes: Sizes) -> Iterator[Kept]:
-        """Those of another sequence that it reads."""
+        """The tensors of another sequence, which it reads, that backward needs."""
         yield from ()
 
     @abc.abstractmethod
@@ -191,7 +191,7 @@ class Part(abc.ABC):
         """Its products, on a device."""
 
     def core_forward(self, work: Work) -> list[Term]:
-        """What runs between its products, if that is more than passes over memory."""
+        """The kernels between its products, if they are more than passes over memory."""
         return []
 
     def core_backward(self, work: Work) -> list[Term]:

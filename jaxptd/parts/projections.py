@@ -6,7 +6,17 @@ Letters: D model, N heads, K heads of keys and values, H head size.
 import dataclasses
 from typing import Protocol
 
-from jaxptd.parts.parameters import Column, Named, Row, Sharding, head_norm, inside
+from jaxptd.matmul.padding import HeadCounts
+from jaxptd.parts.parameters import (
+    Column,
+    HeadShape,
+    Named,
+    Row,
+    Sharding,
+    head_counts,
+    head_norm,
+    inside,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Projections:
         return Row(shape, self.hidden, dim=dim, bias=self.out_bias, padded=queries)
 
     def parameters(self, sharding: Sharding) -> Named:
-        """Those of the products, and of the norms of queries and keys."""
+        """Parameters of the products, and of the norms of queries and keys."""
         for name, column in self.first(sharding).items():
             yield from inside(name, column.parameters(sharding))
         for name in ("q_norm", "k_norm") if self.has_norm else ():
@@ -62,7 +72,7 @@ class Projections:
 
     def gathers_kv(self, sharding: Sharding) -> bool:
         """True if kv heads do not split: each device makes a slice of all, and gathers them."""
-        return sharding.head_counts(self.heads, self.kv_heads, self.head_size).gathered
+        return self._counts(sharding).gathered
 
     def _keys_of(self, sharding: Sharding, parts: int, heads: int) -> Column:
         """A product that makes keys among other parts."""
@@ -78,8 +88,11 @@ class Projections:
         if sharding.axes.head_dim:
             size = sharding.padded_head(self.head_size, self.unit)
             return size, size
-        counts = sharding.head_counts(self.heads, self.kv_heads, self.head_size)
+        counts = self._counts(sharding)
         return counts.queries, counts.keys
+
+    def _counts(self, sharding: Sharding) -> HeadCounts:
+        return head_counts(sharding, HeadShape(self.heads, self.kv_heads, self.head_size))
 
 
 class HasProjections(Protocol):

@@ -50,7 +50,7 @@ class PairBytes:
 
     @classmethod
     def of(cls, part: HasSizes, sizes: Sizes, **others: Any) -> Self:
-        """Those of a part; others: fields that differ, and those of a subclass."""
+        """The bytes of a part; others: fields that differ, and those of a subclass."""
         layout, first, second = sizes.config.layout, part.first(sizes), part.second(sizes)
         token, shards = sizes.tokens * sizes.itemsize, sizes.matrix_shards
         whole, rows = token * sizes.hidden, max(first, second)
@@ -98,12 +98,12 @@ class PairBytes:
 
     @property
     def output(self) -> int:
-        """What `dots` names twice on a grid, and fp8 keeps in 16 bits besides: attention's."""
+        """The output that `dots` names twice on a grid, and fp8 keeps in 16 bits besides."""
         return 0
 
     @property
     def second_in_8_bits(self) -> int:
-        """What the second product takes, where fp8 keeps that in 8 bits."""
+        """Input of the second product, where fp8 keeps that in 8 bits."""
         return self.second
 
     def makes_second_again(self, remat: Remat) -> bool:

@@ -121,6 +121,7 @@ NOT_DRAWN: Mapping[str, str] = {
         (f"model.images.{field.name}" for field in dataclasses.fields(Images)),
         "families of images have sizes of their own; tests hold them against one device",
     ),
+    "model.mlp": "a name that own code registers; its test holds layouts against one device",
     "model.products": "verify compares native products, whatever a config trains with",
     "model.kernels": "triton is for GPUs; a test replaces its kernels and holds the step",
     "model.encoder_decoder.start_token": "an id like any other, and batches are random",

@@ -188,7 +188,7 @@ class WindowShape(Part):
 
 
 def _no_times(part: WindowShape) -> NotImplementedError:
-    """What `models.families.require_times` refuses before in words."""
+    """The error where `models.families.require_times` did not refuse before, in words."""
     return NotImplementedError(f"the planner knows no {part.title} in windows")
 
 
@@ -253,7 +253,7 @@ class ImageEnds:
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def collectives(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
-        """Those on a grid, between levels that have strips and others, and of the loss."""
+        """Collectives on a grid, between levels that have strips and others, and of the loss."""
         if step.config.layout.has_grid:
             yield from self._on_grid(step, stacks)
         yield from _between_levels(step, stacks)

@@ -28,6 +28,8 @@ FUNCTIONS = [
         "plan",
         "profile",
         "rank_groups",
+        "register_family",
+        "register_mlp",
         "simulate",
         "train",
     ),
@@ -178,6 +180,13 @@ RUNS: list[Row] = [
     (lambda k: jaxptd.profile(k.config, trace=3), "trace is 3; expected a path or None"),
     (lambda k: jaxptd.verify(k.config, dtype="int8"), "dtype is 'int8'; expected one of float64"),
 ]
+OWN: list[Row] = [
+    (lambda k: jaxptd.register_mlp("own", 3), "register_mlp: make is 3; expected a function"),
+    (
+        lambda k: jaxptd.register_family("own", like="gpt", maek=print),
+        "register_family: a family has no maek; did you mean make?",
+    ),
+]
 PLOTS: list[Row] = [
     (lambda k: plot.loss([k.run]), 'pass a run, or several by name: {"first": run}'),
     (lambda k: plot.loss(None), "jaxptd.plot.loss: runs is None; expected a Run or a dict"),
@@ -197,7 +206,7 @@ PLOTS: list[Row] = [
     ),
     (lambda k: plot.save(k.figure, "a\0.svg"), "it has a null byte; remove it"),
 ]
-ROWS = [*MESHES, *SCHEDULES, *DATA, *RUNS, *PLOTS]
+ROWS = [*MESHES, *SCHEDULES, *DATA, *RUNS, *OWN, *PLOTS]
 
 
 @pytest.mark.parametrize(("call", "words"), ROWS, ids=[words[:40] for _, words in ROWS])

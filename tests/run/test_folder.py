@@ -126,7 +126,7 @@ NEEDED = {"model.rope.scaling": ["--model.positions=rope"]}
         *("--model.qk_norm=true", "--model.causal=false", "--model.token_types=2"),
         *("--model.seq_length=8", "--model.vocab_size=300"),
         *("--model.dropout=0.2", "--model.dtype=bfloat16", "--model.products=fp8"),
-        *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32"),
+        *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32", "--model.mlp=own"),
         *(f"--model.images.{each} --model.family=swin-unet" for each in IMAGES),
         "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),

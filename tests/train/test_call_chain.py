@@ -11,7 +11,7 @@ from jaxptd.train import main
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(jaxptd.__file__).parent
-LONGEST = 12  # named functions, from `main` to the one that multiplies
+LONGEST = 12  # functions, from `main` to the one that multiplies
 BELOW = ("step/", "models/", "layers/", "zero/")  # what the training loop calls
 
 
@@ -20,11 +20,14 @@ class FoundError(Exception):
 
 
 def chain() -> list[str]:
-    """The package's named functions on the stack, outermost first, as `train.py main`."""
+    """The package's functions on the stack, outermost first, as `train.py main`.
+
+    A function inside another is read with it, as a lambda is.
+    """
     found, frame = [], sys._getframe()
     while frame is not None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
-        if path.is_relative_to(PACKAGE) and not name.endswith(">"):  # as <lambda>
+        if path.is_relative_to(PACKAGE) and "<" not in name:  # as <locals>, <lambda>
             found.append(f"{path.relative_to(PACKAGE)} {name}")
         frame = frame.f_back
     return found[::-1]

@@ -34,7 +34,7 @@ def recomputed(step: Scenario, stack: Stack) -> list[tuple[Recomputed, int]]:
 
 
 def inside_layers(step: Scenario, stack: Stack) -> Iterator[Collective]:
-    """Those of a stack over tp, or on a grid; step: of any sequences."""
+    """Collectives of a stack over tp, or on a grid; step: of any sequences."""
     step = step.with_tokens(stack.tokens, stack.hidden)
     products = _on_grid if step.config.layout.has_grid else _on_tp
     for again, layers in recomputed(step, stack):
@@ -42,7 +42,7 @@ def inside_layers(step: Scenario, stack: Stack) -> Iterator[Collective]:
 
 
 def along_cp(step: Scenario, stack: Stack) -> Iterator[Collective]:
-    """Those of a stack over the devices that share a sequence; step: of any sequences."""
+    """Collectives of a stack along cp and its ring; step: of any sequences."""
     step = step.with_tokens(stack.tokens, stack.hidden)
     for again, layers in recomputed(step, stack):
         for part in stack.parts:
@@ -50,7 +50,7 @@ def along_cp(step: Scenario, stack: Stack) -> Iterator[Collective]:
 
 
 def at_ends(step: Scenario, architecture: Architecture) -> Iterator[Collective]:
-    """Those of tables, heads, the loss, and of all else outside of layers."""
+    """Collectives of tables, heads, the loss, and of all else outside of layers."""
     ends = _ends_on_grid if step.config.layout.has_grid else _ends_on_tp
     yield from ends(step, architecture)
     if architecture.outside:
