@@ -75,21 +75,20 @@ def attend_blocks(
     kernel: Kernel,
     scores: Scores,
 ) -> Array:
-    """Attention block after block, as `attend` has it; with one device, to its block only."""
-    kernel = kernel.within(_at_once(max(q.shape[1], k.shape[1]), ring, scores))
+    """Attention of the devices of a ring block after block, as `attend` has it."""
+    kernel = kernel.within(_at_once(max(q.shape[1], k.shape[1]), scores))
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
     return _blockwise(q, k, v, inputs, spec)
 
 
-def _at_once(length: int, ring: Ring, scores: Scores) -> int:
+def _at_once(length: int, scores: Scores) -> int:
     """Tokens in one product of scores, at most, of the `length` of a device.
 
     In causal attention half of a block: half of the local block's scores are masked, and those of a
     whole block would be most of a ring's memory. Where every query sees every key, halves would
     only be added up twice.
     """
-    halves = scores.causal and lax.axis_size(ring.axis) > 1
-    return -(-length // 2) if halves else length
+    return -(-length // 2) if scores.causal else length
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -174,10 +173,9 @@ def _backward(
     visit = partial(_visit_back, saved=saved, do=do, inputs=inputs, spec=spec)
     kv = jnp.stack((saved.k, saved.v))
     sums, dkv = travel_back(kv, ring, sums, visit, hops=spec.hops(lengths.keys))
-    if lax.axis_size(ring.axis) > 1:
-        # The local block is last, during the last hop: earlier, its gradients would take up memory
-        # all along.
-        saved, do, sums = lax.optimization_barrier((saved, do, sums))
+    # The local block is last, during the last hop: earlier, its gradients would take up memory all
+    # along.
+    saved, do, sums = lax.optimization_barrier((saved, do, sums))
     local = ring.coordinates(inputs, lengths, lax.axis_index(ring.axis))
     local_sums, local_dkv = _local_back(saved, do, local, spec)
     sums = jax.tree.map(jnp.add, sums, local_sums)

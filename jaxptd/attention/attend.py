@@ -10,15 +10,23 @@ Letters: B batch, T local query, S local key, N heads, K heads of keys and value
 """
 
 import importlib
+from functools import partial
 
 import jax
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.groups import bias_for, check_distances
-from jaxptd.attention.kernel import Kernel, Lengths, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring, check_lengths
+from jaxptd.attention.kernel import Kernel, Lengths, Saved, ScoreCoordinates, Scores
+from jaxptd.attention.ring import (
+    AttentionInputs,
+    AttentionSpec,
+    Ring,
+    check_lengths,
+    pin_to_backward,
+)
 from jaxptd.collectives import alike
-from jaxptd.context_parallel import BLOCKS
+from jaxptd.remat import SAVED_ATTENTION_OUT
 
 
 def attend(
@@ -52,7 +60,48 @@ def attend(
     if inputs.bias_NR is not None:
         check_distances(inputs.bias_NR, devices * max(lengths))
         inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
-    exchange = ring.strategy.exchange if devices > 1 else BLOCKS
-    module, name = exchange.attend.split(":")
+    if devices == 1:
+        return _alone(q, k, v, inputs, AttentionSpec(ring, kernel, scores))
+    module, name = ring.strategy.exchange.attend.split(":")
     function = getattr(importlib.import_module(module), name)
     return function(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
+
+
+# ---- one device: its block has all keys ----------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _alone(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
+    return _forward(q, k, v, inputs, spec)[0]
+
+
+def _forward(
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Array, tuple[Saved, AttentionInputs]]:
+    coordinates = _coordinates(q, k, inputs, spec.ring)
+    o, lse = spec.kernel.fwd(q, k, v, coordinates, scores=spec.scores)
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
+    return o, (Saved(q, k, v, o, lse), inputs)
+
+
+def _backward(
+    spec: AttentionSpec, residuals: tuple[Saved, AttentionInputs], do: Array
+) -> tuple[Array, Array, Array, AttentionInputs]:
+    saved, inputs = residuals
+    saved = pin_to_backward(saved)
+    # Scores wait for do, or XLA computes them in forward.
+    q, do = lax.optimization_barrier((saved.q, do))
+    coordinates = _coordinates(q, saved.k, inputs, spec.ring)
+    gradients = spec.kernel.bwd(saved._replace(q=q), do, coordinates, scores=spec.scores)
+    primals = (q, saved.k, saved.v, inputs.bias_NR)
+    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
+    return dq, dk, dv, AttentionInputs(bias_NR=bias)
+
+
+def _coordinates(q: Array, k: Array, inputs: AttentionInputs, ring: Ring) -> ScoreCoordinates:
+    """Sites of all queries and keys."""
+    lengths = Lengths(q.shape[1], k.shape[1])
+    return ring.coordinates(inputs, lengths, lax.axis_index(ring.axis))
+
+
+_alone.defvjp(_forward, _backward)
