@@ -165,6 +165,7 @@ def updated(
     def has_names(x: Any) -> bool:  # other arrays of the optimizer are alike for all parameters
         return isinstance(x, dict) and x.keys() == gradients.keys()
 
+    structure: Any
     trees, structure = jax.tree.flatten(state["optimizer"], is_leaf=has_names)
     params: Params = {}
     moments = []
