@@ -46,11 +46,12 @@ class ParallelBlock(Block):
         self, x_BTD: Array, token_info: TokenInfo, layer: Array, cache: Any, *_: Any, **__: Any
     ) -> tuple[Array, Any]:
         """x as the residual stream has it -> the same, and the cache with x's keys and values."""
-        at = partial(token_info.at, layer)
+        add = partial(self.add, token_info=token_info, layer=layer)
         x_BTD, n_BTD = self.norm.beside(x_BTD)
-        a_BTD, cache = self.attention(n_BTD, at(DropoutSite.ATTENTION), cache)
-        x_BTD = self.add(x_BTD, a_BTD, at(DropoutSite.ATTENTION_OUTPUT))
-        return self.add(x_BTD, self.mlp(n_BTD), at(DropoutSite.MLP_OUTPUT)), cache
+        own = token_info.at(layer, DropoutSite.ATTENTION)
+        a_BTD, cache = self.attention(n_BTD, own, cache)
+        x_BTD = add(x_BTD, a_BTD, site=DropoutSite.ATTENTION_OUTPUT)
+        return add(x_BTD, self.mlp(n_BTD), site=DropoutSite.MLP_OUTPUT), cache
 
 
 class ParallelGPT(jaxptd.GPT):
