@@ -319,6 +319,7 @@ class Program:
 
     @cached_property
     def _train(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
+        """`StepBody.train` on global arrays."""
         state = self.states.specs
         return self._on_mesh(self.body.train, state, outs=(state, P(), state["params"]))
 
