@@ -13,8 +13,8 @@ from jaxptd.errors import UserError
 CEILINGS = {
     "files from read_batch to the update": 56,
     "functions from read_batch to the update": 317,
-    "files of one dense block on tp=2": 20,
-    "functions of one dense block on tp=2": 99,
+    "files of one dense block on tp=2": 12,
+    "functions of one dense block on tp=2": 49,
     "files that handle a gradient under ZeRO 2": 18,
     "functions that handle a gradient under ZeRO 2": 176,
     "places that ask what a part is, outside its file": 23,
