@@ -13,18 +13,13 @@ import importlib
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.groups import bias_for, check_distances
 from jaxptd.attention.kernel import Kernel, Lengths, Saved, ScoreCoordinates, Scores
-from jaxptd.attention.ring import (
-    AttentionInputs,
-    AttentionSpec,
-    Ring,
-    check_lengths,
-    pin_to_backward,
-)
+from jaxptd.attention.ring import AttentionInputs, Ring, check_lengths, pin_to_backward
 from jaxptd.collectives import alike
 from jaxptd.remat import SAVED_ATTENTION_OUT
 
@@ -61,7 +56,7 @@ def attend(
         check_distances(inputs.bias_NR, devices * max(lengths))
         inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
     if devices == 1:
-        return _alone(q, k, v, inputs, AttentionSpec(ring, kernel, scores))
+        return _alone(q, k, v, inputs, kernel, scores)
     module, name = ring.strategy.exchange.attend.split(":")
     function = getattr(importlib.import_module(module), name)
     return function(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
@@ -70,38 +65,40 @@ def attend(
 # ---- one device: its block has all keys ----------------------------------------------------------
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _alone(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
-    return _forward(q, k, v, inputs, spec)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _alone(
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, kernel: Kernel, scores: Scores
+) -> Array:
+    return _forward(q, k, v, inputs, kernel, scores)[0]
 
 
 def _forward(
-    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, kernel: Kernel, scores: Scores
 ) -> tuple[Array, tuple[Saved, AttentionInputs]]:
-    coordinates = _coordinates(q, k, inputs, spec.ring)
-    o, lse = spec.kernel.fwd(q, k, v, coordinates, scores=spec.scores)
+    o, lse = kernel.fwd(q, k, v, _coordinates(q, k, inputs), scores=scores)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
 
 def _backward(
-    spec: AttentionSpec, residuals: tuple[Saved, AttentionInputs], do: Array
+    kernel: Kernel, scores: Scores, residuals: tuple[Saved, AttentionInputs], do: Array
 ) -> tuple[Array, Array, Array, AttentionInputs]:
     saved, inputs = residuals
     saved = pin_to_backward(saved)
     # Scores wait for do, or XLA computes them in forward.
     q, do = lax.optimization_barrier((saved.q, do))
-    coordinates = _coordinates(q, saved.k, inputs, spec.ring)
-    gradients = spec.kernel.bwd(saved._replace(q=q), do, coordinates, scores=spec.scores)
+    coordinates = _coordinates(q, saved.k, inputs)
+    gradients = kernel.bwd(saved._replace(q=q), do, coordinates, scores=scores)
     primals = (q, saved.k, saved.v, inputs.bias_NR)
     dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
     return dq, dk, dv, AttentionInputs(bias_NR=bias)
 
 
-def _coordinates(q: Array, k: Array, inputs: AttentionInputs, ring: Ring) -> ScoreCoordinates:
+def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinates:
     """Sites of all queries and keys."""
-    lengths = Lengths(q.shape[1], k.shape[1])
-    return ring.coordinates(inputs, lengths, lax.axis_index(ring.axis))
+    query_T, key_S = (jnp.arange(x.shape[1], dtype=jnp.int32) for x in (q, k))
+    query_BT, key_BS = (None if x is None else x[:, 0] for x in inputs[:2])
+    return ScoreCoordinates(query_T, key_S, query_BT, key_BS, inputs.seed_BN2, inputs.bias_NR)
 
 
 _alone.defvjp(_forward, _backward)
