@@ -15,7 +15,7 @@ from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.parts.architecture import Stack
 from jaxptd.parts.sizes import Sizes, elements_on_device
 from jaxptd.pipeline.placement import Stages, of_stack
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.plan import StateShapes
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------
 
