@@ -15,7 +15,7 @@ from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.parts.architecture import Stack
 from jaxptd.parts.sizes import Sizes, elements_on_device
 from jaxptd.pipeline.placement import Stages, of_stack
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.plan import StateShapes
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------
 
@@ -91,7 +91,8 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
             yield Kept(f"input of the {norm} norm", x, SOME)
         if number < stack.norms:
             yield Kept(f"statistics of the {norm} norm", statistics, MOST)
-        yield Kept(f"input of the {part.first_title}", sizes.taken, SOME)
+        if number < stack.norms or sizes.copies_taken:
+            yield Kept(f"input of the {part.first_title}", sizes.taken, SOME)
         yield from part.kept_of_source(sizes)
         yield from part.kept(sizes)
         if stack.norms_sums or number < stack.read_inside:

@@ -14,8 +14,7 @@ from jaxptd.models.parameters import parameter_infos
 from jaxptd.parts.sizes import elements_on_device
 from jaxptd.shapes import ParamShape
 from jaxptd.step.resolved import resolve
-from jaxptd.zero.plan import ParamPlan, Why, explained
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.plan import ParamPlan, StateShapes, Why, explained
 
 COLUMNS = ("where", "gathered", "reduced", "added", "gradient")
 _GATHERED = {"first_microbatch": "first micro-batch", "layer": "each layer"}

@@ -22,10 +22,10 @@ from jaxptd.params import normal, stacked
 from jaxptd.parts.architecture import Stack
 from jaxptd.pipeline.pools import LayerInputs, X
 from jaxptd.remat import SAVED_MATMUL_OUT, with_remat
-from jaxptd.zero.accumulation import with_narrow_gradients
 from jaxptd.zero.gathering import with_gathering
 from jaxptd.zero.plan import WHOLE, ParamPlan
 from jaxptd.zero.prefetching import accumulating_scan, prefetching
+from jaxptd.zero.zero import with_narrow_gradients
 
 LAYERS = "layers"  # named scope of the loop over layers
 

@@ -125,6 +125,12 @@ class Sizes:
         whole = config.layout.gathers_inputs and not config.gathers_again
         return self.tokens * self.hidden * self.itemsize if whole else self.stream
 
+    @property
+    def copies_taken(self) -> bool:
+        """True if each first product keeps a copy of its own: what a collective before it gives."""
+        layout = self.config.layout
+        return not (layout.has_grid or layout.collective_matmul or self.config.gathers_again)
+
     # ---- the program ---------------------------------------------------------------------------
 
     @property

@@ -98,7 +98,9 @@ def loop(
         return lax.fori_loop(0, instruction[name], trip, carry)
 
 
-def apart(carry: Carry, instruction: Instruction, body: Body[Carry], *, times: int = 1) -> Carry:
+def apart(
+    carry: Carry, body: Callable[[Carry, Any], Carry], xs: Any, *, first: int = 0, times: int = 1
+) -> Carry:
     """Runs `body` so many times, in a loop of which XLA does not know how many trips it has.
 
     Outside of loops XLA allocates arrays at the beginning of the program: what is read and written
@@ -107,12 +109,13 @@ def apart(carry: Carry, instruction: Instruction, body: Body[Carry], *, times: i
 
     Args:
         carry: what the body changes.
-        instruction: numbers for the first trip; each next one gets them plus 1.
-        body: what runs.
+        body: `(carry, x) -> carry`.
+        xs: what the trips take, `[n, ...]`.
+        first: the number of x in the first trip; each next one takes the one after.
         times: how often.
     """
-    trips = {APART: lax.optimization_barrier(jnp.int32(times))}
-    return loop(APART, carry, instruction | trips, body)
+    trips = {"number": jnp.int32(first), APART: lax.optimization_barrier(jnp.int32(times))}
+    return loop(APART, carry, trips, lambda carry, now: body(carry, get(xs, now["number"])))
 
 
 def get(pool: Any, *where: Array | int) -> Any:
@@ -140,12 +143,13 @@ def add(pool: Any, values: Any, where: Array) -> Any:
 
     The slot is read and written in the same shape, or XLA for GPUs copies it first.
     """
-
-    def one(pool: Array, x: Array) -> Array:
-        before = lax.dynamic_slice_in_dim(pool, where, 1)
-        return lax.dynamic_update_slice_in_dim(pool, before + x[None], where, 0)
-
-    return jax.tree.map(one, pool, values)
+    return jax.tree.map(
+        lambda pool, x: lax.dynamic_update_slice_in_dim(
+            pool, lax.dynamic_slice_in_dim(pool, where, 1) + x[None], where, 0
+        ),
+        pool,
+        values,
+    )
 
 
 def _begin(pool: Array, where: Sequence[Array | int]) -> list[Array]:
@@ -155,22 +159,22 @@ def _begin(pool: Array, where: Sequence[Array | int]) -> list[Array]:
 
 def zeros(shapes: Any, *lead: int) -> Any:
     """Zeros `[*lead, ...]` for every array of a tree; they vary over pp and as that array does."""
-
-    def one(shape: Any) -> Array:
-        array = jnp.zeros((*lead, *shape.shape), shape.dtype)
-        return as_varying(array, sorted({Axis.PP, *varying_axes(shape)}))
-
-    return jax.tree.map(one, shapes)
+    return jax.tree.map(
+        lambda x: as_varying(
+            jnp.zeros((*lead, *x.shape), x.dtype), sorted({Axis.PP, *varying_axes(x)})
+        ),
+        shapes,
+    )
 
 
 def wide_zeros(parameters: Any) -> Any:
     """Zeros to add gradients to, float32 at least, for every array of a tree; they vary as it."""
-
-    def one(p: Array) -> Array:
-        zeros = jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
-        return as_varying(zeros, sorted(varying_axes(p)))
-
-    return jax.tree.map(one, parameters)
+    return jax.tree.map(
+        lambda p: as_varying(
+            jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), sorted(varying_axes(p))
+        ),
+        parameters,
+    )
 
 
 # ---- a model as a pipeline runs it: its functions, and the arrays that they run on ---------------

@@ -24,18 +24,19 @@ from jaxptd.models.model import GenerationState, Model, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
-from jaxptd.zero.accumulation import (
+from jaxptd.zero.plan import ParamPlan
+from jaxptd.zero.zero import (
+    StepParams,
+    Zero,
     added,
     attached,
     first_microbatch_params,
+    grad_slots_of,
     middle_microbatch_params,
     with_held,
     with_sums,
     with_wide_gradients,
 )
-from jaxptd.zero.gathering import grad_slots_of, with_grad_slots
-from jaxptd.zero.plan import ParamPlan
-from jaxptd.zero.zero import StepParams, Zero
 
 
 class MicroBatches(NamedTuple):
@@ -112,7 +113,7 @@ class GradientAccumulation:
             """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
 
             def loss(slots: Params) -> tuple[Array, tuple[Losses, GenerationState]]:
-                given = attached(with_grad_slots(params, slots))
+                given = attached(params, slots)
                 losses, held = self._terms(given, micro, token_info, of=LOSSES, plan=plan)
                 sum_of_all, weighted = in_total(losses, weights)
                 return sum_of_all, (weighted, held)
@@ -130,22 +131,28 @@ class GradientAccumulation:
 
         plan, many, one = self.zero.layers, len(micro.sample), pools.get(micro, 0)
         params = with_wide_gradients(params, self.zero.plans)
-        first = first_microbatch_params(params)
+        waits = plan.reduce == "last_microbatch"
+        first = first_microbatch_params(params) if waits else params
+        slots = grad_slots_of(first)
         like, _ = jax.eval_shape(
-            partial(self._terms, of=LOSSES, plan=plan.first), attached(first), one, token_info
+            partial(self._terms, of=LOSSES, plan=plan.first),
+            attached(first, slots),
+            one,
+            token_info,
         )
-        losses = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
-        total = losses, pools.wide_zeros(grad_slots_of(first))
+        losses = pools.zeros({name: like[name] for name in weights})
+        total = losses, pools.wide_zeros(slots)
         if plan.gather == "layer" and plan.accumulate == "in_loop":
-            return _apart(partial(add_to_sums, plan, params), total, micro, 0, times=many)
+            return pools.apart(total, partial(add_to_sums, plan, params), micro, times=many)
         begin = int(plan.gather == "first_microbatch")
-        end = many - (plan.reduce == "last_microbatch")
+        end = many - waits
         if begin:
             total, held = add(plan.first, first, total, one)
             params = with_held(params, held, self.blueprint.infos)
-        each = partial(add_to_sums, plan.middle, middle_microbatch_params(params))
+        middle = middle_microbatch_params(params) if waits else params
+        each = partial(add_to_sums, plan.middle, middle)
         if begin and end - begin == 1:  # without a loop XLA would run it beside the first
-            total = _apart(each, total, micro, 1)
+            total = pools.apart(total, each, micro, first=1)
         elif begin < end:
             between = jax.tree.map(lambda x: x[begin:end], micro)
             total, _ = lax.scan(lambda *both: (each(*both), None), total, between)
@@ -153,7 +160,7 @@ class GradientAccumulation:
             return total
         having, rest = with_sums(params, total[1])
         last = partial(add, plan.last, having)
-        return _apart(lambda *both: last(*both)[0], (total[0], rest), micro, end)
+        return pools.apart((total[0], rest), lambda *both: last(*both)[0], micro, first=end)
 
     def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
         terms = partial(self._terms, of=EVALUATED, plan=self.zero.layers.without_gradients)
@@ -192,19 +199,3 @@ class GradientAccumulation:
         token_info = micro.token_info(token_info)
         x, held = run_layers(model, micro.batch, token_info, plan=plan)
         return of(model)(x, micro.batch, token_info), held
-
-
-def _apart(
-    add: Callable[[tuple, MicroBatches], tuple],
-    total: tuple,
-    micro: MicroBatches,
-    first: int,
-    *,
-    times: int = 1,
-) -> tuple:
-    """Adds so many micro-batches to a total, the first of them with this number: `pools.apart`."""
-
-    def body(total: tuple, now: pools.Instruction) -> tuple:
-        return add(total, pools.get(micro, now["micro"]))
-
-    return pools.apart(total, {"micro": jnp.int32(first)}, body, times=times)

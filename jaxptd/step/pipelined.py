@@ -34,16 +34,13 @@ from jaxptd.step.passes import (
     in_total,
 )
 from jaxptd.step.resolved import ResolvedConfig
-from jaxptd.zero.accumulation import attached, with_wide_gradients
 from jaxptd.zero.gathering import (
     gathered,
-    grad_slots_of,
     reduce_scattered,
     regathered,
-    with_grad_slots,
 )
 from jaxptd.zero.shards import on_device, on_host
-from jaxptd.zero.zero import StepParams, Zero
+from jaxptd.zero.zero import StepParams, Zero, attached, grad_slots_of, with_wide_gradients
 
 # ---- where a pipeline keeps what layers save -----------------------------------------------------
 # Where a pipeline's pools keep what layers save for backward: on the device, or on the host.
@@ -159,7 +156,7 @@ class PipelineSchedule:
     def _outside(self, params: StepParams, ends: Params) -> Model:
         """The model without its layers; ends: its gradient slots, among `params`."""
         named = {name: params[name] for name in ends}
-        return self.blueprint.build(attached(with_grad_slots(named, ends)))
+        return self.blueprint.build(attached(named, ends))
 
     def _layers(self) -> list[Callable]:
         """The layer of each stack: (parameters and common ones, inputs, x) -> (x, cache)."""
@@ -201,7 +198,8 @@ class PipelineSchedule:
             others = common if name.startswith(f"{COMMON}.") else ends
             (others if stack is None else layers[stack])[name] = p
         grad_slots = grad_slots_of(ends)
-        zeros = pools.wide_zeros((grad_slots_of(layers), grad_slots, common))
+        of_layers = {stack: grad_slots_of(each) for stack, each in layers.items()}
+        zeros = pools.wide_zeros((of_layers, grad_slots, common))
         return ModelArrays(layers, grad_slots, micro, token_info, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:

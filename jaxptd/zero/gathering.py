@@ -24,7 +24,7 @@ host.
 
 So do gradients in another precision than their parameters': of layers in a loop at stage 0, and of
 tables outside the layers. There a `LazyParam` is neither gathered nor copied; see
-`accumulation.py`.
+`zero.py`.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -63,7 +63,7 @@ class LazyParam:
         info: how the block is sharded; None: not at all.
         plan: what this micro-batch does with it.
         sum: of the gradients in the micro-batches before, if a loop adds to it, or the last
-            micro-batch reduces it: of gradient slots, or of blocks. See `accumulation.py`.
+            micro-batch reduces it: of gradient slots, or of blocks. See `zero.py`.
     """
 
     shard: Array
@@ -72,16 +72,6 @@ class LazyParam:
     info: ShardedInfo | None
     plan: ParamPlan
     sum: Array | None = None
-
-    @property
-    def adds(self) -> bool:
-        """True if a loop adds each layer's gradient to `sum`, and the last micro-batch does not."""
-        in_loop = self.plan.accumulate == "in_loop" and self.plan.reduce != "last_microbatch"
-        return in_loop and self.sum is not None
-
-    def copied(self) -> Array:
-        """The shard on the device, in the precision to gather in."""
-        return on_device(self.shard).astype(self.plan.gather_dtype)
 
 
 def grad_slot(like: Array, plan: ParamPlan, shape: tuple[int, ...] | None = None) -> Array:
@@ -95,34 +85,9 @@ def is_lazy(leaf: Any) -> bool:
     return isinstance(leaf, LazyParam)
 
 
-def _is_missing(leaf: Any) -> bool:
-    return is_lazy(leaf) and leaf.block is None
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=is_lazy)
-
-
-def grad_slots_of(params: Any) -> Any:
-    """The arrays that gradients belong to: the slot of each `LazyParam`, other leaves as is."""
-    return jax.tree.map(
-        lambda leaf: leaf.grad_slot if is_lazy(leaf) else leaf, params, is_leaf=is_lazy
-    )
-
-
 def blocks_of(stack: Any) -> Any:
     """A stack of whole blocks: the shard of each `LazyParam`."""
     return jax.tree.map(lambda leaf: leaf.shard if is_lazy(leaf) else leaf, stack, is_leaf=is_lazy)
-
-
-def with_grad_slots(params: Any, grad_slots: Any) -> Any:
-    """`params` with other arrays in place of `grad_slots_of(params)`."""
-    return jax.tree.map(
-        lambda leaf, new: dataclasses.replace(leaf, grad_slot=new) if is_lazy(leaf) else new,
-        params,
-        grad_slots,
-        is_leaf=is_lazy,
-    )
 
 
 # ---- one layer ----------------------------------------------------------------------------------
@@ -140,8 +105,12 @@ def regathered(layer: Any) -> Any:
 
 def missing_blocks(layer: Any) -> list[Array]:
     """Gathers the blocks of the `LazyParam`s that have none, in the order of the leaves."""
-    leaves = [leaf for leaf in _leaves(layer) if _is_missing(leaf)]
-    blocks = [leaf.copied() for leaf in leaves]
+    every = jax.tree.leaves(layer, is_leaf=is_lazy)
+    leaves = [leaf for leaf in every if is_lazy(leaf) and leaf.block is None]
+    blocks = []
+    for leaf in leaves:
+        shard = on_device(leaf.shard) if leaf.plan.where == "host" else leaf.shard
+        blocks.append(shard.astype(leaf.plan.gather_dtype))
     sharded = [i for i, leaf in enumerate(leaves) if leaf.info is not None]
     for group in _groups(leaves, sharded, lambda i: (blocks[i], leaves[i].plan.gather_dtype)):
         rows = lax.all_gather(jnp.concatenate([blocks[i] for i in group]), BATCH_AXES)
@@ -155,12 +124,9 @@ def with_gathered(layer: Any, blocks: Sequence[Array]) -> Any:
     """Replaces each `LazyParam` by its block; blocks: what `missing_blocks` gathered."""
     following = iter(blocks)
 
-    def block_of(leaf: Any) -> Any:
-        if _is_missing(leaf):
-            return next(following)
-        return leaf.block if is_lazy(leaf) else leaf
-
-    return jax.tree.map(block_of, layer, is_leaf=is_lazy)
+    leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
+    there = [leaf.block if is_lazy(leaf) else leaf for leaf in leaves]
+    return jax.tree.unflatten(tree, [next(following) if x is None else x for x in there])
 
 
 def zeros_for_gathered(stack: Any, blocks: Sequence[Array]) -> list[Array]:
@@ -168,7 +134,7 @@ def zeros_for_gathered(stack: Any, blocks: Sequence[Array]) -> list[Array]:
 
     blocks: of one layer, as `missing_blocks` gathers them.
     """
-    leaves = [leaf for leaf in _leaves(stack) if _is_missing(leaf)]
+    leaves = [leaf for leaf in jax.tree.leaves(stack, is_leaf=is_lazy) if leaf.block is None]
     return [
         as_varying(jnp.zeros((len(leaf.shard), *block.shape), block.dtype), varying_axes(block))
         for leaf, block in zip(leaves, blocks, strict=True)
@@ -178,13 +144,11 @@ def zeros_for_gathered(stack: Any, blocks: Sequence[Array]) -> list[Array]:
 
 def with_blocks(stack: Any, held: Sequence[Array]) -> Any:
     """A stack whose held blocks are there; held: these blocks, `[L, ...]`."""
-    following = iter(held)
-
-    def with_block(leaf: Any) -> Any:
-        is_held = _is_missing(leaf) and leaf.plan.gather == "first_microbatch"
-        return dataclasses.replace(leaf, block=next(following)) if is_held else leaf
-
-    return jax.tree.map(with_block, stack, is_leaf=is_lazy)
+    if not held:
+        return stack
+    leaves, tree = jax.tree.flatten(stack, is_leaf=is_lazy)
+    blocks = zip(leaves, held, strict=True)
+    return jax.tree.unflatten(tree, [dataclasses.replace(x, block=block) for x, block in blocks])
 
 
 def behind_barriers(layer: Any) -> Any:
@@ -193,11 +157,9 @@ def behind_barriers(layer: Any) -> Any:
     Without barriers XLA would find that forward gathered the same, and keep that result. Each array
     has a barrier of its own: all results of one barrier vary over the same axes.
     """
-
-    def behind_barrier(leaf: Any) -> Any:
-        return jax.tree.map(lax.optimization_barrier, leaf) if is_lazy(leaf) else leaf
-
-    return jax.tree.map(behind_barrier, layer, is_leaf=is_lazy)
+    leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
+    barrier = partial(jax.tree.map, lax.optimization_barrier)
+    return jax.tree.unflatten(tree, [barrier(leaf) if is_lazy(leaf) else leaf for leaf in leaves])
 
 
 def reduce_scattered(gradients: Any, layer: Any) -> Any:
@@ -206,11 +168,14 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
     Gradients of shards are summed over Z; those of blocks and of other leaves stay as they are.
     """
     leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
-    grads = [
-        _summed(g.astype(leaf.grad_slot.dtype), leaf) if is_lazy(leaf) else g
-        for leaf, g in zip(leaves, jax.tree.leaves(gradients), strict=True)
-    ]
-    scattered = [i for i, leaf in enumerate(leaves) if is_lazy(leaf) and leaf.plan.reduce != "end"]
+    grads = jax.tree.leaves(gradients)
+    scattered = []
+    for i, leaf in enumerate(leaves):
+        if is_lazy(leaf):
+            grads[i] = grads[i].astype(leaf.grad_slot.dtype)
+            if leaf.plan.reduce == "last_microbatch":  # those of the micro-batches before, too
+                grads[i] = leaf.sum + grads[i]
+            scattered += [i] if leaf.plan.reduce != "end" else []
     for group in _groups(leaves, scattered, lambda i: (leaves[i].grad_slot, grads[i].dtype)):
         flats = [leaves[i].info.flatten(grads[i]) for i in group]
         widths = [leaves[i].info.shard_size for i in group]
@@ -219,13 +184,6 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
         for i, shard in zip(group, _split(sums, widths), strict=True):
             grads[i] = shard.reshape(-1)
     return jax.tree.unflatten(tree, grads)
-
-
-def _summed(gradient: Array, leaf: LazyParam) -> Array:
-    """A gradient with those of the micro-batches before, if they are to be scattered with it."""
-    if leaf.sum is None or leaf.plan.reduce != "last_microbatch":
-        return gradient
-    return leaf.sum + gradient
 
 
 def _groups(
@@ -280,10 +238,11 @@ def with_gathering(
 
 def as_layer(layer: Any, gradients: Any) -> Any:
     """Gradients in the layer's tree, in its slots; those of shards are None, which is zero."""
-
-    def with_gradient(leaf: Any, g: Array) -> Any:
-        if not is_lazy(leaf):
-            return g
-        return dataclasses.replace(leaf, grad_slot=g, shard=None, block=None, sum=None)
-
-    return jax.tree.map(with_gradient, layer, gradients, is_leaf=is_lazy)
+    leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
+    given = [
+        dataclasses.replace(leaf, grad_slot=g, shard=None, block=None, sum=None)
+        if is_lazy(leaf)
+        else g
+        for leaf, g in zip(leaves, tree.flatten_up_to(gradients), strict=True)
+    ]
+    return jax.tree.unflatten(tree, given)

@@ -22,7 +22,7 @@ and its gradients are sent once, as without the loop. (Layer 0 is gathered once 
 of a loop do the same.) Beside the layer that runs a device has another's parameters and gradients.
 
 With ZeRO 1 and 2 forward of the first micro-batch does the same, but holds the blocks of all
-layers, so that backward and other micro-batches gather nothing (`accumulation.py`).
+layers, so that backward and other micro-batches gather nothing (`zero.py`).
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -38,7 +38,6 @@ from jax import Array, lax
 from jaxptd.collectives import after
 from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
-from jaxptd.zero import accumulation
 from jaxptd.zero.gathering import (
     as_layer,
     behind_barriers,
@@ -49,6 +48,7 @@ from jaxptd.zero.gathering import (
     with_gathered,
     zeros_for_gathered,
 )
+from jaxptd.zero.zero import begun
 
 LayerFunction = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
 Loop = Callable[[Any, Any, LayerInputs, Any], tuple[Any, Any]]
@@ -64,12 +64,9 @@ def prefetching(run: LayerFunction) -> Loop:
     """
 
     def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
-        def layer(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
-            return run((params, common), inputs, x)
-
         blocks = missing_blocks(layer_at(stack, 0))
         start = x, blocks, zeros_for_gathered(stack, blocks)
-        (x, _, held), first, last = _forward(layer, stack, inputs, start)
+        (x, _, held), first, last = _forward(run, (stack, common), inputs, start)
         if held:
             return x, held
         return x, jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), first, last)
@@ -79,13 +76,12 @@ def prefetching(run: LayerFunction) -> Loop:
         params = with_gathered(layer_at(stack, 0), first), common
         traced, _ = trace_layer(run, params, inputs_at(inputs, 0), x)
 
-        def one(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, list[Array]]:
-            (x, _), kept = traced.forward((params, common), inputs, x)
+        def one(params: tuple[Any, Any], inputs: LayerInputs, x: Any) -> tuple[Any, list[Array]]:
+            (x, _), kept = traced.forward(params, inputs, x)
             return x, kept
 
-        (x, blocks, held), *kept = _forward(
-            one, stack, inputs, (x, first, zeros_for_gathered(stack, first))
-        )
+        start = x, first, zeros_for_gathered(stack, first)
+        (x, blocks, held), *kept = _forward(one, (stack, common), inputs, start)
         stack, blocks = with_blocks(stack, held), [] if held else blocks
         back = partial(_backward, traced)
         return (x, held or None), jax.tree_util.Partial(back, stack, common, inputs, blocks, kept)
@@ -96,35 +92,34 @@ def prefetching(run: LayerFunction) -> Loop:
 def with_backward(loop: Loop, forward: Callable[..., tuple[tuple, Callable]]) -> Loop:
     """A loop with a backward pass: what `forward`, in its place, gives beside its results.
 
-    That is dy -> gradients of the stack, of common, and of x.
+    That is dy -> gradients of the loop's arguments.
     """
-
-    def backward(back: Callable, dy: tuple[Any, None]) -> tuple:
-        of_stack, of_common, dx = back(dy[0])
-        return of_stack, of_common, None, dx
-
     differentiated: Any = jax.custom_vjp(loop)
-    differentiated.defvjp(forward, backward)
+    differentiated.defvjp(forward, lambda back, dy: back(dy))
     both_ways: Loop = differentiated
     return both_ways
 
 
 def _forward(
-    run: Callable[[Any, LayerInputs, Any], tuple[Any, Any]],
-    stack: Any,
+    run: LayerFunction,
+    params: tuple[Any, Any],
     inputs: LayerInputs,
     start: tuple[Any, list[Array], list[Array]],
 ) -> tuple[tuple[Any, list[Array], list[Array]], Any, Any]:
     """(x, blocks of the last layer, held blocks), results of layers before the last, its result.
 
-    start: x, the gathered blocks of the first layer, and room for the blocks that are held.
+    params: of the stack and common. start: x, the gathered blocks of the first layer, and room for
+    the blocks that are held.
     """
+    stack, common = params
 
     def layer(x: Any, blocks: list[Array], i: Any) -> tuple[Any, Any]:
-        return run(with_gathered(layer_at(stack, i), blocks), inputs_at(inputs, i), x)
+        params = with_gathered(layer_at(stack, i), blocks), common
+        return run(params, inputs_at(inputs, i), x)
 
     def hold(held: list[Array], blocks: list[Array], i: Any) -> list[Array]:
-        return [_put(of_all, one, i) for of_all, one in zip(held, blocks, strict=bool(held))]
+        pairs = zip(held, blocks, strict=bool(held))
+        return [lax.dynamic_update_index_in_dim(of_all, one, i, 0) for of_all, one in pairs]
 
     def trip(carry: tuple[Any, list[Array], list[Array]], i: Array) -> tuple[tuple, Any]:
         x, blocks, held = carry
@@ -142,9 +137,9 @@ def _forward(
 
 def _backward(
     traced: TracedLayer, stack: Any, common: Any, inputs: LayerInputs, *saved: Any
-) -> tuple[Any, Any, Any]:
-    """(gradients of the stack, of common and of x); saved: last blocks, kept arrays, dy."""
-    blocks, (kept, of_last), dy = saved
+) -> tuple[Any, Any, None, Any]:
+    """(gradients of the stack, of common, none, of x); saved: last blocks, kept arrays, dy."""
+    blocks, (kept, of_last), (dy, _) = saved
     end = len(inputs.number) - 1
 
     def back(i: Any, blocks: list[Array], kept: list[Array], dx: Any) -> tuple[Any, ...]:
@@ -155,10 +150,15 @@ def _backward(
         of_params, dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
         return before, *of_params, dx
 
+    # Outside of a loop XLA would keep what forward computed, and not compute it again.
+    blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
+    last = back(end, blocks, of_last, dy)
+    empty, put = begun(stack)
+
     def send(sums: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, what is sent of these)."""
         sent = reduce_scattered(gradients, layer_at(stack, i))
-        return accumulation.with_layer(sums, sent, stack, i), sent
+        return put(sums, sent, i), sent
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
         blocks, gradients, total, dx, sums = carry
@@ -168,12 +168,9 @@ def _backward(
         dx = after(dx, sent) if blocks else dx
         return (blocks, of_layer, jax.tree.map(jnp.add, total, of_common), dx, sums), None
 
-    # Outside of a loop XLA would keep what forward computed, and not compute it again.
-    blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
-    start = *back(end, blocks, of_last, dy), accumulation.start(stack)
     others = jnp.arange(end, dtype=jnp.int32), kept
-    (_, gradients, total, dx, total_sums), _ = lax.scan(trip, start, others, reverse=True)
-    return as_layer(stack, send(total_sums, gradients, 0)[0]), total, dx
+    (_, gradients, total, dx, total_sums), _ = lax.scan(trip, (*last, empty), others, reverse=True)
+    return as_layer(stack, send(total_sums, gradients, 0)[0]), total, None, dx
 
 
 def layer_at(stack: Any, i: Any) -> Any:
@@ -184,11 +181,6 @@ def layer_at(stack: Any, i: Any) -> Any:
 def inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
     """The inputs of layer i."""
     return LayerInputs(inputs.token_info, *layer_at(inputs[1:], i))
-
-
-def _put(stacked: Array, one: Array, i: Any) -> Array:
-    """Writes one layer's array into those of all layers."""
-    return lax.dynamic_update_index_in_dim(stacked, one, i, 0)
 
 
 # ---- a loop that adds gradients to sums ----------------------------------------------------------
@@ -232,18 +224,19 @@ def accumulating_scan(run: LayerFunction) -> Loop:
 
 def _backward_adding(
     traced: TracedLayer, stack: Any, common: Any, inputs: LayerInputs, kept: Any, dy: Any
-) -> tuple[Any, Any, Any]:
-    """(sums with the gradients of the stack, gradients of common, of x)."""
+) -> tuple[Any, Any, None, Any]:
+    """(sums with the gradients of the stack, gradients of common, none, of x)."""
+    start = jax.tree.map(jnp.zeros_like, common), dy[0]
+    empty, put = begun(stack)
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
         total, dx, sums = carry
         i, kept = each
         params = layer_at(blocks_of(stack), i), common
         (of_layer, of_common), dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
-        sums = accumulation.with_layer(sums, of_layer, stack, i)
+        sums = put(sums, of_layer, i)
         return (jax.tree.map(jnp.add, total, of_common), dx, sums), None
 
-    start = jax.tree.map(jnp.zeros_like, common), dy, accumulation.start(stack)
     numbers = jnp.arange(len(inputs.number), dtype=jnp.int32)
-    (total, dx, total_sums), _ = lax.scan(trip, start, (numbers, kept), reverse=True)
-    return as_layer(stack, total_sums), total, dx
+    (total, dx, total_sums), _ = lax.scan(trip, (*start, empty), (numbers, kept), reverse=True)
+    return as_layer(stack, total_sums), total, None, dx

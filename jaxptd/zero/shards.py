@@ -21,7 +21,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxptd.layout import BATCH_AXES
 from jaxptd.params import ParamInfo
-from jaxptd.zero.shapes import ShardShape
+from jaxptd.zero.plan import ShardShape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from jaxptd.analysis import memory_model
 from jaxptd.analysis.param_plans import COLUMNS, Group, explain
 from jaxptd.layout import Layout
 from jaxptd.models.parameters import parameter_infos
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.plan import StateShapes
 
 CASES: list[Any] = [
     (Layout(), {"micro_batches": 1}, ("device", "never", "end", "after")),

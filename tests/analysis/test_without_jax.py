@@ -12,7 +12,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.models.stages import make_plan
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.plan import StateShapes
 
 model = ModelConfig(family="t5", vocab_size=13)
 config = Config(model, Layout(pp=2, dp=2, tp=2, zero=2), train=TrainConfig(micro_batches=4))

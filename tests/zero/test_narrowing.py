@@ -19,9 +19,9 @@ from jaxptd.mesh import Layout
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
 from jaxptd.zero import plan
-from jaxptd.zero.accumulation import attached
 from jaxptd.zero.gathering import LazyParam, grad_slot
 from jaxptd.zero.plan import ParamPlan
+from jaxptd.zero.zero import attached, grad_slots_of
 
 BARRIER = "optimization_barrier"
 THREE = {"num_layers": 3}
@@ -116,8 +116,9 @@ def test_loops_take_narrow_parameters_with_their_sums() -> None:
     block = jnp.ones((2, 3), jnp.bfloat16)
     summed = LazyParam(block, grad_slot(block, IN_LOOP), None, None, IN_LOOP)
     alone = dataclasses.replace(summed, plan=ParamPlan("outside"))
-    found = attached({"layers": summed, "table": alone})
-    assert found["layers"] is summed
+    params = {"layers": summed, "table": alone}
+    found = attached(params, grad_slots_of(params))
+    assert found["layers"].grad_slot is summed.grad_slot
     assert found["table"].dtype == jnp.float32
 
 

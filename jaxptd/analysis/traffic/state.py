@@ -18,7 +18,7 @@ from jaxptd.parts.architecture import Stack
 from jaxptd.parts.scenario import Scenario
 from jaxptd.parts.sizes import elements_on_device
 from jaxptd.shapes import ParamShape, StoredShape
-from jaxptd.zero.shapes import ShardShape, StateShapes
+from jaxptd.zero.plan import ShardShape, StateShapes
 
 # ---- data parallelism and ZeRO: parameters gathered, gradients summed ----------------------------
 # Letters: n elements of a parameter on one device (with ZeRO's padding, if ZeRO shards it), Z

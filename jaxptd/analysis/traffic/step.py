@@ -28,7 +28,7 @@ from jaxptd.parts.sizes import elements_on_device
 from jaxptd.pipeline.placement import Stages
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape, StoredShape
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.plan import StateShapes
 
 # ---- between a pipeline's stages -----------------------------------------------------------------
 # Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model.

@@ -38,8 +38,7 @@ from jaxptd.planner.steps.implementation import (
 )
 from jaxptd.planner.steps.traffic import layer_collectives, step_collectives
 from jaxptd.shapes import ParamShape
-from jaxptd.zero.plan import layers_plan
-from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.plan import StateShapes, layers_plan
 
 
 @dataclasses.dataclass(frozen=True)
