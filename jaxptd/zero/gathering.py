@@ -238,6 +238,7 @@ def with_gathering(
 
 def as_layer(layer: Any, gradients: Any) -> Any:
     """Gradients in the layer's tree, in its slots; those of shards are None, which is zero."""
+    tree: Any
     leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
     given = [
         dataclasses.replace(leaf, grad_slot=g, shard=None, block=None, sum=None)

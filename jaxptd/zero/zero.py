@@ -273,6 +273,7 @@ def first_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
     first = dict(params)
     for name, p in params.items():
         if isinstance(p, LazyParam) and p.plan.reduce == "last_microbatch":
+            assert p.info is not None
             plan, shape = p.plan.first, p.info.local_shape(p.shard)
             first[name] = dataclasses.replace(
                 p, grad_slot=grad_slot(p.shard, plan, shape), plan=plan
@@ -307,6 +308,7 @@ def middle_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
     for name, p in params.items():
         if isinstance(p, LazyParam) and p.plan.reduce == "last_microbatch":
             plan, block = p.plan.middle, p.block
+            assert block is not None
             slot = None if plan.accumulate == "after" else grad_slot(block, plan)
             middle[name] = block if slot is None else LazyParam(block, slot, None, None, plan)
     return middle
