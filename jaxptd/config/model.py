@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, Literal
 
 from jaxptd.config.block import (
@@ -176,10 +176,10 @@ class ModelConfig:
         """Tokens in the targets of an encoder-decoder."""
         return (self.encoder_decoder and self.encoder_decoder.seq_length) or self.seq_length
 
-    @cached_property
+    @property
     def block(self) -> BlockOptions:
-        """The options of a block, those that are set, else the family's."""
-        return block_options(self)
+        """The options of a block, those that are set, else the family's; made once a model."""
+        return _options(self)
 
     @property
     def drops(self) -> bool:
@@ -299,6 +299,9 @@ def with_fields(model: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
             left = {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
             changes[name] = {**{k: v for k, v in left.items() if k not in values}, **given}
     return dataclasses.replace(model, **changes)
+
+
+_options = lru_cache(maxsize=4096)(block_options)  # a cache on a model would be among its `vars`
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:

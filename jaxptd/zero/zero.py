@@ -151,7 +151,7 @@ def added(params: Mapping[str, Any], rest: Params, gradients: Params) -> Params:
 
 
 def begun(stack: Any) -> tuple[Any, Callable[..., Any]]:
-    """What a loop puts a stack's gradients into, and how: sums that it adds to, or zeros.
+    """Arrays that a loop puts a stack's gradients into: sums that it adds to, or zeros.
 
     How: `(these, gradients of layer i, i) -> these`. The last micro-batch, which scatters the
     gradients with their sums, has shards to put.

@@ -42,4 +42,4 @@ def place_specs(tensor_parallel):
 
 
 def dropping(rate: float) -> ModelConfig:
-    return ModelConfig(**{**vars(MODEL), "dropout": rate})
+    return dataclasses.replace(MODEL, dropout=rate)
