@@ -41,7 +41,7 @@ LAYOUTS = [
 CASES = [
     (LAYOUTS[0], PART),
     (LAYOUTS[1], MODEL),
-    *(slow(layout, PART) for layout in (*LAYOUTS[1:], Layout(pp=2, dp=2, schedule="zb-h1"))),
+    *(slow(layout, PART) for layout in LAYOUTS[1:]),
     *(slow(layout, MODEL) for layout in (LAYOUTS[0], *LAYOUTS[2:])),
     *(slow(layout, FULL) for layout in LAYOUTS),
     *(slow(layout, MODEL | {"remat": "dots"}) for layout in LAYOUTS[:4]),
@@ -59,7 +59,10 @@ def test_the_part_is_short() -> None:
     assert len((EXAMPLES / "own_part.py").read_text().splitlines()) <= 80
 
 
-@pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
+SPLIT = [slow(Layout(pp=2, dp=2, schedule="zb-h1"), choice) for choice in (PART, MODEL)]
+
+
+@pytest.mark.parametrize(("layout", "choice"), [*CASES, *SPLIT], ids=str)
 def test_it_is_equal_to_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
@@ -115,8 +118,9 @@ def test_its_layouts_are_planned(example: str, tmp_path: Path) -> None:
 def test_it_trains(example: str, tmp_path: Path) -> None:
     words = ("--config", "test-tiny", "--layout.tp", "2", "--train.steps", "20")
     run(example, "train", *words, "--train.run_dir", "run", cwd=tmp_path)
-    losses = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert losses[-1]["loss"] < losses[0]["loss"]
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(row)["loss"] for row in rows if '"loss"' in row]
+    assert losses[-1] < losses[0]
 
 
 # ---- names that are refused ----------------------------------------------------------------------
