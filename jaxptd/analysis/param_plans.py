@@ -129,7 +129,7 @@ def explain(config: Config) -> ParamPlans:
     >>> import jaxptd
     >>> config = jaxptd.load_config("test-tiny", ["--layout.dp=2", "--layout.zero=3"])
     >>> [group.plan.gather for group in explain(config).groups]
-    ['step', 'layer', 'layer']
+    ['layer', 'layer', 'step', 'step']
 
     Args:
         config: of a run; its data is not read.
