@@ -1,4 +1,4 @@
-"""A model of one's own: attention and MLP read one norm, side by side, as in GPT-J and PaLM.
+"""Adds a model whose attention and MLP read one norm, side by side, as in GPT-J and PaLM.
 
 `python examples/own_model.py COMMAND ...` is `python -m jaxptd COMMAND ...` with one more family:
 `train --config configs/quickstart.yaml --model.family parallel-gpt`. docs/howto/own_model.md walks

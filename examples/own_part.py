@@ -1,4 +1,4 @@
-"""An MLP of one's own: `relu(x w_up)**2 * scale`, with a learned scale for each hidden unit.
+"""Adds an MLP, `relu(x w_up)**2 * scale`, with a learned scale for each hidden unit.
 
 `python examples/own_part.py COMMAND ...` is `python -m jaxptd COMMAND ...` with one more kind of
 MLP: `train --config configs/quickstart.yaml --model.mlp squared-relu`. docs/howto/own_model.md

@@ -80,7 +80,7 @@ def entered(route: Route) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     begun = over = False
-    ignore = MONITORING.DISABLE if MONITORING else False  # no more events of this code
+    ignore = MONITORING.DISABLE if MONITORING else False  # the tool reports this code no more
 
     def call(code: CodeType, *_: Any) -> Any:
         nonlocal begun

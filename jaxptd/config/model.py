@@ -307,7 +307,7 @@ _options = lru_cache(maxsize=4096)(block_options)  # a cache on a model would be
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     """The fields of a dataclass and of its sections, by names such as `rope.theta`.
 
-    A section that is not there is None.
+    A section that the family lacks is None.
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(settings):

@@ -42,8 +42,8 @@ FAMILIES: dict[str, Family] = {
 def register_family(name: str, *, like: str, **changes: Any) -> None:
     """Adds a family of models, which `model.family` names from then on.
 
-    One calls it before a config is used, in every process: a file of one's own that calls it and
-    then `jaxptd.__main__.run()` has all commands (`examples/own_model.py`).
+    Call it before you use a config, in every process. A file that calls it and then
+    `jaxptd.__main__.run()` has all commands; see `examples/own_model.py`.
 
     Args:
         name: letters, digits, `-` and `_`.

@@ -129,8 +129,8 @@ _KINDS: dict[str, Callable[[ModelConfig], Part]] = {"dense": MLPShape.of}
 def register_mlp(name: str, make: Callable[[ModelConfig], Part]) -> None:
     """Adds a kind of MLP, which `model.mlp` names from then on.
 
-    One calls it before a config is used, in every process: a file of one's own that calls it and
-    then `jaxptd.__main__.main()` has all commands (`examples/own_part.py`).
+    Call it before you use a config, in every process. A file that calls it and then
+    `jaxptd.__main__.run()` has all commands; see `examples/own_part.py`.
 
     Args:
         name: letters, digits, `-` and `_`.

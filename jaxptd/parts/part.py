@@ -58,7 +58,6 @@ class Part(abc.ABC):
     title: ClassVar[str]
     first_title: ClassVar[str]
     hidden: int
-    tokens: int
     of_images: ClassVar[bool] = False
 
     # ---- sizes ---------------------------------------------------------------------------------

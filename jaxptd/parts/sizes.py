@@ -1,7 +1,7 @@
 """Sizes on one device, from which formulas for communication and memory count bytes.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, F hidden, N
-heads, H head size. What devices share is padded: F, V, and N or H; on a grid D, too.
+heads, H head size. Dims that devices share are padded: F, V, and N or H, and on a grid also D.
 """
 
 import dataclasses

@@ -90,8 +90,8 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """The direction plus the weight decay of parameters; scale it by minus the rate.
 
-    `update` is of all parameters, or of some with their part of the moments. It takes `sound`, too:
-    whether the step is taken. If not, moments stay as they were, and the direction means nothing.
+    `update` takes all parameters, or some of them with their moments, and also `sound`: whether the
+    step is taken. If it is not, moments stay as they were, and the direction means nothing.
     """
     return optax.chain(
         DIRECTIONS[config.name](config, stored),

@@ -276,8 +276,8 @@ def _accumulate(
     """A loop adds to sums in place, if its layers' gradients are traced by themselves.
 
     Where nothing moves it does not if it would copy sums, of a stack in two loops, or make in each
-    layer what layers that keep all share: biases by distance, the norm of a source. Stage 1 makes
-    these in each layer in its first and last micro-batch, and so in those between, too.
+    layer what layers that keep all share: biases by distance, the norm of a source. Stage 1
+    makes these in each layer in its first and last micro-batch, and therefore in all of them.
     """
     model, many = config.model, config.train.micro_batches
     if runs == "stages":

@@ -1,4 +1,4 @@
-"""The entrance of attention: a strategy of one's own needs a row of the table, and no more."""
+"""Attention through `attend`: a new strategy needs one row of the table and nothing else."""
 
 import dataclasses
 

@@ -20,6 +20,7 @@ from jaxptd.analysis.memory_report import counted
 from jaxptd.analysis.traffic import expected
 from jaxptd.costs.collective import add_up
 from jaxptd.errors import UserError
+from jaxptd.hf.sizes import config_json
 from jaxptd.layout import Layout
 from jaxptd.models.families import FAMILIES
 from jaxptd.models.parameters import parameter_infos
@@ -123,7 +124,25 @@ def test_it_trains(example: str, tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-# ---- names that are refused ----------------------------------------------------------------------
+# ---- refused -------------------------------------------------------------------------------------
+
+
+def test_hugging_face_has_no_such_mlp() -> None:
+    model = jaxptd.ModelConfig(mlp="squared-relu", vocab_size=13)
+    with pytest.raises(UserError, match="model.mlp=squared-relu: a gpt2 of Hugging Face has dense"):
+        config_json(model, dtype="float32", tokenizer=None)
+
+
+def test_images_have_no_such_mlp() -> None:
+    config = tiny.config(Layout(), family="swin", mlp="squared-relu")
+    with pytest.raises(UserError, match="model.mlp=squared-relu: blocks of images have dense only"):
+        FAMILIES["swin"].check(config)
+
+
+def test_parallel_layers_have_no_norms_of_sums() -> None:
+    config = tiny.config(Layout(), norm_order="post", **MODEL)
+    with pytest.raises(UserError, match="model.norm_order=post: parallel layers have pre"):
+        FAMILIES["parallel-gpt"].check(config)
 
 
 def test_an_mlp_that_there_is_not_is_refused() -> None:
