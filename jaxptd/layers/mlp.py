@@ -96,13 +96,17 @@ class MLP(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same."""
-        # Backward recomputes h from the first product, which is saved anyway.
+        return self.down(checkpoint_name(self.activated(x_BTD), SAVED_MATMUL_IN))
+
+    def activated(self, x_BTD: Array) -> Array:
+        """x -> h[B, T, F], which an MLP of another kind makes in another way.
+
+        Backward recomputes it from the first product, which is saved anyway.
+        """
         if self.fused:
-            h_BTF = self.fused(self.up.kept(x_BTD, bare=True), self.up.bias)
-        else:
-            activate = jax.checkpoint(self._activate, prevent_cse=not self.looped)
-            h_BTF = activate(self.up.kept(x_BTD))
-        return self.down(checkpoint_name(h_BTF, SAVED_MATMUL_IN))
+            return self.fused(self.up.kept(x_BTD, bare=True), self.up.bias)
+        activate = jax.checkpoint(self._activate, prevent_cse=not self.looped)
+        return activate(self.up.kept(x_BTD))
 
     def _activate(self, h: Array) -> Array:
         """h[B, T, F], or a gate and h, `[B, T, 2, F]` -> h[B, T, F]."""

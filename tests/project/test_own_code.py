@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from flax import nnx
+from jax.sharding import PartitionSpec as P
 from one_device import hold
 from turns import slow
 
@@ -21,9 +25,12 @@ from jaxptd.analysis.traffic import expected
 from jaxptd.costs.collective import add_up
 from jaxptd.errors import UserError
 from jaxptd.hf.sizes import config_json
+from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layout import Layout
+from jaxptd.mesh import make_mesh
 from jaxptd.models.families import FAMILIES
 from jaxptd.models.parameters import parameter_infos
+from jaxptd.params import normal
 from jaxptd.parts.mlp import MLPShape, mlp_of, register_mlp
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +90,25 @@ def test_the_scale_is_a_parameter_of_each_layer() -> None:
     program = tiny.program(Layout(), **PART)
     assert program.infos["blocks.mlp.scale"].shape == (2, 23)
     assert np.all(np.asarray(program.init_state()["params"]["blocks.mlp.scale"]) == 1)
+
+
+def test_the_layer_is_its_formula() -> None:
+    config = tiny.config(Layout(), **PART).model
+    rng = np.random.default_rng(0)
+
+    def run(x_BTD: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        own = {"tensor_parallel": make_tensor_parallel(Layout()), "rngs": nnx.Rngs(0)}
+        layer = mlp_of(config).make_layer(config, init_out=normal(0.02), **own)
+        layer.scale = nnx.Param(jnp.arange(23, dtype=jnp.float32))
+        arrays = {"up": layer.up.w[...], "down": layer.down.w[...], "scale": layer.scale[...]}
+        return layer(x_BTD), arrays
+
+    x = rng.standard_normal((2, 3, 16)).astype(np.float32)
+    mesh = make_mesh(Layout())
+    y, w = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P()))(x)
+    up, down, scale = (np.asarray(w[name]) for name in ("up", "down", "scale"))
+    want = (np.maximum(x @ up, 0) ** 2 * scale) @ down
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-6)
 
 
 def test_parallel_layers_have_one_norm() -> None:
