@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -22,8 +23,10 @@ from jaxptd.analysis import memory_model
 from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.memory_report import counted
 from jaxptd.analysis.traffic import expected
+from jaxptd.config.block import FAMILIES as PRESETS
 from jaxptd.costs.collective import add_up
 from jaxptd.errors import UserError
+from jaxptd.fields import values
 from jaxptd.hf.sizes import config_json
 from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layout import Layout
@@ -31,6 +34,7 @@ from jaxptd.mesh import make_mesh
 from jaxptd.models.families import FAMILIES
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.params import normal
+from jaxptd.parts import mlp
 from jaxptd.parts.mlp import MLPShape, mlp_of, register_mlp
 
 ROOT = Path(__file__).parents[2]
@@ -57,10 +61,16 @@ CASES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def registered() -> None:
-    if "parallel-gpt" not in FAMILIES:  # else another worker's test of this process did so
-        runpy.run_path(str(EXAMPLES / "own_part.py"))
-        runpy.run_path(str(EXAMPLES / "own_model.py"))
+def registered() -> Iterator[None]:
+    """Registers both; other tests of this process find the tables as they were."""
+    tables = (FAMILIES, PRESETS, values._ADDED, mlp._KINDS)
+    before = [dict(table) for table in tables]
+    runpy.run_path(str(EXAMPLES / "own_part.py"))
+    runpy.run_path(str(EXAMPLES / "own_model.py"))
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
 
 
 def test_the_part_is_short() -> None:
