@@ -78,7 +78,8 @@ plot.bytes_by_axis(found)
 #
 # Between the pairs of matmuls, four devices would each compute the same norms and dropout. With
 # sequence parallelism each does so for a quarter of the tokens. A sum becomes a reduce-scatter
-# and a gather, which move the same bytes, and a device saves less for backward.
+# and a gather, which move the same bytes. Backward gathers once more, and a device saves less for
+# it.
 
 # %%
 import dataclasses
