@@ -11,10 +11,11 @@
 # %% [markdown]
 # # 1. Train, look, sample
 #
-# At the end you will know how to train a small GPT on several devices, look at its loss, let it
-# write, and take the same run to another layout. About 30 seconds on two cores.
+# By the end you will know how to train a small GPT on several devices, look at its loss, let it
+# write, and move the same run to another layout. The notebook takes about 30 seconds on two
+# cores.
 
-# %% The accelerators of this machine, or eight simulated devices where it has none.
+# %% Uses the accelerators of this machine, or simulates eight devices if it has none.
 import shutil
 
 import jaxptd
@@ -23,11 +24,11 @@ from jaxptd import Layout, plot
 jaxptd.use_devices(8)
 
 # %% [markdown]
-# A *config* says everything about a run: the model, the *layout* of its devices, data, optimizer.
-# Here two replicas (`dp=2`), and each matrix is shared by two devices (`tp=2`). The text is the
-# source code of jaxptd itself, byte by byte, so nothing is downloaded. Change a number and run this
-# cell and those below again: the old run directory is removed, because another config is another
-# run.
+# A *config* describes a whole run: the model, the *layout* of its devices, data, optimizer. Here
+# there are two replicas (`dp=2`), and two devices share each matrix (`tp=2`). The text is the
+# source code of jaxptd itself, byte by byte, so nothing is downloaded. To experiment, change a
+# number and run this cell and those below again. It removes the old run directory, because
+# another config is another run.
 
 # %%
 shutil.rmtree("runs/notebook-1", ignore_errors=True)
@@ -41,18 +42,19 @@ config = jaxptd.Config(
 config
 
 # %% [markdown]
-# `train` shows its progress. It writes a run directory, so an interrupt loses nothing: run this
-# cell again, and it goes on where it ended.
+# `train` shows its progress and writes a run directory. After an interrupt run this cell again,
+# and it continues where it stopped.
 
 # %%
 run = jaxptd.train(config)
 run
 
-# %% Training loss, and that of a part of the text which is kept apart.
+# %% The loss of training, and of held-out text.
 plot.loss(run)
 
 # %% [markdown]
-# The model has seen a few hundred kilobytes; it knows what Python looks like, not what it means.
+# The model has seen a few hundred kilobytes. It knows what Python looks like, but not what it
+# means.
 
 # %%
 print(run.sample("def ", tokens=120, seed=1))
@@ -60,9 +62,8 @@ print(run.sample("def ", tokens=120, seed=1))
 # %% [markdown]
 # ## Another layout, the same run
 #
-# A checkpoint knows nothing of devices. So the run can be loaded on any layout, here four devices
-# that share each sequence (`cp=4`). Its loss is the same number, but for the last digits of
-# float32.
+# A checkpoint is independent of devices, so the run loads on any layout, here four devices that
+# share each sequence (`cp=4`). The loss is the same, except for the last digits of float32.
 
 # %%
 other = jaxptd.load("runs/notebook-1", Layout(cp=4))
@@ -70,8 +71,9 @@ print(run.evaluate())
 print(other.evaluate())
 
 # %% [markdown]
-# That is no luck: a layout computes what one device computes. `verify` runs two training steps of
-# this model in float64 on the layout and on one device, and compares every gradient.
+# This is by design: a layout computes what one device computes. `verify` checks it. It runs two
+# training steps of this model in float64, on the layout and on one device, and compares every
+# gradient.
 
 # %%
 jaxptd.verify(config)

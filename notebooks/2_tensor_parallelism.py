@@ -11,8 +11,8 @@
 # %% [markdown]
 # # 2. Meshes and tensor parallelism
 #
-# At the end you will know what a mesh is, which block of each matrix a device holds under tensor
-# parallelism, what moves in a step, and how to check that against the formula.
+# By the end you will know what a mesh is, which block of each matrix a device holds under tensor
+# parallelism, what a step moves, and how to check that against the formula.
 
 # %%
 import jax
@@ -25,15 +25,15 @@ jaxptd.use_devices(8)
 # %% [markdown]
 # ## A mesh
 #
-# The devices form a grid with a name for each axis. A layout gives the sizes: here two replicas
-# of the model, each on four devices. Devices that are neighbours along `tp`, which talk most, are
-# neighbours in the machine.
+# The devices form a grid with named axes. A layout gives their sizes: here two replicas of the
+# model, each on four devices. Neighbours along `tp` communicate most, so they are neighbours in
+# the machine.
 
 # %%
 layout = Layout(dp=2, tp=4)
 plot.mesh(layout)
 
-# %% Which devices sum gradients together (dp), and which share a matrix (tp).
+# %% The devices that sum gradients together (dp), and those that share a matrix (tp).
 for name, groups in jaxptd.rank_groups(layout).items():
     print(f"{name:12} {groups}")
 
@@ -41,8 +41,8 @@ for name, groups in jaxptd.rank_groups(layout).items():
 # ## What a device holds
 #
 # Megatron's tensor parallelism cuts the first matrix of a pair by columns and the second by rows,
-# so that nothing has to move between the two products. The spec beside each parameter says so:
-# `tp` stands at the dim that is cut.
+# so that nothing moves between the two matmuls. The spec of each parameter shows it: `tp` is at
+# the dim that is cut.
 
 # %%
 model = jaxptd.ModelConfig(num_layers=2, hidden_size=32, num_heads=4, seq_length=32, vocab_size=128)
@@ -54,7 +54,7 @@ for name, array in state["params"].items():
     block = array.addressable_shards[0].data.shape
     print(f"{name:28} {array.shape!s:18} a device: {block!s:18} {array.sharding.spec}")
 
-# %% The same as a picture: device i holds the part of the MLP's matrices with its number.
+# %% The same as a picture: each part of a matrix shows the number of its device.
 for name in ("blocks.mlp.up.w", "blocks.mlp.down.w"):
     print(name)
     jax.debug.visualize_array_sharding(state["params"][name][0])
@@ -63,8 +63,8 @@ for name in ("blocks.mlp.up.w", "blocks.mlp.down.w"):
 # ## What moves
 #
 # `comms` traces the training step and counts its collectives. Here each layer sums `x[B, T, D]`
-# over tp twice forward and twice backward, and once a step every gradient is summed over dp. The
-# program moves what the formula says, to the byte.
+# over tp twice in forward and twice in backward. Once a step every gradient is summed over dp.
+# The program moves exactly the bytes of the formula.
 
 # %%
 found = jaxptd.comms(config)
@@ -76,9 +76,10 @@ plot.bytes_by_axis(found)
 # %% [markdown]
 # ## Sequence parallelism
 #
-# Between the products, norms and dropout would be done four times. With sequence parallelism each
-# device does them for a quarter of the tokens; a sum becomes a reduce-scatter and a gather, which
-# move the same bytes. What a device keeps for backward shrinks.
+# Between the pairs of matmuls, four devices would each compute the same norms and dropout. With
+# sequence parallelism each does so for a quarter of the tokens. A sum becomes a reduce-scatter
+# and a gather, which move the same bytes. Backward gathers once more, and a device saves less for
+# it.
 
 # %%
 import dataclasses
@@ -88,13 +89,13 @@ for each, moved in ((config, found), (sharded, jaxptd.comms(sharded, compiled=Fa
     sent = sum(row.wire_bytes(moved.sizes) for row in moved.jaxpr if row.axes == ("tp",))
     kept = jaxptd.memory(each, compiled=False).as_dict()["rows"]
     layer = next(row for row in kept if row["part"].startswith("a layer"))
-    print(f"{each.layout!s:32} sends {sent:,} bytes over tp; a layer keeps {layer['formula']:,}")
+    print(f"{each.layout!s:32} sends {sent:,} bytes over tp; a layer saves {layer['formula']:,}")
 
 # %% [markdown]
 # ## Is it right?
 #
-# The check that this library is about: every gradient and every updated parameter, on the layout
-# and on one device, in float64.
+# This check is the point of the library. It compares every gradient and every updated parameter,
+# on the layout and on one device, in float64.
 
 # %%
 report = jaxptd.verify(sharded)

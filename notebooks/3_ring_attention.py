@@ -11,9 +11,9 @@
 # %% [markdown]
 # # 3. Ring attention
 #
-# At the end you will know how RingQK and RingAV compute attention of a sequence that no device
-# holds whole, why causal attention wants a zigzag, and what a long sequence costs in memory and
-# in messages.
+# By the end you will know how RingQK and RingAV compute attention over a sequence that no device
+# holds whole, why causal attention uses a zigzag, and what a long sequence costs in memory and
+# communication.
 
 # %%
 import dataclasses
@@ -35,9 +35,10 @@ jaxptd.use_devices(8)
 #
 # Four devices each have a quarter of the queries, keys and values. In each step a device
 # multiplies its queries with the keys that it has, and passes the keys on. After n - 1 hops it
-# has complete rows of scores, so the softmax is exact. Then the values go around in the same way.
+# has complete rows of scores, so the softmax is exact. Then the values travel round in the same
+# way.
 
-# %% What each device multiplies in each step. Row: device. Number: the block of keys that is there.
+# %% What each device multiplies in each step. K2 is the block of keys of device 2.
 n = 4
 visits = np.array([[(device - step) % n for step in range(n)] for device in range(n)])
 figure, axes = plt.subplots(figsize=(5, 2.6))
@@ -48,7 +49,7 @@ for device in range(n):
 axes.set(xticks=range(n), yticks=range(n), xlabel="step", ylabel="device", title="RingQK")
 plt.show()
 
-# %% The real thing, in a `shard_map`, against softmax attention on one device.
+# %% The library's functions in a `shard_map`, compared with softmax attention on one device.
 B, T, N, H = 1, 32, 2, 8
 q, k, v = np.random.default_rng(0).standard_normal((3, B, T, N, H), np.float32)
 layout = Layout(cp=n, ring="rsa")
@@ -57,7 +58,7 @@ scores = Scores(scale=H**-0.5, causal=False)
 
 
 def attention(q, k, v):
-    """RSA as its paper has it: complete rows of scores on each device, a plain softmax."""
+    """RSA as in its paper: complete rows of scores on each device, a plain softmax."""
     rows_BNTS = ring_qk(q, k, ring, scores)
     return ring_av(jax.nn.softmax(rows_BNTS), v, ring, scores)
 
@@ -73,10 +74,10 @@ print("largest difference:", float(abs(ring_attention(q, k, v) - expected).max()
 # ## Causal attention and the zigzag
 #
 # A causal query sees no later key. With contiguous blocks the last device works in every step and
-# the first one in one step only. In a zigzag a device has a chunk from the beginning and one from
-# the end of the sequence, and all have the same work.
+# the first one in only one. In a zigzag a device has a chunk from the beginning and one from the
+# end of the sequence, so all have the same work.
 
-# %% Which scores each device computes. A point is a pair of query and key; a color is a device.
+# %% The scores that each device computes. A point is a pair of query and key, a color is a device.
 figure, both = plt.subplots(1, 2, figsize=(8, 4))
 for axes, kind in zip(both, ("blockwise", "zigzag"), strict=True):
     order = Ring(Axis.CP, kind).order(T, n)
@@ -91,8 +92,9 @@ plt.show()
 # %% [markdown]
 # ## A long sequence
 #
-# The rings of training keep no scores at all: online softmax merges the blocks as they arrive. So
-# what a layer keeps falls as 1/cp, while each device sends its keys and values to cp - 1 others.
+# The rings used in training save no scores at all: online softmax merges the blocks as they
+# arrive. So what a layer saves falls as 1/cp, while a device's keys and values travel to cp - 1
+# others.
 
 # %%
 model = jaxptd.ModelConfig(
@@ -105,9 +107,9 @@ for cp in (1, 2, 8):
     kept = next(row["formula"] for row in rows if row["part"].startswith("a layer"))
     moved = jaxptd.comms(config, compiled=False)
     sent = sum(x.wire_bytes(moved.sizes) for x in moved.jaxpr if x.kind == "collective-permute")
-    print(f"cp={cp}: a layer keeps {kept:12,} bytes, a device sends {sent:12,}")
+    print(f"cp={cp}: a layer saves {kept:12,} bytes, a device sends {sent:12,}")
 
-# %% Proved equal to one device, with documents that must not see each other, too.
+# %% Equal to one device, here with packed documents that must not see each other.
 small = dataclasses.replace(model, seq_length=32, num_layers=1)
 jaxptd.verify(
     jaxptd.Config(

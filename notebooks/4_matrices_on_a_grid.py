@@ -11,9 +11,9 @@
 # %% [markdown]
 # # 4. Matrices on a grid
 #
-# At the end you will know how Fox's, Cannon's and the SUMMA algorithm multiply matrices that are
-# held in blocks on a grid of devices, what each of them moves, and how a transformer is trained
-# on such a grid.
+# By the end you will know how Fox's, Cannon's and the SUMMA algorithm multiply matrices that are
+# stored in blocks on a grid of devices, what each of them moves, and how a transformer trains on
+# such a grid.
 
 # %%
 from functools import partial
@@ -36,7 +36,7 @@ jaxptd.use_devices(8)
 #
 # Device (i, j) holds block (i, j) of A, of B and of C = A B. It needs the sum over k of A[i, k]
 # B[k, j], so in every step it needs one block of A's row i and the matching block of B's column
-# j. The algorithms differ in which k it is at step t, and in how the blocks get there.
+# j. The algorithms differ in the k of step t, and in how the blocks get there.
 
 # %%
 n = 3
@@ -65,10 +65,11 @@ plt.close(figure)
 HTML(animation.to_jshtml())
 
 # %% [markdown]
-# In each picture a color is a k. Under SUMMA all devices use the same k; under Fox the same in a
-# row; under Cannon no two neighbours do, so that no device has to send to more than one other.
+# In each picture a color is a k. Under SUMMA all devices use the same k. Under Fox the devices of
+# a row do. Under Cannon no two neighbours do, so that a device never sends to more than one
+# other.
 #
-# ## The same product by all of them
+# ## All of them compute the same product
 
 # %%
 mesh = jaxptd.make_mesh(Layout(row=2, col=2))
@@ -81,8 +82,8 @@ for algorithm in ("summa", "fox", "cannon", "gather"):
     print(f"{algorithm:7} error {error:.1e}; in its program: {moves}")
 
 # %% [markdown]
-# Backward of A B is two products again, dC Bᵀ and Aᵀ dC, in blocks as well: no device ever holds
-# a whole matrix.
+# Backward of A B is two more products, dC Bᵀ and Aᵀ dC. They run in blocks as well, so no device
+# ever holds a whole matrix.
 
 # %%
 loss = jax.jit(lambda a, b: jnp.sum(multiply(a, b, mesh, Grid("cannon")) ** 2))
@@ -92,9 +93,9 @@ print(float(abs(da - 2 * (a @ b) @ b.T).max()), float(abs(db - 2 * a.T @ (a @ b)
 # %% [markdown]
 # ## A transformer on the grid
 #
-# Under Megatron's tensor parallelism each device holds a share of the weights, but activations
-# between the products whole. On a grid activations are in blocks too: a device keeps 1 / (row x
-# col) of everything.
+# Under Megatron's tensor parallelism each device holds a share of the weights, but the residual
+# stream whole. On a grid activations are in blocks as well: a device holds 1 / (row x col) of
+# everything.
 
 # %%
 model = jaxptd.ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_length=64, vocab_size=128)
@@ -109,7 +110,7 @@ for layout in (
     kept = next(row["formula"] for row in rows if row["part"].startswith("a layer"))
     moved = jaxptd.comms(config, compiled=False)
     sent = sum(x.wire_bytes(moved.sizes) for x in moved.jaxpr)
-    print(f"{layout!s:34} a layer keeps {kept:8,} bytes, a device sends {sent:9,}")
+    print(f"{layout!s:34} a layer saves {kept:8,} bytes, a device sends {sent:9,}")
 
 # %%
 config = jaxptd.Config(model, Layout(row=2, col=2, matmul2d="cannon"), train=train)
@@ -119,6 +120,6 @@ plot.bytes_by_axis(jaxptd.comms(config, compiled=False))
 jaxptd.verify(config)
 
 # %% [markdown]
-# Which of them pays off, and when, is in the documentation, page *2D tensor parallelism*.
+# The page *2D tensor parallelism* of the documentation says which of them pays off, and when.
 #
 # Next: [pipelines](5_pipelines.py).

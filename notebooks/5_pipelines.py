@@ -11,8 +11,8 @@
 # %% [markdown]
 # # 5. Pipelines
 #
-# At the end you will know how to read a schedule, where its bubble is and what it holds, how to
-# write a schedule of your own, and how to run it.
+# By the end you will know how to read a schedule, find its bubble, write a schedule of your own,
+# and run it.
 
 # %%
 import shutil
@@ -27,19 +27,22 @@ jaxptd.use_devices(8)
 # ## A schedule is a table
 #
 # Each stage has a part of the layers. F1 is the forward of micro-batch 1, B1 its backward. A row
-# is a stage, a column a tick. Empty cells are the *bubble*.
+# is a stage, a column a tick. A stage idles in empty cells, which is called the *bubble*. The
+# gaps between the first forwards of a stage cost no time: every other tick is kept free for
+# backwards, and the first gradient arrives at the same tick whatever the stage does before.
 
 # %%
 plot.schedule(jaxptd.make_schedule("1f1b", stages=4, micro_batches=8))
 
 # %% [markdown]
-# Backward has two halves: the gradient of the input (B), for which another stage waits, and that
-# of the weights (W), for which nobody does. Zero-bubble schedules put W where a stage would wait.
+# Backward has two halves: the gradient of the input (B), which the previous stage waits for, and
+# that of the weights (W), which nothing waits for. Zero-bubble schedules put W where a stage
+# would idle.
 
 # %%
 plot.schedule(jaxptd.make_schedule("zb-h1", stages=4, micro_batches=8))
 
-# %% All of them, by their share of idle cells.
+# %% The share of idle cells of each schedule.
 for name in jaxptd.SCHEDULES:
     schedule = jaxptd.make_schedule(name, stages=4, micro_batches=8)
     idle = (schedule.table[..., 0] == 0).mean()
@@ -48,8 +51,8 @@ for name in jaxptd.SCHEDULES:
 # %% [markdown]
 # ## One of your own
 #
-# A schedule is a CSV file with a line for each stage: what it does at each tick. This one runs
-# all forwards of two micro-batches, then their backwards.
+# A schedule of your own is a CSV file with a line per stage and a cell per tick. This one runs
+# the forwards of two micro-batches, then their backwards.
 
 # %%
 own = "F0,F1,,,,B0,B1\n,F0,F1,B0,B1,,\n"
@@ -57,7 +60,7 @@ Path("own.csv").write_text(own)
 layout = Layout(pp=2, schedule="own.csv")
 plot.schedule(jaxptd.make_schedule("own.csv", stages=2, micro_batches=2))
 
-# %% A table that cannot work is refused, in words.
+# %% A table that cannot work is refused, and the message says why.
 Path("wrong.csv").write_text(own.replace(",F0,F1,B0", "F0,F1,,B0"))
 try:
     jaxptd.make_schedule("wrong.csv", stages=2, micro_batches=2)
@@ -67,8 +70,8 @@ except jaxptd.UserError as error:
 # %% [markdown]
 # ## Running it
 #
-# One executor runs every table, so one program has to be right. It is the same step as on one
-# device. Another config is another run, so the cell removes the old run directory first.
+# One executor runs every table, so only one program has to be correct. It computes the same step
+# as one device. Another config is another run, so the cell removes the old run directory first.
 
 # %%
 shutil.rmtree("runs/notebook-5", ignore_errors=True)
@@ -84,7 +87,7 @@ config = jaxptd.Config(
 run = jaxptd.train(config)
 plot.loss(run)
 
-# %% The same run goes on under another schedule: checkpoints know nothing of stages.
+# %% The same run loads under another schedule, since checkpoints are independent of stages.
 print(run.evaluate(), jaxptd.load("runs/notebook-5", Layout(pp=4, schedule="1f1b")).evaluate())
 
 # %%

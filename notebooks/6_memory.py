@@ -11,8 +11,8 @@
 # %% [markdown]
 # # 6. Where the memory is
 #
-# At the end you will know what a device holds in a training step, and what ZeRO, recomputation
-# and offloading change about it.
+# By the end you will know what a device holds in a training step, and what ZeRO, recomputation
+# and offloading change.
 
 # %%
 import dataclasses
@@ -25,9 +25,9 @@ jaxptd.use_devices(8)
 # %% [markdown]
 # ## Four parts
 #
-# Parameters, their gradients, the optimizer's moments, and what each layer keeps for backward.
-# The first three depend on the model only, the last one on batch and sequence too. The report has
-# them by formula, as counted in the program, and as XLA has compiled it.
+# A device holds parameters, their gradients, the optimizer's moments, and what each layer saves
+# for backward. The first three depend only on the model, the last one also on batch and sequence.
+# The report gives them by formula, as counted in the program, and as compiled by XLA.
 
 # %%
 model = jaxptd.ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_length=64, vocab_size=256)
@@ -42,14 +42,14 @@ plot.memory(found)
 # ## ZeRO
 #
 # Eight replicas hold everything eight times. ZeRO gives each an eighth: of parameters and moments
-# between steps (stage 1), of gradients too (2), and of the parameters during the step (3), where
-# a layer is gathered when it runs. Its messages are as large as those of plain data parallelism,
-# but for stage 3.
+# between steps (stage 1), of gradients as well (2), and of the parameters during the step (3),
+# where each layer is gathered when it runs. Only stage 3 sends more bytes than plain data
+# parallelism.
 
 
 # %%
 def sizes(config):
-    """Bytes of a device: state, and all that is temporary, as compiled."""
+    """Bytes of a device as compiled: the state, and everything temporary."""
     rows = {row["part"]: row["compiled"] for row in jaxptd.memory(config).as_dict()["rows"]}
     held = rows["all that enters the step"]
     return held, next(size for part, size in rows.items() if part.startswith("temporary"))
@@ -64,25 +64,25 @@ for stage in (0, 1, 2, 3):
 # %% [markdown]
 # ## Recomputation
 #
-# A layer may keep less and compute it again in backward. `dots` keeps results of products, `full`
-# the layer's input only.
+# A layer may save less and recompute the rest in backward. `dots` saves results of matmuls,
+# `full` only the layer's input.
 
 # %%
 for remat in ("none", "dots", "attention", "full"):
     each = dataclasses.replace(config, model=dataclasses.replace(model, remat=remat))
     rows = jaxptd.memory(each, compiled=False).as_dict()["rows"]
     layer = next(row["formula"] for row in rows if row["part"].startswith("a layer"))
-    print(f"remat {remat:9} a layer keeps {layer:9,} bytes")
+    print(f"remat {remat:9} a layer saves {layer:9,} bytes")
 
 # %% [markdown]
 # ## In host memory
 #
-# `layout.offload` keeps moments and masters in the memory of the host, or what layers keep for
-# backward. On simulated devices the host's memory is the same memory, so only a GPU shows the
-# gain; that the numbers stay the same can be proved anywhere.
+# `layout.offload` moves masters and moments, or what layers save for backward, to the host's
+# memory. Simulated devices share that memory, so only a GPU shows the gain. That results stay the
+# same can be checked anywhere.
 
 # %%
 jaxptd.verify(dataclasses.replace(config, layout=Layout(dp=2, zero=1, offload="optimizer")))
 
 # %% [markdown]
-# Next: [a model of others](7_hugging_face.py).
+# Next: [a Hugging Face model](7_hugging_face.py).

@@ -11,9 +11,9 @@
 # %% [markdown]
 # # 7. A Hugging Face model on a layout
 #
-# At the end you will know how to load the weights and the tokenizer of a Hugging Face model on any
-# layout, see that the layout computes what one device computes, fine-tune it, measure on held-out
-# text that it got better, and write it back. Needs the `hf` extra.
+# By the end you will know how to load the weights and the tokenizer of a Hugging Face model on a
+# layout, check that the layout computes what one device computes, fine-tune the model, measure on
+# held-out text that it improved, and write it back. The notebook needs the `hf` extra.
 
 # %%
 import shutil
@@ -28,9 +28,9 @@ jaxptd.use_devices(8)
 # %% [markdown]
 # ## A model
 #
-# So that nothing is downloaded, an example of the checkout makes a tiny Llama: random weights, and
-# a tokenizer of 1,024 tokens that it trains on Python's standard library. With a model of your own,
-# skip this cell and give its directory instead of `models/notebook-7-tiny`.
+# To avoid a download, an example script makes a tiny Llama: random weights, and a tokenizer of
+# 1,024 tokens that it trains on Python's standard library. With a model of your own, skip this
+# cell and give its directory instead of `models/notebook-7-tiny`.
 #
 # Cells remove what they wrote before, so you can change any of them and run it and those below
 # again.
@@ -44,8 +44,8 @@ examples = Path(jaxptd.__path__[0]).parent / "examples"
 # %% [markdown]
 # ## Held-out text
 #
-# The model will be fine-tuned on the files in jaxptd's folders. One file beside them is kept for
-# measuring, in 16 sequences of 128 tokens.
+# The model will be fine-tuned on the files in jaxptd's folders. One file outside them is held out
+# for measuring, in 16 sequences of 128 tokens.
 
 # %%
 tokenizer = jaxptd.load_tokenizer("models/notebook-7-tiny")
@@ -57,22 +57,22 @@ print([tokenizer.decode([token]) for token in rows[0, :12]])
 # %% [markdown]
 # ## On any layout
 #
-# Each device reads its own slices from the file. A layout may be anything that the model fits on:
-# here the sequence is shared by two devices, and every matrix by two. A model of 70 B is read in
-# the same way, and no host ever has more than its part.
+# Each device reads its own slices from the file. Any layout works that the model fits on: here
+# two devices share the sequence, and two share every matrix. A model of 70 B is read in the same
+# way, and no host ever holds more than its part.
 
 # %%
 layout = Layout(cp=2, tp=2, sequence_parallel=True)
 base = jaxptd.from_hf("models/notebook-7-tiny", layout=layout, seq_length=128)
 base
 
-# %% Loss and gradients of the held-out text, the same on one device and on four.
+# %% Loss and gradients of the held-out text are the same on one device and on four.
 one = jaxptd.from_hf("models/notebook-7-tiny", seq_length=128)
 for run in (one, base):
     before, gradients = run.loss_and_gradients(held_out)
     print(f"{run.config.layout!s:35} loss {before:.6f}")
 
-# %% The gradients have Hugging Face's names, if you like.
+# %% The gradients under Hugging Face's names.
 theirs = jaxptd.hf.names(base.program, gradients)
 for name in list(theirs)[:4]:
     print(name, theirs[name].shape)
@@ -80,9 +80,9 @@ for name in list(theirs)[:4]:
 # %% [markdown]
 # ## Fine-tuning
 #
-# `checkpoint.start` names the weights of step 0, `data.tokenizer` the tokenizer; the rest is a run
-# like any other. The learning rate is high because the weights are random: for a real model take a
-# tenth to a hundredth of it.
+# `checkpoint.start` names the weights of step 0, `data.tokenizer` the tokenizer. The rest is a
+# run like any other. The learning rate is high because the weights are random; for a real model
+# use a tenth to a hundredth of it.
 
 # %%
 shutil.rmtree("runs/notebook-7", ignore_errors=True)
@@ -99,7 +99,7 @@ config = jaxptd.Config(
 tuned = jaxptd.train(config)
 plot.loss(tuned)
 
-# %% Did it get better at text that it has not seen?
+# %% Has it improved on text that it has not seen?
 after = tuned.loss_and_gradients(held_out).loss
 print(f"loss of the held-out text: {before:.3f} before, {after:.3f} after fine-tuning")
 print("better" if after < before else "not better", f"by {abs(before - after):.3f} nats a token")
@@ -110,8 +110,8 @@ jaxptd.verify(config)
 # %% [markdown]
 # ## And back
 #
-# The directory that is written has the weights, the configs and the tokenizer. It can be read by
-# transformers, and by everything that reads its files. Read again, it gives the same loss.
+# The written directory has the weights, the configs and the tokenizer. Transformers reads it, and
+# so does everything that reads its files. Loaded again, it gives the same loss.
 
 # %%
 shutil.rmtree("models/notebook-7-tuned", ignore_errors=True)
@@ -120,6 +120,7 @@ again = jaxptd.from_hf("models/notebook-7-tuned").loss_and_gradients(held_out).l
 print(f"{after:.6f} in the run, {again:.6f} read back")
 
 # %% [markdown]
-# Prompts and answers of a chat model, with commands instead of Python: `docs/howto/fine_tune.md`.
+# `docs/howto/fine_tune.md` fine-tunes a chat model on prompts and answers, with commands instead
+# of Python.
 #
 # Next: [planning a run](8_planning.py).

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # 8. Planning a run
 #
-# At the end you will know how to find the fastest layouts of a model on GPUs that you do not have
-# yet, what bounds them, and how far the predictions can be trusted.
+# By the end you will know how to find the fastest layouts of a model on GPUs that you don't have
+# yet, what bounds them, and how far to trust the predictions.
 
 # %%
 import sys  # noqa: F401, for the command below
@@ -25,19 +25,19 @@ jaxptd.use_devices(8)
 # %% [markdown]
 # ## From a question to a config
 #
-# Llama 3 with 70 billion parameters on 64 H200s: which layout? The planner knows the model's
-# FLOPs, the bytes that each layout moves and holds (they are the formulas that the other
-# notebooks have checked), and a table of the hardware. It runs nothing.
+# Which layout trains Llama 3 with 70 billion parameters fastest on 64 H200s? The planner knows
+# the model's FLOPs, the bytes that each layout moves and holds (by the formulas that the other
+# notebooks checked), and a table of the hardware. It runs nothing.
 
 # %%
 config = jaxptd.load_config("llama3-70b", ["--data.source=none"])
 plan = jaxptd.plan(config, gpus=64, gpu="h200")
 plan
 
-# %% Time and memory of the best layouts, and what bounds the first one.
+# %% Time and memory of the best layouts, and what bounds the fastest.
 plot.plan(plan)
 
-# %% The best layout is a config; these options make it of the one above.
+# %% The best layout is a config. These options turn the config above into it.
 best = plan.best[0]
 print(best.config.layout)
 print(" ".join(plan.options(best)))
@@ -45,7 +45,7 @@ print(" ".join(plan.options(best)))
 # %% [markdown]
 # ## What if?
 #
-# Any field can be pinned. How much would two-way tensor parallelism cost, or a pipeline of four
+# Any field can be fixed. How much would two-way tensor parallelism cost, or a pipeline of four
 # stages?
 
 # %%
@@ -55,7 +55,7 @@ for pins in ({"layout.tp": 2}, {"layout.pp": 4}, {"layout.zero": 3}):
 print(f"{'free':20} {plan.tokens_per_second(best):12,.0f} tokens/s")
 print(f"{plan.days(best, 1e12):.0f} days for 1e12 tokens")
 
-# %% A question without an answer says what would help.
+# %% If nothing fits, the message says what would help.
 try:
     jaxptd.plan(config, gpus=4, gpu="a100-40")
 except jaxptd.UserError as error:
@@ -64,16 +64,16 @@ except jaxptd.UserError as error:
 # %% [markdown]
 # ## Can it be trusted?
 #
-# The same model of costs predicts published training steps: each row of Megatron's table 1 from a
-# fit to the others. The band beside each MFU is the error that follows. What it cannot know
-# (congestion, clocks, a slow host) is in the documentation, page *Planning*.
+# The same cost model predicts published training steps: each row of Megatron's table 1 from a fit
+# to the others. The band after each MFU is the resulting error. The page *Planning* of the
+# documentation lists what the model cannot know, such as congestion, clocks and a slow host.
 
 # %%
 # !{sys.executable} -m jaxptd plan validate --held-out
 
 # %% [markdown]
-# A layout that is planned can be tried here before it is paid for: the same layout of a small
-# model, on simulated devices, is proved equal to one device.
+# Try a planned layout here before you pay for it. With a small model, on simulated devices, the
+# same kind of layout equals one device.
 
 # %%
 small = jaxptd.Config(
