@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 import math
 import subprocess
@@ -14,6 +15,7 @@ from command_lines import refused
 from contract import relative
 
 import jaxptd
+from benchmarks.lib.pages import RESULTS
 from benchmarks.one_device import __main__ as gpu
 from benchmarks.one_device import trainer as gpu_trainer
 from benchmarks.one_device.cases import CASES, VOCABULARY, gpt2
@@ -63,6 +65,26 @@ def test_a_line_of_the_table():
     error = {"error": "no torch here"}
     lines = gpu.rows("350m", {"jaxptd": found(), "jaxptd-triton": found(), "torch": error})
     assert lines[2][3] == "not measured: no torch here" and lines[0][-1] == ""
+
+
+def test_the_page_of_speed_has_figures_of_one_run_a_row():
+    """Its table's rows are pairs of rows of `gpu.md`: Triton's kernels, and PyTorch below them."""
+    made = [line.split(" | ") for line in (RESULTS / "gpu.md").read_text("utf-8").splitlines()]
+    runs = [
+        [row[1].replace(", ", " x "), *row[2:6], row[8], row[10].strip(" |*")]
+        for row in made
+        if len(row) == len(gpu.HEAD)
+    ]
+    pairs = {
+        (batch, tokens, theirs[2], ratio, share, theirs[3], peak, theirs[5])
+        for (batch, trainer, tokens, share, _, peak, ratio), theirs in itertools.pairwise(runs)
+        if trainer == "jaxptd-triton" and theirs[1] == "torch"
+    }
+    models = {line[0] for line in made if len(line) == len(gpu.HEAD)} - {"| model"}
+    page = (RESULTS.parents[1] / "docs" / "performance.md").read_text("utf-8").splitlines()
+    shown = [tuple(line.strip("| ").split(" | ")[1:]) for line in page if "x |" in line]
+    assert [row for row in shown if row not in pairs] == []
+    assert len(shown) == len(models)
 
 
 def test_the_last_line_is_the_result_or_the_error(monkeypatch):
