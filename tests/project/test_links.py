@@ -1,7 +1,7 @@
 """Links of all pages: files and anchors are there, and addresses elsewhere are listed with a date.
 
-Nothing is fetched. `links.csv` lists each address outside the repository once, with the day on which
-someone looked at it (empty: nobody could) and at what. Whoever adds a link adds its row.
+Nothing is fetched. `links.csv` lists each address outside the repository once, with the day someone
+looked at it (empty: nobody could) and at what. Whoever adds a link adds its row.
 """
 
 import csv
