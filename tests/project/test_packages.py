@@ -66,7 +66,7 @@ def test_the_source_distribution_has_all_that_tests_and_documentation_read(unpac
     folders += (".ci", ".github")
     top = {"pyproject.toml", "conftest.py", "Makefile", "LICENSE", ".gitignore", "PKG-INFO"}
     top |= {"CITATION.cff", ".pre-commit-config.yaml"}
-    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    pages = {"AGENTS.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
     assert names(unpacked) == files_of(*folders) | top | pages
 
 

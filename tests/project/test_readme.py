@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from jaxptd.commands.table import COMMANDS, find_command
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
+LIBRARIES = ("Megatron-LM", "DeepSpeed", "torchtitan", "MaxText", "Colossal-AI")
 FEATURES = re.compile(r"^\| feature \| here .*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
 
 
@@ -110,33 +112,51 @@ def test_the_table_of_features_is_that_of_the_page() -> None:
     assert here == re.sub(r"\]\((\w+\.md)\)", r"](docs/\1)", there)
 
 
+def section(name: str) -> str:
+    """The text of the comparison under a heading of level 3."""
+    return re.split(r"\n##+ ", COMPARISON.partition(f"### {name}\n")[2])[0]
+
+
+def sources(name: str) -> list[list[str]]:
+    return [cells(row) for row in section(name).splitlines() if row[:2] == "| "][1:]
+
+
 def test_each_feature_is_sourced_where_it_is_claimed() -> None:
     """A library's table has a source if, and only if, the matrix says yes, no or partly."""
     lines = [cells(line) for line in FEATURES.findall(COMPARISON)[0].splitlines()]
     assert {claim for line in lines for claim in line[2:]} == {"yes", "no", "partly", "not found"}
-    for column, library in enumerate(
-        ("Megatron-LM", "DeepSpeed", "torchtitan", "MaxText", "Colossal-AI"), start=2
-    ):
-        section = COMPARISON.partition(f"### {library}\n")[2].partition("\n### ")[0]
-        sourced = "\n".join(cells(row)[0] for row in section.splitlines() if row[:2] == "| ")
+    for column, library in enumerate(LIBRARIES, start=2):
+        sourced = {name for row in sources(library) for name in row[0].split(", ")}
         for feature, words in zip((line[0] for line in lines), SOURCED, strict=True):
             claim = next(line for line in lines if line[0] == feature)[column]
             assert (words in sourced) == (claim != "not found"), f"{library}: {feature}"
 
 
-# Of each feature, in the order of the matrix: how the tables of sources name it.
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_source_says_which_commit_was_read_and_when_it_was_checked(library: str) -> None:
+    commit, date = re.findall(r"[Rr]ead at commit `(\w{12})` of (\d+ \w+ 2026)", section(library))[
+        0
+    ]
+    read = datetime.strptime(date, "%d %B %Y").date()
+    assert f"/{commit}/" in section(library)
+    assert "*not found*" in section(library)  # and what was searched for
+    for *_, checked in sources(library):
+        assert read <= datetime.strptime(checked, "%Y-%m-%d").date() <= datetime.now().date()
+
+
+# How the tables of sources name each feature, in the order of the matrix.
 SOURCED = (
     "tensor parallel",
-    "sequences over devices",
-    "two dimensions",
+    "context parallel",
+    "2D tensor parallel",
     "parameters sharded",
     "zero-bubble",
-    "a schedule of one's own",
+    "your own pipeline schedule",
     "host memory",
     "another layout",
     "compared with one device",
-    "bytes counted",
-    "compiled for absent devices",
+    "bytes that a step sends",
+    "compiled for devices you don't have",
     "cost model",
     "mixture of experts",
     "speeds",
