@@ -196,12 +196,23 @@ def test_what_gave_no_result_is_looked_for_again(folder) -> None:
 # --- The page
 
 
-def test_the_published_tables_are_those_of_the_results() -> None:
-    proof = (ROOT / "docs" / "proof.md").read_text()
+def test_the_published_rates_are_those_of_the_results() -> None:
+    proof = (ROOT / "docs" / "proof.md").read_text().splitlines()
     found = (RESULTS / "mutations.md").read_text()
-    published = found[found.index("## Rates") : found.index("## What neither")].splitlines()
-    missing = [line for line in published if line.startswith(("|", "-")) and line not in proof]
-    assert missing == []
+    rated = found[found.index("## Rates") : found.index("## Kinds")].splitlines()
+    wanted = [line for line in rated if line.startswith(("|", "-"))]
+    assert len(wanted) > len(DETECTORS)
+    assert [line for line in wanted if line not in proof] == []
+
+
+def test_the_page_for_developers_has_every_wrong_step_that_verify_does_not_catch() -> None:
+    found = (RESULTS / "mutations.md").read_text().partition("## What neither")[2]
+    hidden = re.findall(
+        r"^\| (.+?) \| (?:a layout differs|one device is) .*? \| (.+?) \|", found, re.M
+    )
+    page = (ROOT / "docs" / "developers" / "mutations.md").read_text()
+    assert hidden
+    assert [row for row in hidden if "| {} | {} |".format(*row) not in page] == []
 
 
 def test_published_findings_are_of_mutations_that_are_there() -> None:
