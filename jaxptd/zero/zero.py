@@ -43,8 +43,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from jaxptd.collectives import Axes, as_varying
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.pools import LayerInputs
@@ -69,49 +70,57 @@ class Zero(StateShapes):
             return self.infos
         return {n: ShardedInfo(info, self.sizes, self.lead(n)) for n, info in self.infos.items()}
 
-    def begin_step(self, params: Params, *, training: bool = True) -> StepParams:
-        """The state's parameters -> parameters for a step's passes.
+    def begin_step(
+        self, params: Params, owed: Mapping[str, Axes] | None = None, *, training: bool = True
+    ) -> StepParams:
+        """The state's parameters -> parameters for a step's passes. Partner: `end_step`.
 
         Args:
-            params: as the state holds them; they vary over the axes of their gradients' sums.
+            params: as the state holds them.
+            owed: the axes over which each one's gradient is a partial sum; it varies over them.
             training: whether gradients will be computed.
         """
-        return {name: self._begin(name, p, training) for name, p in params.items()}
+        begun: StepParams = {}
+        for name, p in params.items():
+            stored, plan = self.stored[name], self.plans[name]
+            info = stored if isinstance(stored, ShardedInfo) else None
+            p = as_varying(p, owed[name]) if owed else p
+            if plan.gather == "layer":
+                scattered = plan.reduce != "end" and not is_on_host(p)
+                shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
+                slot = p if scattered else grad_slot(p, plan, shape)
+                begun[name] = LazyParam(p, slot, None, info, plan)
+                continue
+            block: Any = (p := on_device(p) if plan.where == "host" else p)
+            if info is not None:
+                held = training and plan.gather == "first_microbatch"
+                block = None if held else info.gather(p, plan.gather_dtype)
+            elif plan.where == "host":
+                block = p.astype(plan.gather_dtype)
+            begun[name] = block
+            if training and plan.reduce != "end":
+                begun[name] = LazyParam(p, p, block, info, plan)
+            # A loop adds a layer's gradients to sums, or stacks them in a precision of their own.
+            elif training and (plan.accumulate == "in_loop" or plan.narrows):
+                begun[name] = LazyParam(block, grad_slot(block, plan), None, None, plan)
+        return begun
 
-    def end_step(self, gradients: Params) -> Params:
-        """Gradients that the passes return -> gradients of what the state holds.
+    def end_step(self, grads: Params, owed: Mapping[str, Axes]) -> Params:
+        """Gradients that the passes return -> of what the state holds. Partner: `begin_step`.
 
-        Gradients of sharded parameters are summed over dp x cp; those of layers that are gathered
-        one by one already are.
+        Gradients of sharded parameters are summed over dp x cp (those of layers that are gathered
+        one by one already are), then all over the axes where they are owed: one all-reduce for each
+        set of axes.
         """
-        summed: Params = {}
-        for name, gradient in gradients.items():
-            stored, whole = self.stored[name], self.plans[name].reduce == "end"
-            if whole and isinstance(stored, ShardedInfo):
-                gradient = stored.reduce_scatter(gradient)
-            summed[name] = gradient
-        return summed
-
-    def _begin(self, name: str, p: Array, training: bool) -> Any:
-        stored, plan = self.stored[name], self.plans[name]
-        info = stored if isinstance(stored, ShardedInfo) else None
-        if plan.gather == "layer":
-            scattered = plan.reduce != "end" and not is_on_host(p)
-            shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
-            return LazyParam(p, p if scattered else grad_slot(p, plan, shape), None, info, plan)
-        block: Any = (p := on_device(p) if plan.where == "host" else p)
-        if info is not None:
-            held = training and plan.gather == "first_microbatch"
-            block = None if held else info.gather(p, plan.gather_dtype)
-        elif plan.where == "host":
-            block = p.astype(plan.gather_dtype)
-        if not training:
-            return block
-        if plan.reduce != "end":
-            return LazyParam(p, p, block, info, plan)
-        # A loop adds a layer's gradients to sums, or stacks them in a precision of their own.
-        differs = plan.accumulate == "in_loop" or plan.narrows
-        return LazyParam(block, grad_slot(block, plan), None, None, plan) if differs else block
+        grads, groups = dict(grads), {}
+        for name, gradient in grads.items():
+            stored = self.stored[name]
+            if isinstance(stored, ShardedInfo) and self.plans[name].reduce == "end":
+                grads[name] = stored.reduce_scatter(gradient)
+            groups.setdefault(owed[name], []).append(name)
+        for axes, names in groups.items():
+            grads |= lax.psum({name: grads[name] for name in names}, axes)
+        return grads
 
 
 # ---- gradients of layers, added to those of the micro-batches before where they arise ------------
