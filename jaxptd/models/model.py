@@ -12,11 +12,10 @@ from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
-from jaxptd.layers.block import number_of_layers, run_blocks
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.pipeline.pools import X
-from jaxptd.zero.plan import WHOLE, ParamPlan
+from jaxptd.zero.loop import number_of_layers, run_blocks
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
 # Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
@@ -83,16 +82,9 @@ def run_layers(
     batch: Mapping[str, Array],
     token_info: TokenInfo,
     state: GenerationState | None = None,
-    *,
-    plan: ParamPlan = WHOLE,
 ) -> tuple[X, GenerationState]:
-    """A batch -> x after all layers, and the state: with these tokens, if one was given.
-
-    plan: what ZeRO does with the layers' parameters meanwhile; by default nothing.
-    """
-    run = partial(
-        run_blocks, config=model.config, offload=model.offload, common=model.common, plan=plan
-    )
+    """A batch -> x after all layers, and the state: with these tokens, if one was given."""
+    run = partial(run_blocks, config=model.config, offload=model.offload, common=model.common)
     x, new, first = model.embed(batch, token_info), {}, 0
     for name, stack in model.stacks.items():
         cache = state[name] if state else None

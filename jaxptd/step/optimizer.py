@@ -156,17 +156,16 @@ def updated(
         gradients: clipped.
         scalars: of the update.
     """
-
-    def has_names(x: Any) -> bool:  # other arrays of the optimizer are alike for all parameters
-        return isinstance(x, dict) and x.keys() == gradients.keys()
-
+    # Dicts by name; other arrays of the optimizer are alike for all parameters.
     structure: Any
-    trees, structure = jax.tree.flatten(state["optimizer"], is_leaf=has_names)
+    trees, structure = jax.tree.flatten(
+        state["optimizer"], is_leaf=lambda x: isinstance(x, dict) and x.keys() == gradients.keys()
+    )
     params: Params = {}
     moments = []
     for name, gradient in gradients.items():
         old = {name: state["params"][name]}
-        kept = structure.unflatten([{name: x[name]} if has_names(x) else x for x in trees])
+        kept = structure.unflatten([{name: x[name]} if isinstance(x, dict) else x for x in trees])
         one, others = partial(_updated, rule, name), (gradient, scalars.rate, scalars.sound)
         if config.layout.update_on == "host":
             params[name], new = computed_on_host(one, old, kept, *others)
@@ -176,7 +175,9 @@ def updated(
             params[name], new = one(old, kept, *others)
         moments.append(new)
     parts = zip(trees, *map(structure.flatten_up_to, moments), strict=True)
-    joined = [functools.reduce(operator.or_, new) if has_names(x) else new[0] for x, *new in parts]
+    joined = [
+        functools.reduce(operator.or_, new) if isinstance(x, dict) else new[0] for x, *new in parts
+    ]
     return {"params": params, "optimizer": structure.unflatten(joined)}
 
 
