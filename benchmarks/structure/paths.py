@@ -39,9 +39,9 @@ ROOT = f"{PACKAGE}{os.sep}"
 MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
 # A gradient's path begins where ZeRO gives each parameter the slot of its gradient. Not on it are
 # the layers' formulas with their derivatives, the same for every stage of ZeRO; the loop over
-# layers is, which reduces their gradients.
-FORMULAS = r"(?!layers/block)(attention|config|kernels|layers|matmul|models|parts|vision)/"
-FORMULAS += r"|ring_attention|summa2d"
+# layers is (`zero/loop.py`), which reduces their gradients.
+FORMULAS = r"(attention|config|kernels|layers|matmul|models|parts|vision)/"
+FORMULAS += r"|context_parallel|ring_attention|summa2d"
 
 
 class Route(NamedTuple):

@@ -15,8 +15,8 @@ CEILINGS = {
     "functions from read_batch to the update": 186,
     "files of one dense block on tp=2": 11,
     "functions of one dense block on tp=2": 45,
-    "files that handle a gradient under ZeRO 2": 16,
-    "functions that handle a gradient under ZeRO 2": 106,
+    "files that handle a gradient under ZeRO 2": 14,
+    "functions that handle a gradient under ZeRO 2": 89,
     "places that ask what a part is, outside its file": 0,
     "comparisons with the name of a ring": 0,
     "definitions of 2 F columns if gated": 0,
@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 297,
-    "lines": 51_620,
+    "lines": 51_520,
 }
 
 

@@ -19,13 +19,13 @@ from jaxptd.analysis.peak import Peak, outside, peak
 from jaxptd.config import Config, Remat
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
-from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import architecture_of, family_of, has_times, sizes_of
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
+from jaxptd.zero.loop import LAYERS
 
 COLUMNS = ("published", "formula", "counted", "compiled", "model")
 OUTSIDE = "  outside of the step on a GPU: CUDA and its libraries"

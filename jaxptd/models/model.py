@@ -19,7 +19,7 @@ from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.block import Block, drop_residual, make_blocks, number_of_layers, run_blocks
+from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.linear import INIT, PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.norm import Norm
@@ -27,7 +27,7 @@ from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.decoder import architecture
 from jaxptd.params import Initialiser
 from jaxptd.pipeline.pools import X
-from jaxptd.zero.plan import WHOLE, ParamPlan
+from jaxptd.zero.loop import number_of_layers, run_blocks
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
 # Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
@@ -94,16 +94,9 @@ def run_layers(
     batch: Mapping[str, Array],
     token_info: TokenInfo,
     state: GenerationState | None = None,
-    *,
-    plan: ParamPlan = WHOLE,
 ) -> tuple[X, GenerationState]:
-    """A batch -> x after all layers, and the state: with these tokens, if one was given.
-
-    plan: what ZeRO does with the layers' parameters meanwhile; by default nothing.
-    """
-    run = partial(
-        run_blocks, config=model.config, offload=model.offload, common=model.common, plan=plan
-    )
+    """A batch -> x after all layers, and the state: with these tokens, if one was given."""
+    run = partial(run_blocks, config=model.config, offload=model.offload, common=model.common)
     x, new, first = model.embed(batch, token_info), {}, 0
     for name, stack in model.stacks.items():
         cache = state[name] if state else None

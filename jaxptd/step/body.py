@@ -15,14 +15,14 @@ from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.tensor_parallel import local_numbers
 from jaxptd.mesh import BATCH_AXES, Axis
-from jaxptd.models.family import Loss, Sequence
+from jaxptd.models.family import Loss
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
 from jaxptd.step.optimizer import Scalars, clip, global_norm, learning_rate, updated
 from jaxptd.step.passes import ForwardBackward, Losses, MicroBatches, total
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig
-from jaxptd.step.state import Metrics, State, States, advance, is_sound, unscaled
+from jaxptd.step.state import SCALED, Metrics, State, States, after_step, is_sound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,29 +51,38 @@ class StepBody:
 
     def train(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         """The next state, the step's metrics, and its gradients."""
-        config = self.resolved.config
-        scale = state["guard"]["scale"]
-        weights = self._weights(batch, scale)
-        micro, token_info = self.micro_batches(batch, self._seed(state["step"]))
-        gatherable = self.resolved.zero.begin_step(self._varying(state["params"]))
+        resolved, config, guard = self.resolved, self.resolved.config, state["guard"]
+        counts, dtype = self._counts(batch), resolved.master_dtype
+        scale = guard["scale"].astype(dtype)  # a weight times float32 would be rounded to it
+        weights = {
+            name: term.weight * scale / counts[term.targets].astype(dtype)
+            for name, term in self.terms.items()
+            if term.trained
+        }
+        micro, token_info = self.micro_batches(batch, state["step"])
+        gatherable = resolved.zero.begin_step(state["params"], self.owed)
         losses, grads = self.passes.gradients(gatherable, micro, token_info, weights)
-        grads = self._reduce(self.resolved.zero.end_step(grads))  # once, whatever M is
-        sums = self._loss_sums(losses), grads
-        losses, grads = unscaled(sums, scale, self.resolved.model.dtype)
-        norm = global_norm(grads, self.resolved.stored)
+        grads = resolved.zero.end_step(grads, self.owed)  # once, whatever M is
+        losses, scales = self._loss_sums(losses), {}
+        if resolved.model.dtype == SCALED:
+            scales = {"loss_scale": guard["scale"]}
+            losses, grads = jax.tree.map(lambda x: x / guard["scale"], (losses, grads))
+        norm = global_norm(grads, resolved.stored)
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
         clipped = clip(grads, norm, config.optimizer.grad_clip)
-        metrics = _with_total(losses) | {"grad_norm": norm, "learning_rate": rate}
+        terms = losses if len(losses) > 1 else {}
+        metrics = {"loss": total(losses), **terms, "grad_norm": norm, "learning_rate": rate}
         sound = is_sound(metrics["loss"], norm, config.optimizer.skip_above)
-        scalars = Scalars(rate, norm, sound)
-        new = updated(config, self.resolved.optimizer, state, clipped, scalars)
-        state, metrics = advance(state, new, metrics, sound=sound, dtype=self.resolved.model.dtype)
-        return self.states.to_host(state), metrics, grads
+        new = updated(config, resolved.optimizer, state, clipped, Scalars(rate, norm, sound))
+        guard = after_step(guard, sound, norm, resolved.model.dtype)
+        skips = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
+        state = self.states.to_host({**new, "step": state["step"] + 1, "guard": guard})
+        return state, metrics | skips | scales, grads
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Metrics]:
         """Sums each loss over all targets, in nats, and counts them; without dropout."""
-        gatherable = self.resolved.zero.begin_step(self._varying(params), training=False)
-        sums = self._loss_sums(self.passes.losses(gatherable, *self.micro_batches(batch, None)))
+        gatherable = self.resolved.zero.begin_step(params, self.owed, training=False)
+        sums = self._loss_sums(self.passes.losses(gatherable, *self.micro_batches(batch)))
         counts = self._counts(batch)
         return {
             name: {"sum": sums[name], "targets": counts[term.targets]}
@@ -83,9 +92,9 @@ class StepBody:
 
     def classes(self, params: Params, batch: Batch) -> Array:
         """The most likely classes of what the model's output is of, `[B, ..]`; without dropout."""
-        gatherable = self.resolved.zero.begin_step(self._varying(params), training=False)
+        gatherable = self.resolved.zero.begin_step(params, self.owed, training=False)
         gathered = self.passes.gathered(gatherable)
-        micro_batches, shared = self.micro_batches(batch, None)
+        micro_batches, shared = self.micro_batches(batch)
 
         def of_one(micro: MicroBatches) -> Array:
             token_info = micro.token_info(shared)
@@ -99,30 +108,31 @@ class StepBody:
         classes = lax.pmax(classes, alike) if alike else classes
         return classes.reshape(-1, *classes.shape[2:])
 
-    def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[MicroBatches, TokenInfo]:
-        """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are."""
-        M, token_info = self.resolved.config.train.micro_batches, self._places(batch, seed)
-        micro = jax.tree.map(
-            lambda x: x.reshape(M, x.shape[0] // M, *x.shape[1:]),
-            MicroBatches(batch, token_info.sample_B, token_info.segments),
-        )
+    def micro_batches(
+        self, batch: Batch, step: Array | None = None
+    ) -> tuple[MicroBatches, TokenInfo]:
+        """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are.
+
+        step: its number, from which all its dropout is drawn; None: without dropout.
+        """
+        config, ring = self.resolved.config, self.resolved.tensor_parallel.ring
+        fields, seed, token_info = self.resolved.family.fields(config), None, None
+        if step is not None and self.resolved.model.drops:
+            seed = jax.random.key_data(jax.random.fold_in(jax.random.key(config.train.seed), step))
+        for sequence in self.resolved.family.sequences:
+            size, length = batch[sequence.tokens].shape[:2]
+            sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)
+            segment_BT, segment_BCT = sequence.documents(batch), None
+            if segment_BT is not None:
+                segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
+            positions = ring.positions_along if fields[sequence.tokens].ring else local_numbers
+            position_T = positions(Axis.CP, length)
+            token_info = TokenInfo(sample_B, position_T, seed, segment_BCT, token_info)
+        assert token_info is not None
+        whole = MicroBatches(batch, token_info.sample_B, token_info.segments)
+        M = config.train.micro_batches
+        micro = jax.tree.map(lambda x: x.reshape(M, x.shape[0] // M, *x.shape[1:]), whole)
         return micro, token_info
-
-    # ---- gradients --------------------------------------------------------------------------
-
-    def _varying(self, params: Params) -> Params:
-        """Parameters that vary over the axes that shard tokens, so gradients stay local sums."""
-        return {name: as_varying(p, self.owed[name]) for name, p in params.items()}
-
-    def _reduce(self, grads: Params) -> Params:
-        """Sums the gradients over the axes where they are owed: one all-reduce for each set."""
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for name in grads:
-            groups.setdefault(self.owed[name], []).append(name)
-        reduced: Params = {}
-        for axes, names in groups.items():
-            reduced |= lax.psum({name: grads[name] for name in names}, axes)
-        return {name: reduced[name] for name in grads}
 
     # ---- losses -----------------------------------------------------------------------------
 
@@ -133,16 +143,6 @@ class StepBody:
         return {
             name: lax.psum(x, [a for a in BATCH_AXES if a in varying_axes(x)])
             for name, x in counts.items()
-        }
-
-    def _weights(self, batch: Batch, scale: Array) -> Losses:
-        """The factor of each loss's sum: its weight and the scale, divided by its targets."""
-        counts, dtype = self._counts(batch), self.resolved.master_dtype
-        scale = scale.astype(dtype)  # a weight times float32 would be rounded to it
-        return {
-            name: term.weight * scale / counts[term.targets].astype(dtype)
-            for name, term in self.terms.items()
-            if term.trained
         }
 
     def _loss_sums(self, losses: Losses) -> Losses:
@@ -158,35 +158,6 @@ class StepBody:
         )
         return lax.psum({name: as_varying(x, axes) for name, x in losses.items()}, axes)
 
-    # ---- tokens and random numbers --------------------------------------------------------------
-
-    def _seed(self, step: Array) -> Array | None:
-        """Two words that all dropout of a step is drawn from; None without dropout."""
-        if not self.resolved.model.drops:
-            return None
-        key = jax.random.key(self.resolved.config.train.seed)
-        return jax.random.key_data(jax.random.fold_in(key, step))
-
-    def _places(self, batch: Batch, seed: Array | None) -> TokenInfo:
-        """The global numbers of this device's samples, and of the tokens of their sequences."""
-        first, *others = self.resolved.family.sequences
-        token_info = self._places_of(first, batch, seed)
-        for each in others:
-            token_info = self._places_of(each, batch, seed)._replace(source=token_info)
-        return token_info
-
-    def _places_of(self, sequence: Sequence, batch: Batch, seed: Array | None) -> TokenInfo:
-        """The places of one of a sample's sequences."""
-        size, length = batch[sequence.tokens].shape[:2]
-        sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)
-        ring, segment_BCT = self.resolved.tensor_parallel.ring, None
-        segment_BT = sequence.documents(batch)
-        if segment_BT is not None:
-            segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
-        in_ring = self.resolved.family.fields(self.resolved.config)[sequence.tokens].ring
-        positions = ring.positions_along if in_ring else local_numbers
-        return TokenInfo(sample_B, positions(Axis.CP, length), seed, segment_BCT)
-
 
 def owed_axes(resolved: ResolvedConfig) -> dict[str, tuple[str, ...]]:
     """Axes over which the gradient of each parameter's shard is a partial sum.
@@ -198,9 +169,3 @@ def owed_axes(resolved: ResolvedConfig) -> dict[str, tuple[str, ...]]:
         others = (axis for axis in stored.info.over if axis not in axes)
         owed[name] = tuple(a for a in (*axes, *others) if a not in stored.axes)
     return owed
-
-
-def _with_total(losses: Losses) -> Metrics:
-    """The loss, the sum of all terms; with each of them, if there are several."""
-    terms = losses if len(losses) > 1 else {}
-    return {"loss": total(losses), **terms}

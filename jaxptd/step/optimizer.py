@@ -35,7 +35,10 @@ def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
     """The learning rate of step `step` (from 0) of `steps`: linear warm-up, then decay; float32."""
     done = step.astype(jnp.float32)
     warm = jnp.minimum(1.0, (done + 1) / max(config.warmup_steps, 1))
-    begin, end = _decay_span(config, steps)
+    begin, end = config.warmup_steps, config.decay_steps or steps  # the step after the decay's last
+    if config.decay == "wsd":
+        cooldown = config.cooldown_steps or max(round(COOLDOWN_FRACTION * end), 1)
+        begin = max(end - 1 - cooldown, begin)
     progress = jnp.clip((done - begin) / max(end - 1 - begin, 1), 0.0, 1.0)
     fractions = {
         "constant": 1.0,
@@ -47,15 +50,6 @@ def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
     final = config.min_learning_rate
     last = FINAL_FRACTION if final is None else final / config.learning_rate
     return jnp.float32(config.learning_rate) * warm * (last + (1 - last) * decayed)
-
-
-def _decay_span(config: OptimizerConfig, steps: int) -> tuple[int, int]:
-    """The last step at the peak, and the step after the last of the decay."""
-    end = config.decay_steps or steps
-    if config.decay != "wsd":
-        return config.warmup_steps, end
-    cooldown = config.cooldown_steps or max(round(COOLDOWN_FRACTION * end), 1)
-    return max(end - 1 - cooldown, config.warmup_steps), end
 
 
 def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -93,10 +87,11 @@ def make_optimizer(
     `update` takes all parameters, or some of them with their moments, and also `sound`: whether the
     step is taken. If it is not, moments stay as they were, and the direction means nothing.
     """
+    decays = {name: each.info.decay for name, each in stored.items()}
     return optax.chain(
         DIRECTIONS[config.name](config, stored),
         optax.add_decayed_weights(
-            config.weight_decay, mask=lambda some: {name: stored[name].info.decay for name in some}
+            config.weight_decay, mask=lambda some: {name: decays[name] for name in some}
         ),
     )
 
@@ -161,17 +156,16 @@ def updated(
         gradients: clipped.
         scalars: of the update.
     """
-
-    def has_names(x: Any) -> bool:  # other arrays of the optimizer are alike for all parameters
-        return isinstance(x, dict) and x.keys() == gradients.keys()
-
+    # Dicts by name; other arrays of the optimizer are alike for all parameters.
     structure: Any
-    trees, structure = jax.tree.flatten(state["optimizer"], is_leaf=has_names)
+    trees, structure = jax.tree.flatten(
+        state["optimizer"], is_leaf=lambda x: isinstance(x, dict) and x.keys() == gradients.keys()
+    )
     params: Params = {}
     moments = []
     for name, gradient in gradients.items():
         old = {name: state["params"][name]}
-        kept = structure.unflatten([{name: x[name]} if has_names(x) else x for x in trees])
+        kept = structure.unflatten([{name: x[name]} if isinstance(x, dict) else x for x in trees])
         one, others = partial(_updated, rule, name), (gradient, scalars.rate, scalars.sound)
         if config.layout.update_on == "host":
             params[name], new = computed_on_host(one, old, kept, *others)
@@ -181,7 +175,9 @@ def updated(
             params[name], new = one(old, kept, *others)
         moments.append(new)
     parts = zip(trees, *map(structure.flatten_up_to, moments), strict=True)
-    joined = [functools.reduce(operator.or_, new) if has_names(x) else new[0] for x, *new in parts]
+    joined = [
+        functools.reduce(operator.or_, new) if isinstance(x, dict) else new[0] for x, *new in parts
+    ]
     return {"params": params, "optimizer": structure.unflatten(joined)}
 
 

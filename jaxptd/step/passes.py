@@ -24,7 +24,6 @@ from jaxptd.models.model import GenerationState, Model, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
-from jaxptd.zero.plan import ParamPlan
 from jaxptd.zero.zero import (
     StepParams,
     Zero,
@@ -109,12 +108,12 @@ class GradientAccumulation:
     def gradients(
         self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
-        def add(plan: ParamPlan, params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
+        def add(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
             """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
 
             def loss(slots: Params) -> tuple[Array, tuple[Losses, GenerationState]]:
                 given = attached(params, slots)
-                losses, held = self._terms(given, micro, token_info, of=LOSSES, plan=plan)
+                losses, held = self._terms(given, micro, token_info, of=LOSSES)
                 sum_of_all, weighted = in_total(losses, weights)
                 return sum_of_all, (weighted, held)
 
@@ -123,34 +122,28 @@ class GradientAccumulation:
             losses = jax.tree.map(jnp.add, total[0], loss_terms)
             return (losses, added(params, total[1], gradients)), held
 
-        def add_to_sums(
-            plan: ParamPlan, params: StepParams, total: tuple, micro: MicroBatches
-        ) -> tuple:
+        def add_to_sums(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
             having, rest = with_sums(params, total[1])
-            return add(plan, having, (total[0], rest), micro)[0]
+            return add(having, (total[0], rest), micro)[0]
 
         plan, many, one = self.zero.layers, len(micro.sample), pools.get(micro, 0)
         params = with_wide_gradients(params, self.zero.plans)
         waits = plan.reduce == "last_microbatch"
         first = first_microbatch_params(params) if waits else params
         slots = grad_slots_of(first)
-        like, _ = jax.eval_shape(
-            partial(self._terms, of=LOSSES, plan=plan.first),
-            attached(first, slots),
-            one,
-            token_info,
-        )
+        terms = partial(self._terms, of=LOSSES)
+        like, _ = jax.eval_shape(terms, attached(first, slots), one, token_info)
         losses = pools.zeros({name: like[name] for name in weights})
         total = losses, pools.wide_zeros(slots)
         if plan.gather == "layer" and plan.accumulate == "in_loop":
-            return pools.apart(total, partial(add_to_sums, plan, params), micro, times=many)
+            return pools.apart(total, partial(add_to_sums, params), micro, times=many)
         begin = int(plan.gather == "first_microbatch")
         end = many - waits
         if begin:
-            total, held = add(plan.first, first, total, one)
+            total, held = add(first, total, one)
             params = with_held(params, held, self.blueprint.infos)
         middle = middle_microbatch_params(params) if waits else params
-        each = partial(add_to_sums, plan.middle, middle)
+        each = partial(add_to_sums, middle)
         if begin and end - begin == 1:  # without a loop XLA would run it beside the first
             total = pools.apart(total, each, micro, first=1)
         elif begin < end:
@@ -159,11 +152,11 @@ class GradientAccumulation:
         if end == many:
             return total
         having, rest = with_sums(params, total[1])
-        last = partial(add, plan.last, having)
-        return pools.apart((total[0], rest), lambda *both: last(*both)[0], micro, first=end)
+        total = total[0], rest
+        return pools.apart(total, lambda *both: add(having, *both)[0], micro, first=end)
 
     def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
-        terms = partial(self._terms, of=EVALUATED, plan=self.zero.layers.without_gradients)
+        terms = partial(self._terms, of=EVALUATED)
 
         def add(total: Losses, micro: MicroBatches) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, terms(params, micro, token_info)[0]), None
@@ -181,21 +174,14 @@ class GradientAccumulation:
         self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
     ) -> tuple[Array, GenerationState]:
         model = self.blueprint.build(params)
-        plan = self.zero.layers.without_gradients
-        x, state = run_layers(model, batch, token_info, state, plan=plan)
+        x, state = run_layers(model, batch, token_info, state)
         return model.output(x), state
 
     def _terms(
-        self,
-        params: StepParams,
-        micro: MicroBatches,
-        token_info: TokenInfo,
-        *,
-        of: Terms,
-        plan: ParamPlan,
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, *, of: Terms
     ) -> tuple[Losses, GenerationState]:
         """The losses; of each stack the blocks that it holds, in the order of its parameters."""
         model = self.blueprint.build(params)
         token_info = micro.token_info(token_info)
-        x, held = run_layers(model, micro.batch, token_info, plan=plan)
+        x, held = run_layers(model, micro.batch, token_info)
         return of(model)(x, micro.batch, token_info), held

@@ -34,12 +34,7 @@ from jaxptd.step.passes import (
     in_total,
 )
 from jaxptd.step.resolved import ResolvedConfig
-from jaxptd.zero.gathering import (
-    gathered,
-    reduce_scattered,
-    regathered,
-)
-from jaxptd.zero.shards import on_device, on_host
+from jaxptd.zero.shards import gathered, on_device, on_host, reduce_scattered, regathered
 from jaxptd.zero.zero import StepParams, Zero, attached, grad_slots_of, with_wide_gradients
 
 # ---- where a pipeline keeps what layers save -----------------------------------------------------

@@ -21,8 +21,8 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.typing import DTypeLike
 
+from jaxptd.config import Dtype
 from jaxptd.mesh import Layout
 from jaxptd.optimizers.moments import Factors, factors
 from jaxptd.params import Params, Stored
@@ -43,46 +43,17 @@ from jaxptd.zero.shards import on_device, on_host
 Guard = dict[str, Array]
 Metrics = dict[str, Array]
 
+SCALED = "float16"  # the precision of the model in which the loss is scaled
 FIRST_SCALE = 2.0**15  # half of float16's range: the gradient of one token's loss is at most 1
 LARGEST_SCALE = 2.0**64  # gradients of zero would double it for ever
 GROW_AFTER = 2000  # good steps, as in PyTorch's GradScaler
 
 
-def scales(dtype: DTypeLike) -> bool:
-    """True for the precision in which the loss is scaled."""
-    return jnp.dtype(dtype) == jnp.float16
-
-
-def new_guard(dtype: DTypeLike) -> Guard:
+def new_guard(dtype: Dtype) -> Guard:
     """The guard of step 0, with the same fields in every precision. dtype: of the model."""
     none = jnp.zeros((), jnp.int32)
-    scale = jnp.float32(FIRST_SCALE if scales(dtype) else 1)
+    scale = jnp.float32(FIRST_SCALE if dtype == SCALED else 1)
     return {"scale": scale, "good": none, "skipped": none, "in_row": none}
-
-
-def unscaled(tree: Any, scale: Array, dtype: DTypeLike) -> Any:
-    """Divides loss and gradients by the scale, if this precision has one."""
-    return jax.tree.map(lambda x: x / scale, tree) if scales(dtype) else tree
-
-
-@jax.named_scope("optimizer")
-def advance(
-    state: dict[str, Any], new: dict[str, Any], metrics: Metrics, *, sound: Array, dtype: DTypeLike
-) -> tuple[dict[str, Any], Metrics]:
-    """The next state, and the step's metrics with the numbers of skipped steps.
-
-    Args:
-        state: before the step.
-        new: params and optimizer after the update, which kept both if the step is not sound.
-        metrics: of the step, with the norm of its gradients.
-        sound: whether the step is taken, see `is_sound`.
-        dtype: of the model.
-    """
-    before = state["guard"]
-    guard = after_step(before, sound, metrics["grad_norm"], dtype)
-    more = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
-    more |= {"loss_scale": before["scale"]} if scales(dtype) else {}
-    return {**new, "step": state["step"] + 1, "guard": guard}, metrics | more
 
 
 def is_sound(loss: Array, norm: Array, limit: float) -> Array:
@@ -91,7 +62,8 @@ def is_sound(loss: Array, norm: Array, limit: float) -> Array:
     return sound & (norm <= limit) if limit else sound
 
 
-def after_step(guard: Guard, sound: Array, norm: Array, dtype: DTypeLike) -> Guard:
+@jax.named_scope("optimizer")
+def after_step(guard: Guard, sound: Array, norm: Array, dtype: Dtype) -> Guard:
     """The guard after a step.
 
     Args:
@@ -102,7 +74,7 @@ def after_step(guard: Guard, sound: Array, norm: Array, dtype: DTypeLike) -> Gua
         dtype: of the model.
     """
     good, scale = jnp.where(sound, guard["good"] + 1, 0), guard["scale"]
-    if scales(dtype):
+    if dtype == SCALED:
         scale = jnp.where(good == GROW_AFTER, jnp.minimum(scale * 2, LARGEST_SCALE), scale)
         scale = jnp.where(jnp.isfinite(norm), scale, jnp.maximum(scale / 2, 1))
         good = jnp.where(good == GROW_AFTER, 0, good)
@@ -153,7 +125,7 @@ class States:
     optimizer: optax.GradientTransformation
     mesh: Mesh
     dtype: Any
-    model_dtype: Any
+    model_dtype: Dtype
     memory: StateMemory
 
     def map(

@@ -112,21 +112,7 @@ class ParamPlan:
     @cached_property
     def middle(self) -> "ParamPlan":
         """In those between: blocks are held, and what the last one reduces stays whole."""
-        return dataclasses.replace(self.first, gather=self._held)
-
-    @cached_property
-    def last(self) -> "ParamPlan":
-        """In the last one."""
-        return dataclasses.replace(self, gather=self._held)
-
-    @cached_property
-    def without_gradients(self) -> "ParamPlan":
-        """In an evaluation, or in generation: all but layers that come one by one are gathered."""
-        return dataclasses.replace(self, gather=self._held, reduce="end", accumulate="after")
-
-    @property
-    def _held(self) -> Gather:
-        return "step" if self.gather == "first_microbatch" else self.gather
+        return dataclasses.replace(self.first, gather="step")
 
 
 WHOLE = ParamPlan()  # of parameters that are there, with gradients as JAX gives them

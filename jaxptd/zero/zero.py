@@ -29,29 +29,34 @@ With `layout.offload: parameters` w[=] is in host memory (at stage 0 w[====]), a
 layer is fetched as at stage 3: copied to the device, then gathered. Gradients are as above.
 
 Gathers move the precision that parameters are read in; gradients are summed in float32. Arrows with
-the name of a function of `gathering.py` carry all parameters of one layer, in few messages
-(`gathering.py` says which).
+the name of a function of `shards.py` carry all parameters of one layer, in few messages
+(`shards.py` says which).
 
 Letters: L layers, Z devices along dp x cp.
 Source: Rajbhandari et al., arXiv 1910.02054.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from jaxptd.collectives import Axes, as_varying
 from jaxptd.params import ParamInfo, Params, Stored
-from jaxptd.pipeline import pools
-from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.shapes import ParamShape
-from jaxptd.zero.gathering import LazyParam, grad_slot, is_lazy
 from jaxptd.zero.plan import WHOLE, ParamPlan, StateShapes
-from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
+from jaxptd.zero.shards import (
+    LazyParam,
+    ShardedInfo,
+    grad_slot,
+    is_on_host,
+    on_device,
+    with_grad_slot,
+)
 
 StepParams = dict[str, Any]  # parameters as a step's passes take them: arrays or `LazyParam`s
 
@@ -69,58 +74,67 @@ class Zero(StateShapes):
             return self.infos
         return {n: ShardedInfo(info, self.sizes, self.lead(n)) for n, info in self.infos.items()}
 
-    def begin_step(self, params: Params, *, training: bool = True) -> StepParams:
-        """The state's parameters -> parameters for a step's passes.
+    def begin_step(
+        self, params: Params, owed: Mapping[str, Axes] | None = None, *, training: bool = True
+    ) -> StepParams:
+        """The state's parameters -> parameters for a step's passes. Partner: `end_step`.
 
         Args:
-            params: as the state holds them; they vary over the axes of their gradients' sums.
+            params: as the state holds them.
+            owed: the axes over which each one's gradient is a partial sum; it varies over them.
             training: whether gradients will be computed.
         """
-        return {name: self._begin(name, p, training) for name, p in params.items()}
+        begun: StepParams = {}
+        for name, p in params.items():
+            stored, plan = self.stored[name], self.plans[name]
+            info = stored if isinstance(stored, ShardedInfo) else None
+            p = as_varying(p, owed[name]) if owed else p
+            if plan.gather == "layer":
+                scattered = plan.reduce != "end" and not is_on_host(p)
+                shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
+                slot = p if scattered else grad_slot(p, plan, shape)
+                begun[name] = LazyParam(p, slot, None, info, plan)
+                continue
+            block: Any = (p := on_device(p) if plan.where == "host" else p)
+            if info is not None:
+                held = training and plan.gather == "first_microbatch"
+                block = None if held else info.gather(p, plan.gather_dtype)
+            elif plan.where == "host":
+                block = p.astype(plan.gather_dtype)
+            begun[name] = block
+            if training and plan.reduce != "end":
+                begun[name] = LazyParam(p, p, block, info, plan)
+            # A loop adds a layer's gradients to sums, or stacks them in a precision of their own.
+            elif training and (plan.accumulate == "in_loop" or plan.narrows):
+                begun[name] = with_grad_slot(block, plan)
+        return begun
 
-    def end_step(self, gradients: Params) -> Params:
-        """Gradients that the passes return -> gradients of what the state holds.
+    def end_step(self, grads: Params, owed: Mapping[str, Axes]) -> Params:
+        """Gradients that the passes return -> of what the state holds. Partner: `begin_step`.
 
-        Gradients of sharded parameters are summed over dp x cp; those of layers that are gathered
-        one by one already are.
+        Gradients of sharded parameters are summed over dp x cp (those of layers that are gathered
+        one by one already are), then all over the axes where they are owed: one all-reduce for each
+        set of axes.
         """
-        summed: Params = {}
-        for name, gradient in gradients.items():
-            stored, whole = self.stored[name], self.plans[name].reduce == "end"
-            if whole and isinstance(stored, ShardedInfo):
-                gradient = stored.reduce_scatter(gradient)
-            summed[name] = gradient
-        return summed
-
-    def _begin(self, name: str, p: Array, training: bool) -> Any:
-        stored, plan = self.stored[name], self.plans[name]
-        info = stored if isinstance(stored, ShardedInfo) else None
-        if plan.gather == "layer":
-            scattered = plan.reduce != "end" and not is_on_host(p)
-            shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
-            return LazyParam(p, p if scattered else grad_slot(p, plan, shape), None, info, plan)
-        block: Any = (p := on_device(p) if plan.where == "host" else p)
-        if info is not None:
-            held = training and plan.gather == "first_microbatch"
-            block = None if held else info.gather(p, plan.gather_dtype)
-        elif plan.where == "host":
-            block = p.astype(plan.gather_dtype)
-        if not training:
-            return block
-        if plan.reduce != "end":
-            return LazyParam(p, p, block, info, plan)
-        # A loop adds a layer's gradients to sums, or stacks them in a precision of their own.
-        differs = plan.accumulate == "in_loop" or plan.narrows
-        return LazyParam(block, grad_slot(block, plan), None, None, plan) if differs else block
+        grads = dict(grads)
+        groups: dict[Axes, list[str]] = {}
+        for name, gradient in grads.items():
+            stored = self.stored[name]
+            if isinstance(stored, ShardedInfo) and self.plans[name].reduce == "end":
+                grads[name] = stored.reduce_scatter(gradient)
+            groups.setdefault(owed[name], []).append(name)
+        for axes, names in groups.items():
+            grads |= lax.psum({name: grads[name] for name in names}, axes)
+        return grads
 
 
 # ---- gradients of layers, added to those of the micro-batches before where they arise ------------
 # A `LazyParam` gets the sum over the micro-batches before, and its gradient is the sum with its own
 # micro-batch. So a micro-batch's gradients are never in memory as a whole. For each layer i:
 #
-#     stages 0 and 1 (`prefetching.accumulating_scan`)     sum[i] += dw[i]
+#     stages 0 and 1 (`loop.py`, where nothing moves)      sum[i] += dw[i]
 #     stage 1, the last micro-batch (below)      reduce_scattered(sum[i] + dw[i])
-#     stages 2 and 3 (`prefetching.py`)          sum[i] += reduce_scattered(dw[i])
+#     stages 2 and 3 (`loop.py`)                 sum[i] += reduce_scattered(dw[i])
 #
 # This is for layers in a loop. A stack in two loops (`model.remat_layers`) needs its sums split and
 # joined again, which pays off for shards only; `plan._accumulate` lists the other cases.
@@ -150,20 +164,6 @@ def added(params: Mapping[str, Any], rest: Params, gradients: Params) -> Params:
     return sums
 
 
-def begun(stack: Any) -> tuple[Any, Callable[..., Any]]:
-    """Arrays that a loop puts a stack's gradients into: sums that it adds to, or zeros.
-
-    How: `(these, gradients of layer i, i) -> these`. The last micro-batch, which scatters the
-    gradients with their sums, has shards to put.
-    """
-    leaf = jax.tree.leaves(stack, is_leaf=is_lazy)[0]  # a stack's plans differ in precision only
-    in_loop = leaf.plan.accumulate == "in_loop" and leaf.plan.reduce != "last_microbatch"
-    if in_loop and leaf.sum is not None:
-        return jax.tree.map(lambda leaf: leaf.sum, stack, is_leaf=is_lazy), pools.add
-    zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf.grad_slot), stack, is_leaf=is_lazy)
-    return zeros, pools.put
-
-
 # ---- gradients in another precision than that of their parameters --------------------------------
 # JAX gives a gradient the precision of its parameter. Two kinds of parameters want another one:
 #
@@ -173,27 +173,8 @@ def begun(stack: Any) -> tuple[Any, Callable[..., Any]]:
 #     parameters outside the layers, gathered in 16 bits, as they are read: but a look-up adds up
 #         the gradients of equal tokens, and the output layer's are added to them. So they are wide.
 #
-# Both belong to the gradient slots of `gathering.LazyParam`s, arrays of that precision that nothing
+# Both belong to the gradient slots of `LazyParam`s, arrays of that precision that nothing
 # reads.
-
-
-def with_narrow_gradients(
-    run: Callable[[Any, LayerInputs, Any], Any],
-) -> Callable[[Any, LayerInputs, Any], Any]:
-    """Makes `run(layer, inputs, x)` give gradients to the gradient slots of a layer's `LazyParam`s.
-
-    Their shards are whole blocks. Other parameters are unchanged.
-    """
-
-    def run_blocks(layer: Any, *others: Any) -> Any:
-        blocks = jax.tree.map(
-            lambda leaf: _attached(leaf.shard, leaf.grad_slot) if is_lazy(leaf) else leaf,
-            layer,
-            is_leaf=is_lazy,
-        )
-        return run(blocks, *others)
-
-    return run_blocks
 
 
 def with_wide_gradients(
@@ -204,7 +185,7 @@ def with_wide_gradients(
     for name, p in params.items():
         plan = plans[name]
         if plan.runs == "outside" and p.dtype != plan.grad_dtype:
-            wide[name] = LazyParam(p, grad_slot(p, plan), None, None, plan)
+            wide[name] = with_grad_slot(p, plan)
     return wide
 
 
@@ -221,13 +202,17 @@ def attached(params: Mapping[str, Any], grad_slots: Params) -> dict[str, Any]:
     """
     given: dict[str, Any] = {}
     for name, p in params.items():
-        if not isinstance(p, LazyParam):
-            given[name] = grad_slots[name]
-        elif p.plan.runs == "outside":
-            given[name] = _attached(p.shard, grad_slots[name])
+        if isinstance(p, LazyParam):
+            p = dataclasses.replace(p, grad_slot=grad_slots[name])
+            given[name] = read_with_slot(p) if p.plan.runs == "outside" else p
         else:
-            given[name] = dataclasses.replace(p, grad_slot=grad_slots[name])
+            given[name] = grad_slots[name]
     return given
+
+
+def read_with_slot(leaf: Any) -> Any:
+    """The block of a `LazyParam` that is there, with a gradient that belongs to its slot."""
+    return _attached(leaf.block, leaf.grad_slot) if isinstance(leaf, LazyParam) else leaf
 
 
 @jax.custom_vjp
@@ -255,7 +240,7 @@ _attached.defvjp(_attached_fwd, _attached_bwd)
 # gradients over them, which it sends once. Before the first micro-batch and after the last there is
 # nothing to move them beside. So the first one gathers each layer while the one before computes,
 # and holds it for the others; and in the last of several each layer's gradients are added to those
-# before and sent at once, while other layers compute (`prefetching.py`):
+# before and sent at once, while other layers compute (`loop.py`):
 #
 #     the first    w[=] -- gathered --> w[====], read and held
 #                  stage 1                               sum[====] = dw[====]
@@ -274,6 +259,7 @@ def first_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
     for name, p in params.items():
         if isinstance(p, LazyParam) and p.plan.reduce == "last_microbatch":
             assert p.info is not None
+            assert p.shard is not None
             plan, shape = p.plan.first, p.info.local_shape(p.shard)
             first[name] = dataclasses.replace(
                 p, grad_slot=grad_slot(p.shard, plan, shape), plan=plan
@@ -309,6 +295,5 @@ def middle_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(p, LazyParam) and p.plan.reduce == "last_microbatch":
             plan, block = p.plan.middle, p.block
             assert block is not None
-            slot = None if plan.accumulate == "after" else grad_slot(block, plan)
-            middle[name] = block if slot is None else LazyParam(block, slot, None, None, plan)
+            middle[name] = block if plan.accumulate == "after" else with_grad_slot(block, plan)
     return middle

@@ -22,6 +22,7 @@ from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.step import Program, body, resolved
 from jaxptd.step import state as step_state
 from jaxptd.step.state import HOST
+from jaxptd.zero.zero import Zero
 
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 FAST = {"scan_layers": False, "vocab_multiple": 32}
@@ -158,7 +159,7 @@ def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> No
 
 
 def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None:
-    monkeypatch.setattr(body.StepBody, "_reduce", lambda self, grads: grads)
+    monkeypatch.setattr(Zero, "end_step", lambda self, grads, owed: grads)
     with pytest.raises(ValueError, match="varying|replicat"):
         verified(Layout(dp=2))
 
@@ -166,16 +167,13 @@ def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None
 @pytest.mark.slow
 def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
     """Only one tensor is wrong, and only on the layout; the report names it first."""
-    reduce = body.StepBody._reduce
+    end_step = Zero.end_step
 
-    def scaled(self, grads):
-        done = reduce(self, grads)
-        return {
-            **done,
-            "norm.b": done["norm.b"] * (1 + 1e-9 * (self.resolved.config.layout.dp > 1)),
-        }
+    def scaled(self, grads, owed):
+        done = end_step(self, grads, owed)
+        return {**done, "norm.b": done["norm.b"] * (1 + 1e-9 * (self.sizes[Axis.DP] > 1))}
 
-    monkeypatch.setattr(body.StepBody, "_reduce", scaled)
+    monkeypatch.setattr(Zero, "end_step", scaled)
     found = verified(Layout(dp=2))
     assert [row.name for row in found.wrong if row.what == "gradient"] == ["norm.b"]
 
@@ -197,17 +195,18 @@ def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> N
 @pytest.mark.slow
 def test_moments_on_another_device_are_found(monkeypatch) -> None:
     """The first step, from moments of zero, does not show it."""
-    advance = body.advance
+    updated = body.updated
 
-    def misplaced(state, new, metrics, **choices):
+    def misplaced(*args):
+        new = updated(*args)
         ring = [(i, (i + 1) % lax.axis_size(Axis.DP)) for i in range(lax.axis_size(Axis.DP))]
         moved = jax.tree.map(
             lambda m: lax.ppermute(m, Axis.DP, ring) if Axis.DP in varying_axes(m) else m,
             new["optimizer"],
         )
-        return advance(state, {**new, "optimizer": moved}, metrics, **choices)
+        return {**new, "optimizer": moved}
 
-    monkeypatch.setattr(body, "advance", misplaced)
+    monkeypatch.setattr(body, "updated", misplaced)
     wrong = verified(Layout(dp=2, zero=1)).wrong
     assert wrong
     assert {row.what for row in wrong} == {"parameter"}

@@ -19,8 +19,8 @@ from jaxptd.mesh import Layout
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
 from jaxptd.zero import plan
-from jaxptd.zero.gathering import LazyParam, grad_slot
 from jaxptd.zero.plan import ParamPlan
+from jaxptd.zero.shards import with_grad_slot
 from jaxptd.zero.zero import attached, grad_slots_of
 
 BARRIER = "optimization_barrier"
@@ -114,7 +114,7 @@ def test_several_micro_batches_stack_none(layout: Layout, choice: dict) -> None:
 def test_loops_take_narrow_parameters_with_their_sums() -> None:
     """Only what no loop adds to becomes an array in float32 before it is read."""
     block = jnp.ones((2, 3), jnp.bfloat16)
-    summed = LazyParam(block, grad_slot(block, IN_LOOP), None, None, IN_LOOP)
+    summed = with_grad_slot(block, IN_LOOP)
     alone = dataclasses.replace(summed, plan=ParamPlan("outside"))
     params = {"layers": summed, "table": alone}
     found = attached(params, grad_slots_of(params))

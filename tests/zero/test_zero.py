@@ -20,7 +20,7 @@ from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import shardings
 from jaxptd.step import Program
-from jaxptd.zero import gathering
+from jaxptd.zero import shards
 
 # Three layers do not split evenly over two stages; a batch of twelve splits over three devices.
 THREE = {"num_layers": 3, "dropout": 0.1, "batch": 12}
@@ -137,8 +137,8 @@ def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
 
 @pytest.mark.slow
 def test_shards_reduced_on_the_wrong_device_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = gathering._split
-    monkeypatch.setattr(gathering, "_split", lambda rows, widths: split(rows[::-1], widths))
+    split = shards._split
+    monkeypatch.setattr(shards, "_split", lambda rows, widths: split(rows[::-1], widths))
     assert report(Layout(dp=2, zero=3), "float64", **THREE).wrong
 
 
