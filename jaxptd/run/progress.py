@@ -385,6 +385,9 @@ class Output(Console):
 
     _silent = False
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
     @property  # of rich it is an attribute
     def quiet(self) -> bool:
         return self._silent or not is_first()
