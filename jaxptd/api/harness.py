@@ -127,11 +127,11 @@ def _by_length(questions: Sequence[Question], longest: int) -> dict[int, list[in
 
 def _row(question: Question, length: int) -> np.ndarray:
     """Tokens and targets `[2, T]`; a target of -1 does not count."""
-    context, continuation = question
-    text = [*context, *continuation][-length - 1 :]
+    context, asked = question
+    text = [*context, *asked][-length - 1 :]
     row = np.full((2, length), [[0], [-1]], np.int32)
     row[0, : len(text) - 1] = text[:-1]
-    row[1, len(text) - 1 - len(continuation) : len(text) - 1] = continuation
+    row[1, len(text) - 1 - len(asked) : len(text) - 1] = asked
     return row
 
 

@@ -56,7 +56,7 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     """Converts a restored checkpoint to the program's state, on the program's mesh."""
     structure = jax.tree.structure(program.abstract_state["optimizer"])
     named = jax.tree_util.tree_leaves_with_path(program.abstract_state["optimizer"])
-    leaves = [canonical["optimizer"][_name(path)] for path, _ in named]
+    leaves = [canonical["optimizer"][name] for name in (_name(path) for path, _ in named)]
     optimizer = jax.tree.unflatten(structure, leaves)
     convert = partial(_stored, program, memory=program.states.memory.moments)
     others = {**canonical, "params": {}, "optimizer": optimizer}
