@@ -7,7 +7,7 @@ import pytest
 
 from jaxptd.calibration import timer
 from jaxptd.calibration.suite import KINDS, Attention, Exchange, Pass, Product, SmallKernels
-from jaxptd.calibration.timer import Timer, Work, compiled, inputs_of
+from jaxptd.calibration.timer import Timer, Work, compiled, half, inputs_of
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.hardware import Group
 
@@ -101,4 +101,4 @@ def test_fp8_and_small_kernels_run() -> None:
     for sample in (Product(16, 16, 16, fp8=True), SmallKernels(2)):
         (seconds,) = timer(sample)
         assert seconds > 0
-    assert timer.half(CPU) == jnp.bfloat16
+    assert half(CPU) == jnp.bfloat16
