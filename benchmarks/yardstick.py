@@ -53,7 +53,6 @@ MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "seq_length": 16, "
 
 
 def program(layout: dict[str, Any], model: dict[str, Any]) -> Program:
-    """Makes the program of a tiny model."""
     config = Config(
         model=ModelConfig(**{**MODEL, **model}),
         layout=Layout(**layout),

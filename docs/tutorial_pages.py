@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.errors import Parser, UserError, run_command
-from jaxptd.plot.colors import INK
+from jaxptd.plot import INK
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.py"))}
@@ -29,7 +29,7 @@ NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.py"
 STYLE = """
 import matplotlib
 from matplotlib_inline.backend_inline import set_matplotlib_formats
-from jaxptd.plot.colors import DARK, INK
+from jaxptd.plot import DARK, INK
 from jaxptd.plot.style import STYLE
 %matplotlib inline
 set_matplotlib_formats("svg")

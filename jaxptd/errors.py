@@ -20,7 +20,6 @@ BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-TERMINATED = 143  # 128 + SIGTERM
 QUOTED = 80  # characters of a value in a message
 ALIKE = 0.65  # of difflib's ratio: heads and num_heads are alike, extra and beta2 are not
 LONG_WORD = 200  # characters of a path or a number that a message shows whole

@@ -112,16 +112,11 @@ def _check_numbers(numbers: Mapping[str, int], max_memory: float) -> None:
 def _nothing_fits(search: Search, *, compiled: bool) -> UserError:
     """The error for a search without a result."""
     space = search.space
-    compiled = compiled and any(True for _ in search)
-    remedy = _remedy(space, search.cluster, search.limit, compiled=compiled)
+    if compiled and any(True for _ in search):
+        remedy = " once it is compiled; use more GPUs, or a larger share of their memory"
+    else:
+        remedy = f"; {_change(space, search.cluster, search.limit)}"
     return UserError(f"no layout of {space.gpus} GPU{'s' * (space.gpus > 1)} fits{remedy}")
-
-
-def _remedy(space: Space, cluster: Cluster, limit: float, *, compiled: bool) -> str:
-    """A line's end: what to change so that a layout fits."""
-    if compiled:
-        return " once it is compiled; use more GPUs, or a larger share of their memory"
-    return f"; {_change(space, cluster, limit)}"
 
 
 def _change(space: Space, cluster: Cluster, limit: float) -> str:
@@ -158,16 +153,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     picture = picture_path(options["picture"])
     if options["compile"]:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs
+    names = ("gpus", "gpu", "node", "hardware", "max_memory", "top", "compile")
     planned = plan(
         config,
-        gpus=options["gpus"],
-        gpu=options["gpu"],
-        node=options["node"],
-        hardware=options["hardware"],
+        **{name: options[name] for name in names},
         pins=pins,
-        max_memory=options["max_memory"],
-        top=options["top"],
-        compile=options["compile"],
         say=lambda line: None if options["quiet"] else print(line, file=sys.stderr, flush=True),
     )
     if options["explain"] is not None and not 1 <= options["explain"] <= len(planned.best):

@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, options = read_run(parser(), argv)
     picture, trace = picture_path(options["picture"]), _checked_trace(options)
     if trace:
-        _make_directory(trace)
+        with explained(f"--trace={trace}", "name a directory that can be made"):
+            trace.mkdir(parents=True)
     config = with_vocabulary(config)
     where, plain, quiet = prepare(config), options["json"], options["quiet"]
     Console(quiet=plain or quiet).print(f"profiling {config.layout} on {where}", highlight=False)
@@ -109,11 +110,6 @@ def _checked_trace(options: Mapping[str, Any]) -> Path | None:
 def _check_steps(name: str, steps: int) -> None:
     if not 1 <= steps <= MAX_STEPS:
         raise UserError(f"{name}={steps} must be at least 1 and at most {MAX_STEPS}")
-
-
-def _make_directory(directory: Path) -> None:
-    with explained(f"--trace={directory}", "name a directory that can be made"):
-        directory.mkdir(parents=True)
 
 
 def _parts(times: Times) -> list[dict[str, Any]]:

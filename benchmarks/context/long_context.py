@@ -148,7 +148,6 @@ def need(config: Config) -> Need:
 
 
 def with_model(config: Config, **sizes: int) -> Config:
-    """Copies the config with other sizes of the model."""
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
 

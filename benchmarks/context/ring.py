@@ -250,7 +250,6 @@ def share(run: Run, runs: Sequence[Run], name: str) -> float | None:
 
 
 def row(run: Run, runs: Sequence[Run]) -> list[str]:
-    """Makes one line of the table."""
     found = [share(run, runs, name) for name in ("temp", "median")]
     temp, median = ("" if each is None else f"**{each:.2f}**" for each in found)
     name, chunk, time = run.program.name, str(run.program.chunk or ""), f"{run.median * 1e3:.0f}"
@@ -258,7 +257,6 @@ def row(run: Run, runs: Sequence[Run]) -> list[str]:
 
 
 def section(size: Size, runs: Sequence[Run]) -> str:
-    """Makes the table of one length."""
     rows = [row(run, runs) for run in runs]
     if not any(run.program.name == RINGATTENTION for run in runs):
         rows.append([RINGATTENTION, "", INSTALL, *[""] * (len(HEAD) - 3)])

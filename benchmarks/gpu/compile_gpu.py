@@ -31,7 +31,6 @@ HEAD += ("temp GiB", "state GiB", "kernels", "GB moved by others than products",
 
 
 def line(config: Config) -> list[str]:
-    """Makes the table's row for a config."""
     program = on_h200s(config)
     kernel, mesh = program.resolved.model.attention, program.mesh
     compiled = compile_step(program)

@@ -55,7 +55,6 @@ class Case:
 
     @property
     def compiler(self) -> dict[str, Any] | None:
-        """Options of the compiler."""
         return {"xla_gpu_enable_triton_gemm": False} if self.cublas else None
 
     @property
@@ -158,7 +157,6 @@ KEYS += ("hidden",)
 
 
 def row(name: str, found: Figures) -> list[str]:
-    """Makes a line of the table."""
     config = CASES[name].config
     train, model = config.train, config.model
     pieces = f" in {train.micro_batches}" if train.micro_batches > 1 else ""

@@ -114,7 +114,6 @@ def waiting(program: Any) -> float:
 
 
 def row(name: str, config: Config, found: Estimate) -> list[str]:
-    """Makes a line of the table."""
     train, model, times = config.train, config.model, found.times
     pieces = f" in {train.micro_batches}" if train.micro_batches > 1 else ""
     return [

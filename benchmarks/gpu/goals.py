@@ -183,7 +183,6 @@ GOALS: dict[str, Callable[[], Figure]] = {
 
 
 def row(name: str, found: Figure) -> list[str]:
-    """Makes a line of the table."""
     goal = f"at {'least' if found.least else 'most'} {found.form.format(found.goal)}"
     return [name, goal, found.form.format(found.value), "reached" if found.reached else "missed"]
 

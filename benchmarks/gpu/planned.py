@@ -44,7 +44,6 @@ class Compared(NamedTuple):
 
     @property
     def row(self) -> list[str]:
-        """Its row of the table."""
         tflop = f"{self.tflop:,.2f}", f"{self.compiled_tflop:,.2f}", f"{self.flop_error:+.2%}"
         others = f"{self.milliseconds:,.1f}", f"{self.compiled_milliseconds:,.1f}"
         return [self.name, *tflop, *others, f"{self.bytes_error:+.0%}"]

@@ -116,7 +116,6 @@ def kinds(step: Step, text: str, keep: Path | None) -> Found:
 
 
 def row(name: str, found: Found) -> list[str]:
-    """Makes a line of the table."""
     model, train = CASES[name].config.model, CASES[name].config.train
     layers = "loop" if model.scan_layers else "unrolled"
     head = [name, str(train.global_batch_size), f"`{model.remat}`, {layers}"]
@@ -141,12 +140,10 @@ def row(name: str, found: Found) -> list[str]:
 
 
 def ran(found: Mapping[str, Found]) -> dict[str, Found]:
-    """The cases that ran."""
     return {name: each for name, each in found.items() if "error" not in each}
 
 
 def tables(found: Mapping[str, Found]) -> str:
-    """Both tables."""
     every = table([HEAD, *(row(name, each) for name, each in found.items())])
     parts = (
         [name, *(f"{1e3 * each['others'][scope]:.1f}" for scope in SCOPES)]

@@ -72,7 +72,6 @@ WAYS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def seconds(way: Callable[[Array, Array], Array], options: dict[str, Any]) -> float:
-    """The median seconds of a chain."""
     arguments = jnp.ones((1024, 1024), jnp.bfloat16), jnp.int32(LENGTH)
     run = jax.jit(way).lower(*arguments).compile(compiler_options=options)
     found = []
@@ -112,7 +111,6 @@ def waits(schedule: str, stages: int) -> tuple[int, float]:
 
 
 def counted() -> Iterator[list[str]]:
-    """Counts the waits of every schedule."""
     for schedule, stages in itertools.product(SCHEDULES, STAGES):
         ticks, found = waits(schedule, stages)
         each = f"{found:.0f}", f"{found / MICRO_BATCHES:.1f}", f"{found / ticks:.1f}"

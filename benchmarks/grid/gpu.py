@@ -108,7 +108,6 @@ def laid_out(config: Config, layout: Layout) -> Config:
 
 
 def compiled(program: Any, named: str = "", options: Mapping[str, Any] | None = None) -> Compiled:
-    """Compiles a program's step."""
     step = compile_step(program, options)
     memory, text = step.memory_analysis(), step.as_text()
     return Compiled(

@@ -231,7 +231,6 @@ def share(run: Run, runs: Sequence[Run]) -> float:
 
 
 def row(run: Run, runs: Sequence[Run]) -> list[str]:
-    """Makes one line of the table."""
     layout, ratio = run.program.layout, f"{share(run, runs):.2f}"
     sent = " + ".join(f"{axes} {size / 2**20:.2f}" for axes, size in sorted(run.wire.items()))
     return [

@@ -17,14 +17,13 @@ import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from benchmarks.lib.pages import RESULTS, write
 from benchmarks.mutations import detectors, page
 from benchmarks.mutations.detectors import DETECTORS, TESTED
-from benchmarks.mutations.results import Results, caught_by, detectors_of, write_text
+from benchmarks.mutations.results import Results, caught_by, detectors_of
 from benchmarks.mutations.table import ROOT, Mutation, mutations
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
-
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = _chosen(options.run or ())
     if options.run is not None:
         _run(chosen, results, names, options.jobs)
-        write_text(options.results / "mutations.md", page.page(mutations(), results))
+        write(options.results / "mutations.md", page.page(mutations(), results))
         asked = [each for each in chosen if {*names} & {*detectors_of(each)}]
         unnoticed = [each.name for each in asked if not caught_by(results.of(each), names)]
         print("\n".join([f"{name}: NOT noticed" for name in unnoticed]), end="\n" * bool(unnoticed))

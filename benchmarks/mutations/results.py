@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.pages import write
 from benchmarks.mutations.detectors import (
     CAUGHT,
     DETECTORS,
@@ -104,7 +104,7 @@ class Results:
         """A line for each row, so that versions of the file can be compared."""
         names = sorted(self._rows)
         lines = (f"{json.dumps(name)}: {json.dumps(self._rows[name])}" for name in names)
-        write_text(self.path, '{"mutations": {\n' + ",\n".join(lines) + "\n}}\n")
+        write(self.path, '{"mutations": {\n' + ",\n".join(lines) + "\n}}\n")
 
     def of(self, row: Mutation) -> Findings:
         """What was found, of the present code or of an earlier one."""
@@ -124,14 +124,6 @@ def caught_by(findings: Mapping[str, Finding], detectors: Collection[str] = DETE
 def ran(findings: Mapping[str, Finding], detector: str) -> bool:
     """True if a detector looked at a row."""
     return findings.get(detector, {}).get("word", NOT_RUN) not in (NOT_RUN, NOT_THERE, NO_RESULT)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text)
-    os.replace(aside, path)
 
 
 def is_step(row: Mutation) -> bool:

@@ -89,7 +89,6 @@ class Row:
 
     @property
     def sequences(self) -> int:
-        """Sequences in a step."""
         return SEQUENCES * self.gpus
 
     def config(self, remat: Remat = "dots") -> Config:
@@ -170,7 +169,6 @@ class Found:
 
     @property
     def peaks(self) -> list[str]:
-        """Peak memory with each policy."""
         return [gib(self.memory[remat].peak) for remat in REMATS]
 
     @property
@@ -447,7 +445,6 @@ SWIN_HEAD += ("published, % of the host's memory", "host GB of a GPU, compiled",
 
 
 def swin_config(name: str) -> Config:
-    """The config of a layout of table 5."""
     base = load_config(SWIN)
     model = dataclasses.replace(base.model, dtype="float32", remat="dots")
     return dataclasses.replace(base, model=model, layout=SWIN_LAYOUTS[name])

@@ -95,15 +95,9 @@ class Model:
 
     @property
     def layout_row(self) -> list[str]:
-        """Its row of the table of layouts."""
         parallelism, memory = self.row.parallelism, self.memory
-        sizes = (
-            self.gpus,
-            parallelism.tp,
-            parallelism.pp,
-            parallelism.dp,
-            parallelism.virtual_stages,
-        )
+        axes = parallelism.tp, parallelism.pp, parallelism.dp
+        sizes = (self.gpus, *axes, parallelism.virtual_stages)
         billions = f"{self.parameters / 1e9:,.2f}", f"{self.published['params_billion']:,.1f}"
         batch = (
             f"{parallelism.global_batch:,}",
@@ -115,7 +109,6 @@ class Model:
 
     @property
     def time_row(self) -> list[str]:
-        """Its row of the table of times."""
         theirs = self.published
         return [
             *(self.row.name, f"{self.gpus:,}", f"{self.seconds:.2f}", f"{self.row.seconds:.2f}"),

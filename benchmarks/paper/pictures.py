@@ -17,7 +17,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from benchmarks.paper.megatron import GPU, PETA, Model
 from benchmarks.paper.trained import DTYPES, HEARTS, IMAGES, Curves, Hearts
 from jaxptd.hardware import find_accelerator
-from jaxptd.plot.colors import BLUE, GREEN, ORANGE
+from jaxptd.plot import BLUE, GREEN, ORANGE
 from jaxptd.plot.style import COLORS, INK, new_picture, save_pictures, styled
 from jaxptd.vision.masks import overlay
 
@@ -186,5 +186,4 @@ PICTURES: dict[str, Callable[[Any], Figure]] = {
 
 
 def save(page: str, found: Any, directory: Path) -> None:
-    """Draws the picture of a page."""
     save_pictures({f"{page}.svg": partial(PICTURES[page], found)}, directory)

@@ -81,7 +81,6 @@ class Curves:
 
     @property
     def row(self) -> list[str]:
-        """Its row of the table of differences."""
         found = self.differences
         ends = [f"{self.tp[0]:.4f}", f"{self.tp[-1]:.4f}"]
         step = int(found.argmax()) + 1

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks.grid import break_even as even
-from jaxptd.plot.colors import DARK, FILLS
+from jaxptd.plot import DARK, FILLS
 from jaxptd.plot.style import COLORS, INK, PAGE
 
 Q = 3

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from jaxptd.pipeline import picture
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from jaxptd.pipeline.statistics import bubble, peak, simulate
-from jaxptd.plot.colors import BLUE, GREEN, ORANGE, PINK, PURPLE
+from jaxptd.plot import BLUE, GREEN, ORANGE, PINK, PURPLE
 from jaxptd.plot.style import INK, PAGE
 
 STAGES, MICRO_BATCHES = 4, 8
@@ -26,7 +26,6 @@ WIDTHS = (6, 1.5, 1.5, 3.5, 1.5, 1)  # wide below narrow, where lines coincide
 
 
 def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[Schedule]:
-    """Makes all schedules of these sizes."""
     return [make_schedule(n, stages=stages, micro_batches=micro_batches) for n in SCHEDULES]
 
 

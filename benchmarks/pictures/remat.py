@@ -12,7 +12,7 @@ from jaxptd.analysis.memory_report import published_layer
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.mesh import Layout
 from jaxptd.models.families import architecture_of
-from jaxptd.plot.colors import AMBER, BLUE, GREEN, ORANGE, PINK, PURPLE
+from jaxptd.plot import AMBER, BLUE, GREEN, ORANGE, PINK, PURPLE
 from jaxptd.plot.style import INK, PAGE
 
 # One layer of a GPT-2 of 1.5 B parameters, in bfloat16.

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch, Polygon, Rectangle
 
 from benchmarks.context.costs import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
 from jaxptd.attention.attend import Ring
-from jaxptd.plot.colors import BLUE, FILLS
+from jaxptd.plot import BLUE, FILLS
 from jaxptd.plot.style import COLORS, INK, PAGE
 
 WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it

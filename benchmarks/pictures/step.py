@@ -13,7 +13,6 @@ DRAWN = {"124m": "GPT-2 124M, 32 x 1024 tokens", "1.5b": "GPT-2 1.5B, 16 x 1024,
 
 
 def compiled_parts() -> Figure:
-    """Draws the steps in `DRAWN`."""
     compile_only()
     panels = {}
     for name, title in DRAWN.items():

@@ -32,7 +32,6 @@ Residuals = Callable[[np.ndarray], np.ndarray]
 
 
 def table_1() -> list[Row]:
-    """The ten rows of Megatron's table 1."""
     return read_rows(ROWS / "megatron_table1.csv")
 
 

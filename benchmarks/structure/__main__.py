@@ -78,7 +78,6 @@ def counts_gate(node: ast.AST) -> bool:
 
 
 def is_long(node: Any) -> bool:
-    """True for a function of too many lines."""
     function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     return function and node.end_lineno - node.lineno >= LONG_FUNCTION
 

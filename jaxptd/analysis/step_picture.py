@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from jaxptd.analysis.hlo.kernels import COLLECTIVE, HOST, KINDS
 from jaxptd.analysis.profiling import SCOPES, ProfileReport, Times
 from jaxptd.fields import checked
-from jaxptd.plot.colors import BLUE, INK, ORANGE, PINK, PURPLE, SKY
+from jaxptd.plot import BLUE, INK, ORANGE, PINK, PURPLE, SKY
 from jaxptd.plot.style import PAGE, new_picture, styled
 
 COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE, PINK), strict=True))

@@ -2,7 +2,4 @@
 
 from jaxptd.api.harness import lm_eval_model
 from jaxptd.api.loading import from_hf, load
-from jaxptd.api.run import Run
-from jaxptd.api.state import ShownState
-
-__all__ = ["Run", "ShownState", "from_hf", "lm_eval_model", "load"]
+from jaxptd.api.run import Run, ShownState

@@ -85,12 +85,8 @@ def from_hf(
         UserError: the directory is damaged or of an unknown model, the options contradict it, or
             there are too few devices.
     """
-    known = [
-        "layout",
-        "dtype",
-        "platform",
-        *(each.name for each in dataclasses.fields(ModelConfig)),
-    ]
+    options = [each.name for each in dataclasses.fields(ModelConfig)]
+    known = ["layout", "dtype", "platform", *options]
     refuse_unknown("jaxptd.from_hf", model_options, known, see="see help(jaxptd.ModelConfig)")
     directory, layout = Directory(path), layout or Layout()
     config = config_of(directory, dtype=dtype, **model_options)

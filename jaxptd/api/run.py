@@ -2,18 +2,20 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, NoReturn, Self
 
+import jax
 import numpy as np
 
-from jaxptd.api.state import ShownState
 from jaxptd.api.whole_batches import LossAndGradients, WholeBatches
 from jaxptd.config import Config
 from jaxptd.data import Data, Samples, Tokenizer
-from jaxptd.display import Table, count_text, html_of
+from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, check_tokens, write_text
 from jaxptd.hf.base import keep_base
@@ -32,6 +34,55 @@ from jaxptd.run.metrics import columns
 from jaxptd.step import Batch, Program, State
 from jaxptd.step.program import as_state, check_unused
 from jaxptd.vision.masks import classes_of
+
+# ---- the state, shown ----------------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class ShownState(dict[str, Any]):
+    """A dict of arrays, or of dicts of them, with a short text. A pytree, as a dict is.
+
+    It is a view of a run's state, so its entries cannot be set.
+
+    >>> import jax.numpy as jnp
+    >>> ShownState(params={"w": jnp.ones((2, 3))}, step=jnp.int32(4))
+    params, step: 2 arrays, 7 numbers, 28 bytes
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        return ShownState(value) if type(value) is dict else value
+
+    def __repr__(self) -> str:
+        leaves = [x for x in jax.tree.leaves(self) if hasattr(x, "nbytes")]
+        names = ", ".join(list(self)[:4]) + (f" and {len(self) - 4} more" if len(self) > 4 else "")
+        numbers, size = sum(x.size for x in leaves), sum(x.nbytes for x in leaves)
+        return f"{names}: {len(leaves)} arrays, {count_text(numbers)} numbers, {bytes_text(size)}"
+
+    def tree_flatten_with_keys(self) -> tuple[Iterable[tuple[Any, Any]], Hashable]:
+        keys = tuple(sorted(self))
+        return [(jax.tree_util.DictKey(key), self.get(key)) for key in keys], keys
+
+    @classmethod
+    def tree_unflatten(cls, keys: Any, values: Iterable[Any]) -> Self:
+        return cls(zip(keys, values, strict=True))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
+        return type(self), (dict(self),)  # copies are made without setting entries
+
+    # ---- refused --------------------------------------------------------------------------------
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise UserError(
+            "an entry of run.state cannot be set, as the run would not see it; replace the state: "
+            'run.state = {**run.state, "params": params}'
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+
+# ---- a run ---------------------------------------------------------------------------------------
 
 Metrics = dict[str, np.ndarray]
 LAST_SAMPLE = 2**62  # with a batch after it, still an int64
@@ -281,11 +332,9 @@ class Run:
         rows = self.run_dir.metrics()
         shown = ("loss", "validation_loss")
         losses = {name: row[name] for row in rows for name in shown if row.get(name) is not None}
+        layers = self.config.model.num_layers
         return [
-            (
-                "model",
-                f"{count_text(parameters)} parameters, {self.config.model.num_layers} layers",
-            ),
+            ("model", f"{count_text(parameters)} parameters, {layers} layers"),
             ("layout", f"{self.config.layout} on {kind}"),
             ("directory", str(self.path)),
             *((name.replace("_", " "), f"{value:.4f}") for name, value in losses.items()),

@@ -227,7 +227,8 @@ class CalibrationReport:
         rows = []
         for name in SHARES:
             before, now = self.figures[name], numbers[name]
-            spread = _range(shares.get(name))
+            share = shares.get(name)
+            spread = (f"{share.lowest:.4g}", f"{share.highest:.4g}") if share else ("-", "-")
             rows.append((name, f"{now.value:.4g}", *spread, now.kind, f"{before.value:.4g}"))
         columns = ("number", "value", "minimum", "maximum", "kind", self.base)
         times = ("microseconds", "minimum", "median", "maximum", "cost model")
@@ -262,7 +263,3 @@ def _number(value: float) -> str:
     """A number as YAML reads it: with an exponent it has a point and a sign."""
     text = str(Decimal(repr(value)).normalize()).lower()
     return text.replace("e", ".0e") if "e" in text and "." not in text else text
-
-
-def _range(share: Share | None) -> tuple[str, str]:
-    return (f"{share.lowest:.4g}", f"{share.highest:.4g}") if share else ("-", "-")

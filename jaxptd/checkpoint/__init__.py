@@ -1,7 +1,7 @@
 """Checkpoints that any layout and number of processes can restore."""
 
 from jaxptd.checkpoint.checkpoints import VALIDATION_LOSS, Checkpoints
-from jaxptd.checkpoint.errors import CheckpointError
+from jaxptd.checkpoint.folders import CheckpointError
 from jaxptd.checkpoint.saving import (
     check_whole,
     load_part,
@@ -10,15 +10,3 @@ from jaxptd.checkpoint.saving import (
     restore_part,
     restore_path,
 )
-
-__all__ = [
-    "VALIDATION_LOSS",
-    "CheckpointError",
-    "Checkpoints",
-    "check_whole",
-    "load_part",
-    "read_description",
-    "read_tensors",
-    "restore_part",
-    "restore_path",
-]

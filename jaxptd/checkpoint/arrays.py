@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from jaxptd.checkpoint.errors import CheckpointError, reason
+from jaxptd.checkpoint.folders import CheckpointError, reason
 
 try:
     from orbax.checkpoint import v1 as ocp

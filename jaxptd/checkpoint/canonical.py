@@ -55,7 +55,8 @@ def abstract_canonical(program: Program) -> Canonical:
 def from_canonical(program: Program, canonical: Canonical) -> State:
     """Converts a restored checkpoint to the program's state, on the program's mesh."""
     structure = jax.tree.structure(program.abstract_state["optimizer"])
-    leaves = [canonical["optimizer"][name] for name in _optimizer_names(program)]
+    named = jax.tree_util.tree_leaves_with_path(program.abstract_state["optimizer"])
+    leaves = [canonical["optimizer"][name] for name in (_name(path) for path, _ in named)]
     optimizer = jax.tree.unflatten(structure, leaves)
     convert = partial(_stored, program, memory=program.states.memory.moments)
     others = {**canonical, "params": {}, "optimizer": optimizer}
@@ -92,11 +93,6 @@ def _with_named_optimizer(state: State) -> Canonical:
     """The state with the optimizer's tree replaced by a flat dict, keyed by path."""
     named = jax.tree_util.tree_leaves_with_path(state["optimizer"])
     return {**state, "optimizer": {_name(path): leaf for path, leaf in named}}
-
-
-def _optimizer_names(program: Program) -> list[str]:
-    named = jax.tree_util.tree_leaves_with_path(program.abstract_state["optimizer"])
-    return [_name(path) for path, _ in named]
 
 
 _name = partial(jax.tree_util.keystr, simple=True, separator=".")

@@ -20,8 +20,7 @@ from typing import Any, Self
 
 from jaxptd.checkpoint import manifest, saving
 from jaxptd.checkpoint.arrays import Background
-from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, reason
-from jaxptd.checkpoint.folders import Folders
+from jaxptd.checkpoint.folders import CheckpointError, DamagedCheckpointError, Folders, reason
 from jaxptd.checkpoint.saving import run_on_first
 
 GRACE = 10.0  # seconds for a pending save when Ctrl-C ends the run

@@ -18,8 +18,7 @@ import jax
 
 from jaxptd.atomic_files import shown
 from jaxptd.checkpoint import folders
-from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted, reason
-from jaxptd.checkpoint.folders import STEP
+from jaxptd.checkpoint.folders import STEP, CheckpointError, DamagedCheckpointError, quoted, reason
 
 # ---- the form of its content ---------------------------------------------------------------------
 

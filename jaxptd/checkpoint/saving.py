@@ -14,8 +14,7 @@ import jax
 
 from jaxptd.checkpoint import arrays, folders, manifest
 from jaxptd.checkpoint.arrays import PendingWrite
-from jaxptd.checkpoint.errors import CheckpointError, reason
-from jaxptd.checkpoint.folders import Folders
+from jaxptd.checkpoint.folders import CheckpointError, Folders, reason
 from jaxptd.distributed.coordination import is_first, share
 
 TIMEOUT = 3600.0  # seconds for the slowest process; a dead one is noticed much earlier

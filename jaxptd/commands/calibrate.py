@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxptd.atomic_files import explained, write_whole
-from jaxptd.calibration.programs import attention_model
 from jaxptd.calibration.report import MEASURED, CalibrationReport, Timed
 from jaxptd.calibration.suite import ACCELERATOR, CPU, Attention, Sample, suite
-from jaxptd.calibration.timer import Timer, find_machine, table_name
+from jaxptd.calibration.timer import Timer, attention_model, find_machine, table_name
 from jaxptd.common_options import add_words, check_out, path_option
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed import coordination

@@ -111,11 +111,8 @@ def check_images(family: str, images: Images, *, preset: Images) -> None:
             f"{NAME}.dice={images.dice} has no effect with the family {family}, whose loss has "
             "no Dice coefficient; leave it out"
         )
-    levels, ups, has_decoder = (
-        len(images.depths),
-        len(images.decoder_depths),
-        bool(preset.decoder_depths),
-    )
+    levels, ups = len(images.depths), len(images.decoder_depths)
+    has_decoder = bool(preset.decoder_depths)
     if levels < 1 + has_decoder:
         raise UserError(
             f"{NAME}.depths={quoted(list(images.depths))} has {levels} levels; use "

@@ -13,13 +13,3 @@ from jaxptd.fields.checks import (
     named_fields,
     refuse_unknown,
 )
-
-__all__ = [
-    "check_argument",
-    "check_fields",
-    "check_range",
-    "checked",
-    "meant_field",
-    "named_fields",
-    "refuse_unknown",
-]

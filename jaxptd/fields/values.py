@@ -99,7 +99,7 @@ def convert(value: Any, kind: Any, rules: Rules = PATHS) -> Any:
         return _text(value, rules)
     if rules.sections and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return value
-    return _truth(value) if kind is bool else _instance(value, kind)
+    return bool(_instance(value, bool | np.bool_)) if kind is bool else _instance(value, kind)
 
 
 def describe(kind: Any) -> str:
@@ -187,11 +187,7 @@ def _within(number: float, below: float) -> float:
     return number
 
 
-# ---- truth values and texts ---------------------------------------------------------------------
-
-
-def _truth(value: Any) -> bool:
-    return bool(_instance(value, bool | np.bool_))
+# ---- texts --------------------------------------------------------------------------------------
 
 
 def _text(value: Any, rules: Rules) -> str:

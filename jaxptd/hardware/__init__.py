@@ -12,5 +12,3 @@ from jaxptd.hardware.table import (
     accelerators,
     find_accelerator,
 )
-
-__all__ = ["Accelerator", "Cluster", "Figure", "Group", "accelerators", "find_accelerator"]

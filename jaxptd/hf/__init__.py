@@ -2,5 +2,3 @@
 
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.mapping import names
-
-__all__ = ["Directory", "is_directory", "names"]

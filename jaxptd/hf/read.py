@@ -17,9 +17,9 @@ from jaxptd.errors import UserError
 from jaxptd.hf.dims import Ranges, Rule
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.families import FAMILIES, Family
+from jaxptd.hf.families.family import flag
 from jaxptd.hf.mapping import HEAD, Mapped, file_name, map_tensors
 from jaxptd.hf.sizes import check_sizes, read_sizes, with_defaults
-from jaxptd.hf.values import flag
 from jaxptd.params import Params
 from jaxptd.run.saved import check_finite
 from jaxptd.step import Program

@@ -11,8 +11,7 @@ from jaxptd.config import ModelConfig, nested, option, with_fields
 from jaxptd.data import Tokenizer
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families import FAMILIES, Family, Json, family_named
-from jaxptd.hf.families.family import activation_name, read_activation
-from jaxptd.hf.values import count, number
+from jaxptd.hf.families.family import activation_name, count, number, read_activation
 
 # Ids that a model which writes text needs.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

@@ -129,7 +129,8 @@ def _write_shards(
         raise UserError(f"{folder} {EXTRA}") from error
     names = [SINGLE]
     if len(shards) > 1:
-        names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in _numbers(shards)]
+        numbers = range(1, len(shards) + 1)
+        names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in numbers]
         where: dict[str, str] = {}
         for file, shard in zip(names, shards, strict=True):
             where |= dict.fromkeys(shard.names, file)
@@ -139,7 +140,3 @@ def _write_shards(
     for file, shard in zip(names, shards, strict=True):
         save_file(dict(next(tensors) for _ in shard.names), folder / file, metadata=METADATA)
         shutil.copymode(folder / CONFIG, folder / file)  # safetensors lets nobody else read it
-
-
-def _numbers(shards: list[Shard]) -> range:
-    return range(1, len(shards) + 1)

@@ -14,8 +14,18 @@ from jaxptd.atomic_files import explained, write_whole
 from jaxptd.fields import checked
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text, check
-from jaxptd.plot import drawing, format_of
-from jaxptd.plot.colors import AMBER, BACKWARD, BLUE, DARK, FORWARD, GREEN, PINK, WEIGHTS
+from jaxptd.plot import (
+    AMBER,
+    BACKWARD,
+    BLUE,
+    DARK,
+    FORWARD,
+    GREEN,
+    PINK,
+    WEIGHTS,
+    drawing,
+    format_of,
+)
 
 STYLES = {F: "blue", B: "green", W: "dark_orange"}  # in a terminal
 COLORS = {F: FORWARD, B: BACKWARD, W: WEIGHTS}  # for chunk 0; later chunks are darker

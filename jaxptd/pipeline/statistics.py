@@ -143,11 +143,6 @@ def longer_than_needed(schedule: Schedule) -> str | None:
     )
 
 
-def idle_ticks(schedule: Schedule) -> float:
-    """The share of the table's cells that are idle."""
-    return float((schedule.table[..., 0] == Operation.IDLE).mean())
-
-
 def held(schedule: Schedule) -> np.ndarray:
     """The number of micro-batches and chunks whose activations a stage holds, `[ticks, stages]`.
 

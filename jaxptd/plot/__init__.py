@@ -26,15 +26,27 @@ if TYPE_CHECKING:
     from jaxptd.plot.figures import loss as loss
     from jaxptd.plot.figures import memory as memory
     from jaxptd.plot.figures import mesh as mesh
-    from jaxptd.plot.planned import plan as plan
+    from jaxptd.plot.figures import plan as plan
     from jaxptd.plot.style import save as save
+
+# The colors of all pictures; lines, areas and text are legible on light and on dark pages.
+BLUE, ORANGE, GREEN, PURPLE = "#2b6cb0", "#c05621", "#2f855a", "#805ad5"
+PINK, SKY, AMBER = "#b83280", "#4299e1", "#b7791f"
+COLORS = (BLUE, ORANGE, GREEN, PURPLE, PINK, SKY, AMBER)
+INK = "#718096"  # text and lines
+
+# Operations of a pipeline, below dark text.
+FORWARD, BACKWARD, WEIGHTS = SKY, "#38a169", "#dd6b20"
+
+FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # below dark text
+DARK = "#1a202c"  # text on fills
 
 _HOMES = {
     "bytes_by_axis": ("jaxptd.plot.figures", "bytes_by_axis"),
     "loss": ("jaxptd.plot.figures", "loss"),
     "memory": ("jaxptd.plot.figures", "memory"),
     "mesh": ("jaxptd.plot.figures", "mesh"),
-    "plan": ("jaxptd.plot.planned", "plan"),
+    "plan": ("jaxptd.plot.figures", "plan"),
     "save": ("jaxptd.plot.style", "save"),
     "schedule": ("jaxptd.pipeline.picture", "figure"),
     "step_time": ("jaxptd.analysis.step_picture", "step_time"),

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from jaxptd.atomic_files import explained, write_whole
 from jaxptd.fields import checked
-from jaxptd.plot import format_of
-from jaxptd.plot.colors import COLORS, INK
+from jaxptd.plot import COLORS, INK, format_of
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "jaxptd",

@@ -16,7 +16,7 @@ from jaxptd.checkpoint import (
     restore_path,
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
-from jaxptd.checkpoint.errors import quoted
+from jaxptd.checkpoint.folders import quoted
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
 from jaxptd.data.batches import Identity, change
 from jaxptd.distributed.liveness import RESUME

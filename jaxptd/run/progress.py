@@ -111,7 +111,7 @@ class OptionalStream:
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        self._try("write", text.encode(self.encoding, "replace").decode(self.encoding))
+        self._try("write", printable(text, self.encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -135,12 +135,9 @@ class OptionalStream:
             stream, self._stream = self._stream, None
             discard(stream)
             if not isinstance(error, BrokenPipeError):
-                _warn(f"warning: cannot write the output ({_reason(error)}); the run goes on")
+                reason = getattr(error, "strerror", None) or error
+                _warn(f"warning: cannot write the output ({reason}); the run goes on")
             return None
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _warn(line: str) -> None:

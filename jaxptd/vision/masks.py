@@ -22,7 +22,7 @@ from jaxptd.distributed import coordination
 from jaxptd.errors import UserError
 from jaxptd.models.families import family_of, open_data_of, tokenizer_of
 from jaxptd.params import Params
-from jaxptd.plot.colors import COLORS
+from jaxptd.plot import COLORS
 from jaxptd.step import Program
 from jaxptd.vision.data import ENDINGS, read_image
 from jaxptd.vision.family import images_of

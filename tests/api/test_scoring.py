@@ -8,8 +8,8 @@ import tiny
 from toys.scored import LONGEST, VOCAB, logs, params, program
 from turns import slow
 
-from jaxptd.api import scoring
-from jaxptd.api.scoring import Question, Scorer, windows
+from jaxptd.api import harness
+from jaxptd.api.harness import Question, Scorer, windows
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
@@ -42,8 +42,8 @@ def expected() -> list[tuple[float, bool]]:
 def test_a_score_is_the_log_softmax_of_the_logits(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "SHORTEST", 8)  # beside the model's 16
-    monkeypatch.setattr(scoring, "AT_ONCE", 32)  # two texts of a length together
+    monkeypatch.setattr(harness, "SHORTEST", 8)  # beside the model's 16
+    monkeypatch.setattr(harness, "AT_ONCE", 32)  # two texts of a length together
     found = Scorer(program(layout))(params(layout), questions())
     for score, (log_likelihood, greedy) in zip(found, expected(), strict=True):
         np.testing.assert_allclose(score.log_likelihood, log_likelihood, rtol=2e-5)

@@ -10,7 +10,7 @@ import pytest
 from jaxptd.config import ModelConfig, nested
 from jaxptd.config.block import frequencies
 from jaxptd.errors import UserError
-from jaxptd.hf import rope
+from jaxptd.hf.families import rope
 
 CASES = json.loads((Path(__file__).parents[1] / "golden/rope.json").read_text())
 SIZES = {"hidden_size": 32, "num_heads": 4}

@@ -21,7 +21,7 @@ import jaxptd
 from jaxptd import Layout
 from jaxptd.config import BlockOptions
 from jaxptd.config.block import Rope, frequencies
-from jaxptd.hf import rope
+from jaxptd.hf.families import rope
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ from jax import lax
 from turns import slow
 
 from jaxptd.analysis.jaxprs import equations, executions, is_product
-from jaxptd.api.scoring import _score_function
+from jaxptd.api.harness import _score_function
 from jaxptd.api.whole_batches import _logits_function
 from jaxptd.config import Config, Dtype, ModelConfig
 from jaxptd.matmul import precision

@@ -15,7 +15,6 @@ from jaxptd.pipeline.statistics import (
     expected_bubble,
     expected_peak,
     held,
-    idle_ticks,
     makespan,
     messages,
     peak,
@@ -56,7 +55,6 @@ def test_a_chunk_takes_its_share_and_b_and_w_their_own_times(tmp_path):
 def test_the_bubble_is_the_largest_of_all_stages(tmp_path):
     schedule = from_text(tmp_path, "F0,,,B0\n,F0,B0,\n")
     assert bubble(schedule) == pytest.approx(3 / 3)
-    assert idle_ticks(schedule) == 4 / 8
 
 
 @pytest.mark.parametrize("p", STAGES)

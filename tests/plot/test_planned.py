@@ -12,7 +12,7 @@ import jaxptd
 from jaxptd import Config, ModelConfig, TrainConfig, UserError, plot
 from jaxptd import plan as command
 from jaxptd.planner.planning import Plan
-from jaxptd.plot import planned
+from jaxptd.plot import figures
 
 OPTIONS = ["--config", "test-tiny", "--model.dtype", "bfloat16", "--layout.tp", "2"]
 OPTIONS += ["--gpus", "2", "--gpu", "h100", "--top", "1"]
@@ -72,12 +72,12 @@ def test_every_part_of_the_best_is_a_dot_below_its_roof(made: Plan) -> None:
 
 def test_small_parts_are_one() -> None:
     layouts = [{str(n): float(n) for n in range(10)}, {"9": 1.0}]
-    parts, colors = planned._parts(layouts)
-    assert list(parts) == ["9", "8", "7", "6", "5", "4", planned.OTHERS]
-    assert parts[planned.OTHERS] == [6.0, 0.0]
+    parts, colors = figures._parts(layouts)
+    assert list(parts) == ["9", "8", "7", "6", "5", "4", figures.OTHERS]
+    assert parts[figures.OTHERS] == [6.0, 0.0]
     assert parts["9"] == [9.0, 1.0]
     assert len({colors[name] for name in parts}) == 7
-    assert list(planned._parts([{"a": 1.0}])[0]) == ["a"]
+    assert list(figures._parts([{"a": 1.0}])[0]) == ["a"]
 
 
 def test_a_plan_is_a_table(made: Plan) -> None:

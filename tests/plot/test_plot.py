@@ -13,7 +13,6 @@ from jaxptd.analysis.memory_report import MemoryReport
 from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.step import CommsReport
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, Collective
-from jaxptd.plot import colors
 
 PAGES = ("#ffffff", "#131416")  # of the documentation, by day and by night
 LAYOUT = Layout(pp=2, dp=2, cp=2, tp=4)
@@ -55,10 +54,10 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_colors_are_legible_on_light_and_dark_pages(page: str) -> None:
-    assert contrast(colors.INK, page) >= 4
-    operations = (colors.FORWARD, colors.BACKWARD, colors.WEIGHTS)
-    assert min(contrast(color, page) for color in (*colors.COLORS, *operations)) >= 3
-    assert min(contrast(color, colors.DARK) for color in (*operations, *colors.FILLS)) >= 4.5
+    assert contrast(plot.INK, page) >= 4
+    operations = (plot.FORWARD, plot.BACKWARD, plot.WEIGHTS)
+    assert min(contrast(color, page) for color in (*plot.COLORS, *operations)) >= 3
+    assert min(contrast(color, plot.DARK) for color in (*operations, *plot.FILLS)) >= 4.5
 
 
 def bars(figure: Figure) -> dict[str, list[float]]:

@@ -7,9 +7,8 @@ import pytest
 
 from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.pipeline.table import check
-from jaxptd.proof.cases import general
 from jaxptd.proof.compare import command_line, drawn_table, one_device_config
-from jaxptd.proof.draw import SHARED, Draws, Pairs
+from jaxptd.proof.draw import SHARED, Draws, Pairs, general
 from jaxptd.proof.values import DRAWN, FIXED, HOW, NOT_DRAWN, OWN, fields
 
 CASES = 8

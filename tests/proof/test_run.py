@@ -7,11 +7,9 @@ import pytest
 from jaxptd import verify
 from jaxptd.errors import UserError
 from jaxptd.proof import run
-from jaxptd.proof.cases import made
 from jaxptd.proof.compare import Comparer, Ending
-from jaxptd.proof.draw import Share
-from jaxptd.proof.record import NAME
-from jaxptd.proof.run import minimised
+from jaxptd.proof.draw import Share, made
+from jaxptd.proof.run import FILE, minimised
 from jaxptd.proof.values import DRAWN, plain
 
 PLAIN = {name: plain(name) for name in DRAWN}
@@ -42,10 +40,10 @@ def fake(monkeypatch):
 
 def test_a_run_ends_with_a_table_and_goes_on_from_its_record(fake, tmp_path, capsys) -> None:
     assert command(tmp_path, "--random", "2", "--quiet") in (0, 1)
-    first = (tmp_path / NAME).read_text()
+    first = (tmp_path / FILE).read_text()
     compared = fake.compared
     assert command(tmp_path, "--random", "2") in (0, 1)
-    assert (fake.compared, (tmp_path / NAME).read_text()) == (compared, first)
+    assert (fake.compared, (tmp_path / FILE).read_text()) == (compared, first)
     command(tmp_path, "--random", "4")
     assert fake.compared > compared
     out = capsys.readouterr().out
@@ -95,7 +93,7 @@ def test_processes_share_the_cases_and_the_record(fake, tmp_path, capsys, monkey
 
 
 def _cases(folder) -> dict:
-    path = folder / NAME
+    path = folder / FILE
     lines = path.read_text().splitlines()[1:] if path.exists() else []
     return {line["case"]: line for line in map(json.loads, lines)}
 

@@ -8,8 +8,7 @@ import pytest
 
 from jaxptd.config import DataConfig, Images, ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.vision.data import ImageSamples, open_images
-from jaxptd.vision.phantoms import HELD_OUT, TRAINING, figure, phantom
+from jaxptd.vision.data import HELD_OUT, TRAINING, ImageSamples, figure, open_images, phantom
 from jaxptd.vision.png import write_png
 
 IMAGES = ModelConfig(

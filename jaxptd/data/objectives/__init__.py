@@ -14,14 +14,3 @@ from jaxptd.data.objectives.prepared import (
     SpanIds,
 )
 from jaxptd.data.objectives.spans import SpanCorruption
-
-__all__ = [
-    "MASK_TOKENS",
-    "SPAN_TOKENS",
-    "MaskIds",
-    "MaskedPairs",
-    "Objective",
-    "Prepared",
-    "SpanCorruption",
-    "SpanIds",
-]

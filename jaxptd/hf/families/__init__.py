@@ -12,8 +12,6 @@ from jaxptd.hf.families.swin import SWIN
 from jaxptd.hf.families.swin_unet import SWIN_UNET
 from jaxptd.hf.families.t5 import T5
 
-__all__ = ["FAMILIES", "Family", "Json", "Tensors", "family_named"]
-
 # `model_type` of a `config.json` -> its family.
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

@@ -9,8 +9,7 @@ joined, columns first in a file.
 from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families.family import Family, Json, Tensors
-from jaxptd.hf.values import count, number
+from jaxptd.hf.families.family import Family, Json, Tensors, count, number
 
 LEVELS = 8  # at most: 2**7 times the first one's width
 BLOCKS = ("first", "second")  # of a pair

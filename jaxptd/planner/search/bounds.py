@@ -170,11 +170,8 @@ class Bounds:
     def _schedule(self, pipe: ScheduleChoice) -> "_Schedule":
         key = pipe.schedule, pipe.virtual_stages, pipe.fewer
         if key not in self._schedules:
-            p, m, chunks = (
-                self.mesh_shape.pp,
-                self.mesh_shape.micro_batches,
-                pipe.virtual_stages or 1,
-            )
+            p, m = self.mesh_shape.pp, self.mesh_shape.micro_batches
+            chunks = pipe.virtual_stages or 1
             cut = self.space.cut(self.mesh_shape, pipe)
             flying = in_flight(pipe.schedule, p, m, pipe.virtual_stages)
             self._schedules[key] = _Schedule(
@@ -222,9 +219,8 @@ def state_bytes(cost: LayerCost, mesh_shape: MeshShape, zero: int) -> tuple[floa
     gradients = cost.gradients / mesh_shape.pp / (shards if zero > 1 else 1)
     # ZeRO gathers in 16 bits what gradients have in 32
     gathered = cost.gradients / mesh_shape.pp / 2 if zero in (1, 2) and shards > 1 else 0.0
-    if (
-        _in_one_go(mesh_shape) and shards == 1
-    ):  # those of matrices are never summed, and stay in 16 bits
+    # Those of matrices are never summed then, and stay in 16 bits.
+    if _in_one_go(mesh_shape) and shards == 1:
         gradients -= cost.matrices / 2
     return state, gradients + gathered
 

@@ -138,7 +138,8 @@ def remade(step: StepTime, alone: StepTime, figures: Figures) -> StepTime:
     """
     moved = sum(term.bytes for term in step.terms if _is_pass(term))
     times = figures.moved / moved if moved else 1.0
-    full = {(term.name, term.resource): term.seconds for term in alone.terms if _in_layers(term)}
+    of_layers = (term for term in alone.terms if term.name.startswith(IN_LAYERS))
+    full = {(term.name, term.resource): term.seconds for term in of_layers}
     exposed = _exposed(step, full, figures.hidden)
     terms = []
     for term in step.terms:
@@ -157,11 +158,6 @@ def remade(step: StepTime, alone: StepTime, figures: Figures) -> StepTime:
 def _is_pass(term: Term) -> bool:
     """True for passes over memory: kernels other than products."""
     return term.resource == HBM and not term.flops
-
-
-def _in_layers(term: Term) -> bool:
-    """True for collectives of layers."""
-    return term.name.startswith(IN_LAYERS)
 
 
 def _exposed(

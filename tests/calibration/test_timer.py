@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxptd.calibration import programs
-from jaxptd.calibration.programs import Work, compiled, inputs_of
+from jaxptd.calibration import timer
 from jaxptd.calibration.suite import KINDS, Attention, Exchange, Pass, Product, SmallKernels
-from jaxptd.calibration.timer import Timer
+from jaxptd.calibration.timer import Timer, Work, compiled, half, inputs_of
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.hardware import Group
 
@@ -23,7 +22,7 @@ def results(work: Work, trips: int) -> tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def test_a_loop_in_place_has_all_its_trips() -> None:
-    (x,), (y,) = results(programs.pass_work(Pass(64), CPU), 3)
+    (x,), (y,) = results(timer.pass_work(Pass(64), CPU), 3)
     assert x.shape == (32,)
     for _ in range(3):
         x = x + x * x
@@ -31,12 +30,12 @@ def test_a_loop_in_place_has_all_its_trips() -> None:
 
 
 def test_a_trip_needs_a_value_of_the_one_before() -> None:
-    (x, w), (y,) = results(programs.product_work(Product(4, 8, 16), CPU), 3)
+    (x, w), (y,) = results(timer.product_work(Product(4, 8, 16), CPU), 3)
     for _ in range(3):
         want = x @ w
         x[0, 0] = want[0, 0]
     np.testing.assert_allclose(y, want, rtol=0.05, atol=0.02)
-    once = results(programs.product_work(Product(4, 8, 16), CPU), 1)[1][0]
+    once = results(timer.product_work(Product(4, 8, 16), CPU), 1)[1][0]
     assert not np.array_equal(y[0], once[0])
     np.testing.assert_array_equal(y[1:], once[1:])
 
@@ -52,7 +51,7 @@ WANTED = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collective_goes_along_its_groups(kind: str) -> None:
     """Two groups of two: devices 0 and 1, 2 and 3."""
-    work = programs.exchange_work(Exchange(kind, Group(2), 64), jax.devices()[:4])
+    work = timer.exchange_work(Exchange(kind, Group(2), 64), jax.devices()[:4])
     (x,), (y,) = results(work, 1)
     assert x.shape == (4, 16 if kind == ALL_GATHER else 32)
     want = WANTED[kind](x.reshape(2, 2, -1))
@@ -61,9 +60,7 @@ def test_a_collective_goes_along_its_groups(kind: str) -> None:
 
 
 def test_groups_over_nodes_are_a_node_apart() -> None:
-    work = programs.exchange_work(
-        Exchange(PERMUTE, Group(2, 2), 8, crosses=True), jax.devices()[:4]
-    )
+    work = timer.exchange_work(Exchange(PERMUTE, Group(2, 2), 8, crosses=True), jax.devices()[:4])
     (x,), (y,) = results(work, 1)
     np.testing.assert_array_equal(y, x[[2, 3, 0, 1]])
 
@@ -71,8 +68,8 @@ def test_groups_over_nodes_are_a_node_apart() -> None:
 @pytest.mark.parametrize("backward", [False, True])
 def test_attention_has_the_project_s_kernel(backward: bool) -> None:
     sample = Attention(16, 2, 8, backward=backward)
-    assert programs.attention_model(sample, CPU).attention == "xla"
-    inputs, outputs = results(programs.attention_work(sample, CPU), 1)
+    assert timer.attention_model(sample, CPU).attention == "xla"
+    inputs, outputs = results(timer.attention_work(sample, CPU), 1)
     assert {x.shape for x in inputs} == {(1, 16, 2, 8)} | ({(1, 16, 2)} if backward else set())
     shapes = [(1, 16, 2, 8)] * 3 if backward else [(1, 16, 2, 8), (1, 16, 2)]
     assert [x.shape for x in outputs] == shapes
@@ -104,4 +101,4 @@ def test_fp8_and_small_kernels_run() -> None:
     for sample in (Product(16, 16, 16, fp8=True), SmallKernels(2)):
         (seconds,) = timer(sample)
         assert seconds > 0
-    assert programs.half(CPU) == jnp.bfloat16
+    assert half(CPU) == jnp.bfloat16

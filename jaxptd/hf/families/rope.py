@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
-from jaxptd.hf.values import count, number
+from jaxptd.hf.families.family import count, number
 
 Json = dict[str, Any]
 
