@@ -112,11 +112,18 @@ class ParamPlans:
             for (what, why), names in lines.items()
         ]
 
+    @property
+    def _head(self) -> str:
+        """The layout, and the stage of ZeRO that its layers run at where that is another one."""
+        zero, stage = self.layout.zero, self.groups[0].plan.stage
+        runs = f"; layout.zero={zero} runs as stage {stage}, for the reasons below"
+        return f"{self.layout}{runs if stage != zero else ''}"
+
     def __repr__(self) -> str:
-        return "\n".join([str(self.layout), str(self.table()), *self.reasons])
+        return "\n".join([self._head, str(self.table()), *self.reasons])
 
     def _repr_html_(self) -> str:
-        return html_of(str(self.layout), self.table(), *self.reasons)
+        return html_of(self._head, self.table(), *self.reasons)
 
 
 @checked("jaxptd.memory.explain")
