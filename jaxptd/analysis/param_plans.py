@@ -164,7 +164,7 @@ def explain(config: Config) -> ParamPlans:
 
 def _infos(config: Config) -> Mapping[str, ParamShape]:
     """Shapes of the parameters; those of images have no formula, and are the model's own."""
-    if not architecture_of(config.model).outside:
+    if not architecture_of(config.model).of_images:
         return parameter_infos(config)
     device = SimpleNamespace(platform="cpu")
     mesh: Any = SimpleNamespace(devices=SimpleNamespace(flat=[device]))

@@ -72,13 +72,12 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
 def architecture(model: ModelConfig) -> Architecture:
     """A decoder's, with attention to all tokens, and two heads."""
     decoder_parts, size = decoder.architecture(model), model.hidden_size
-    (stack,), (head,) = decoder_parts.stacks, decoder_parts.heads
-    statistics = stack.statistics
+    (stack,) = decoder_parts.stacks
     heads = (
-        dataclasses.replace(head, squares=1, norm=statistics, bias=True),
-        Head(size, CLASSES, squares=1, own=True, bias=True),
+        Head(size, model.vocab_size or 0, squares=1, statistics=stack.statistics, bias=True),
+        Head(size, CLASSES, squares=1, own=True, bias=True, of_tokens=False, name="head1"),
     )
-    return dataclasses.replace(decoder_parts, heads=heads)
+    return dataclasses.replace(decoder_parts, behind=heads)
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray:

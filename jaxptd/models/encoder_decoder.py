@@ -19,6 +19,7 @@ from jaxptd.models.family import Derived, Family, Field, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape
+from jaxptd.parts.ends import Embedding
 from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.part import imported
 
@@ -91,7 +92,7 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
 
 
 def architecture(model: ModelConfig) -> Architecture:
-    """Two stacks between a decoder's table and its head."""
+    """Two stacks between a table of tokens and a decoder's head."""
     decoder_parts = decoder.architecture(model)
     (stack,) = decoder_parts.stacks
     length, targets_length = model.seq_length, model.target_length
@@ -118,8 +119,10 @@ def architecture(model: ModelConfig) -> Architecture:
             norms_sums=False,
         ),
     )
-    embedded = (length, targets_length)
-    return dataclasses.replace(decoder_parts, stacks=stacks, embedded=embedded)
+    embedding = Embedding(
+        model.hidden_size, model.vocab_size or 0, lengths=(length, targets_length)
+    )
+    return dataclasses.replace(decoder_parts, before=(embedding,), stacks=stacks)
 
 
 def check(config: Config) -> None:

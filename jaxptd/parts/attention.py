@@ -277,9 +277,13 @@ class AttentionShape(Part):
     # Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
 
     def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Also slices of keys and values."""
+        yield from super().on_tp(step, again, times)
         yield from self._gathered_kv(step, again, Axis.TP, times)
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Also attention in blocks, or slices of keys and values."""
+        yield from super().on_grid(step, again, times)
         if step.sizes.has_blocks:
             yield from self._blocks(step, again, times)
         yield from self._gathered_kv(step, again, Axis.COL, times)

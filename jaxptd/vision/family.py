@@ -17,7 +17,6 @@ from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work
 from jaxptd.parts.architecture import Architecture, Stack
-from jaxptd.parts.ends import Table
 from jaxptd.parts.mlp import MLPShape
 from jaxptd.parts.part import imported
 from jaxptd.vision.architecture import ImageEnds, Resampling, WindowShape
@@ -198,7 +197,9 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
     ]
     pixels = [Resampling(patches[0], size, 1, size, images.patch**2)] * of_pixels
     pixel = images.size**2
+    levels = (*down, *up)
     ends = ImageEnds(
+        levels,
         patches[0],
         images.channels * images.patch**2,
         size,
@@ -211,16 +212,7 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
         statistics=_statistics(model),
         dice=images.dice,
     )
-    return Architecture(
-        size,
-        tokens=Table(0, size),
-        embedded=(),
-        positions=None,
-        stacks=(*down, *up),
-        heads=(),
-        first_norm=0,
-        outside=ends,
-    )
+    return Architecture(size, before=(), stacks=levels, behind=(ends,))
 
 
 def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
