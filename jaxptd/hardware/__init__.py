@@ -9,8 +9,17 @@ from jaxptd.hardware.table import (
     Cluster,
     Figure,
     Group,
+    Links,
     accelerators,
     find_accelerator,
 )
 
-__all__ = ["Accelerator", "Cluster", "Figure", "Group", "accelerators", "find_accelerator"]
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "Figure",
+    "Group",
+    "Links",
+    "accelerators",
+    "find_accelerator",
+]

@@ -6,6 +6,7 @@ vocabulary, L layers. Patches of an image count as tokens.
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cached_property
 
 from jaxptd.costs.collective import Collective
 from jaxptd.parts.ends import End, EndBytes
@@ -52,7 +53,7 @@ class Stack:
         """Parts of whose results other parts of the layer are made, the first ones."""
         return 0 if self.parallel else len(self.parts) - 1
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of a sequence that its layers change."""
         return next(part.sequence for part in self.parts if part.sequence)
@@ -62,7 +63,7 @@ class Stack:
         """D of its layers."""
         return self.parts[0].hidden
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Elements of a layer's matrices."""
         return sum(part.weights for part in self.parts)

@@ -199,7 +199,7 @@ def parts(
         for each in collectives if part.what in only else ():
             axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
             if axes and each.count:
-                yield part, dataclasses.replace(each, axes=axes)
+                yield part, Collective(each.kind, axes, each.count, each.bytes)
 
 
 def _all_axes(

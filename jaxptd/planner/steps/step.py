@@ -139,7 +139,7 @@ class _Sequences(NamedTuple):
             return one + (number - 1) * (two - one)
 
         placed = [
-            dataclasses.replace(a, bytes=line(a.bytes, b.bytes))
+            a._replace(bytes=line(a.bytes, b.bytes))
             for a, b in zip(self.one[0], self.two[0], strict=True)
         ]
         return placed, {kind: line(a, self.two[1][kind]) for kind, a in self.one[1].items()}
@@ -149,7 +149,7 @@ def sent_and_kept(config: Config, remat: Remat) -> LayerTraffic:
     """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
     stacks = architecture_of(config.model).stacks
     kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
-    return list(layer_collectives(config, remat)), kept
+    return layer_collectives(config, remat), kept
 
 
 class Predictor:
@@ -252,7 +252,7 @@ class Predictor:
             self._micro_batches[key] = _Sequences(*both)
         placed, kept = self._micro_batches[key].of(sequences)
         if not self._hiding:
-            placed = [dataclasses.replace(each, under="nothing") for each in placed]
+            placed = [each._replace(under="nothing") for each in placed]
         return placed, kept
 
     def _with_copies(
