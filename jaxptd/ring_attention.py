@@ -66,19 +66,11 @@ __all__ = [
 
 
 def attend_blocks(
-    q: Array,
-    k: Array,
-    v: Array,
-    inputs: AttentionInputs,
-    *,
-    ring: Ring,
-    kernel: Kernel,
-    scores: Scores,
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Array:
     """Attention of the devices of a ring block after block, as `attend` has it."""
-    kernel = kernel.within(_at_once(max(q.shape[1], k.shape[1]), scores))
-    spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
-    return _blockwise(q, k, v, inputs, spec)
+    at_once = _at_once(max(q.shape[1], k.shape[1]), spec.scores)
+    return _blockwise(q, k, v, inputs, spec._replace(kernel=spec.kernel.within(at_once)))
 
 
 def _at_once(length: int, scores: Scores) -> int:

@@ -9,7 +9,6 @@ keys together.
 Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size.
 """
 
-import importlib
 from functools import partial
 
 import jax
@@ -19,7 +18,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.groups import bias_for, check_distances
 from jaxptd.attention.kernel import Kernel, Lengths, Saved, ScoreCoordinates, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring, check_lengths, pin_to_backward
+from jaxptd.attention.ring import (
+    AttentionInputs,
+    AttentionSpec,
+    Ring,
+    check_lengths,
+    pin_to_backward,
+)
 from jaxptd.collectives import alike
 from jaxptd.remat import SAVED_ATTENTION_OUT
 
@@ -57,9 +62,9 @@ def attend(
         inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
     if devices == 1:
         return _alone(q, k, v, inputs, kernel, scores)
-    module, name = ring.strategy.exchange.attend.split(":")
-    function = getattr(importlib.import_module(module), name)
-    return function(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
+    spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
+    o: Array = ring.strategy.exchange.attend(q, k, v, inputs, spec)
+    return o
 
 
 # ---- one device: its block has all keys ----------------------------------------------------------

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.attention.groups import Rows
-from jaxptd.attention.kernel import Kernel, Lengths, Scores
+from jaxptd.attention.kernel import Lengths, Scores
 from jaxptd.attention.ring import (
     AttentionInputs,
+    AttentionSpec,
     Ring,
     hops_for,
     pin_to_backward,
@@ -28,17 +29,9 @@ from jaxptd.attention.ring import (
 from jaxptd.collectives import alike
 
 
-def attend_rsa(
-    q: Array,
-    k: Array,
-    v: Array,
-    inputs: AttentionInputs,
-    *,
-    ring: Ring,
-    kernel: Kernel,
-    scores: Scores,
-) -> Array:
+def attend_rsa(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
     """Attention in whole rows of scores, as `attend` has it; only the kernel's dropout is used."""
+    ring, kernel, scores, _ = spec
     lengths = Lengths(q.shape[1], k.shape[1])
     in_line = ring.strategy.order.in_line  # so all keys follow one another
     run = None if in_line else Lengths(*(ring.run(length) for length in lengths))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, number_documents
 from jaxptd.errors import UserError
 from jaxptd.models.family import Family, Field, Loss, Sequence, Writing
@@ -16,7 +17,6 @@ from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.ends import Embedding, Head
 from jaxptd.parts.mlp import mlp_of
-from jaxptd.parts.part import imported
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -120,7 +120,7 @@ def require_vocabulary(model: ModelConfig) -> None:
 
 
 DECODER = Family(
-    make=imported("jaxptd.models.gpt", "GPT"),
+    make=Imported("jaxptd.models.gpt", "GPT"),
     fields=fields,
     losses=losses,
     rows=rows,

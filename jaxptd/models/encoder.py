@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
@@ -17,7 +18,6 @@ from jaxptd.models import decoder
 from jaxptd.models.family import Family, Field, Loss, Sequence
 from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.ends import Head
-from jaxptd.parts.part import imported
 
 MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
 CLASSES = 2  # of a pair: 0, B follows A; 1, it does not
@@ -111,7 +111,7 @@ def objective(config: Config, tokenizer: Tokenizer) -> Objective:
 
 
 ENCODER = Family(
-    make=imported("jaxptd.models.bert", "BERT"),
+    make=Imported("jaxptd.models.bert", "BERT"),
     fields=fields,
     losses=losses,
     rows=rows,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, EncoderDecoder, ModelConfig
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
@@ -21,7 +22,6 @@ from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape
 from jaxptd.parts.ends import Embedding
 from jaxptd.parts.mlp import mlp_of
-from jaxptd.parts.part import imported
 
 
 def section_of(model: ModelConfig) -> EncoderDecoder:
@@ -157,7 +157,7 @@ def objective(config: Config, tokenizer: Tokenizer) -> Objective:
 
 
 ENCODER_DECODER = Family(
-    make=imported("jaxptd.models.t5", "T5"),
+    make=Imported("jaxptd.models.t5", "T5"),
     fields=fields,
     losses=decoder.losses,
     rows=encoder.rows,

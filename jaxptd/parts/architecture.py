@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from jaxptd.costs.collective import Collective
-from jaxptd.parts.ends import End, EndBytes
-from jaxptd.parts.norm import Norm
+from jaxptd.parts.ends import End, EndBytes, Norm
 from jaxptd.parts.parameters import Named, Sharding, inside
 from jaxptd.parts.part import Part
 from jaxptd.parts.scenario import RECOMPUTED, WHOLE_PART, Recomputed, Scenario

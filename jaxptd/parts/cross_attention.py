@@ -8,15 +8,16 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
+from jaxptd.context_parallel import Imported
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.costs.kept import Kept, by
 from jaxptd.costs.program import Work
 from jaxptd.layout import Axis, Layout
 from jaxptd.parts.attention import AttentionShape, HeadSizes
+from jaxptd.parts.ends import Norm
 from jaxptd.parts.grid import product
-from jaxptd.parts.norm import Norm
 from jaxptd.parts.parameters import Named, Sharding, inside
-from jaxptd.parts.part import Product, imported
+from jaxptd.parts.part import Product
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 
@@ -37,7 +38,7 @@ class CrossAttentionShape(AttentionShape):
     source: int = dataclasses.field(kw_only=True)
     source_statistics: int = 0
 
-    layer = imported("jaxptd.layers.attention", "CrossAttention")
+    layer = Imported("jaxptd.layers.attention", "CrossAttention")
     name: ClassVar[str] = "cross"
     title: ClassVar[str] = "cross-attention"
     first_title: ClassVar[str] = "q product"
@@ -110,7 +111,7 @@ class CrossAttentionShape(AttentionShape):
         forward = step.micro_batches if _runs_once(step, again) else forwards * times
         yield from self.source_norm.on_grid(source, forward=forward, backward=times)
 
-    def _hops(self, layout: Layout) -> int:
+    def hops(self, layout: Layout) -> int:
         """Hops to all other devices."""
         return layout.ring_size - 1
 

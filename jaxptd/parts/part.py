@@ -4,7 +4,6 @@ Letters: T tokens of a sequence, D model, M micro-batches, L layers.
 """
 
 import abc
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,15 +33,6 @@ class Product(NamedTuple):
     T: int
     K: int
     N: int
-
-
-def imported(module: str, name: str) -> Callable[..., Any]:
-    """A class whose module is imported when it is called: descriptions know no jax, layers do."""
-
-    def make(*args: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args, **options)
-
-    return make
 
 
 class Part(abc.ABC):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from jaxptd.config.images import Dice, windows_split
+from jaxptd.context_parallel import Imported
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -23,11 +24,10 @@ from jaxptd.costs.program import Implementation, Work
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import heads_for
 from jaxptd.parts.architecture import Stack
-from jaxptd.parts.ends import End
+from jaxptd.parts.ends import End, Norm
 from jaxptd.parts.grid import product
-from jaxptd.parts.norm import Norm
 from jaxptd.parts.parameters import HeadShape, Named, Sharding, by_head
-from jaxptd.parts.part import Part, Product, imported
+from jaxptd.parts.part import Part, Product
 from jaxptd.parts.projections import Projections
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
@@ -64,7 +64,7 @@ class WindowShape(Part):
     shift: int
     bias: bool
 
-    layer = imported("jaxptd.vision.windows", "WindowAttention")
+    layer = Imported("jaxptd.vision.windows", "WindowAttention")
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention"
     first_title: ClassVar[str] = "product that makes q, k, v"

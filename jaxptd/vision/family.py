@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, DataConfig, Images, ModelConfig, with_fields
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.mlp import MLPShape
-from jaxptd.parts.part import imported
 from jaxptd.vision.architecture import ImageEnds, Resampling, WindowShape
 from jaxptd.vision.data import open_images
 
@@ -285,7 +285,7 @@ def open_samples(config: Config, *, of_pixels: bool) -> Data:
 
 def _family(name: str, *, of_pixels: bool) -> Family:
     return Family(
-        make=imported("jaxptd.vision.swin", name),
+        make=Imported("jaxptd.vision.swin", name),
         fields=partial(fields, of_pixels=of_pixels),
         losses=partial(losses, of_pixels=of_pixels),
         rows=rows,

@@ -133,15 +133,16 @@ class _Sequences(NamedTuple):
     two: LayerTraffic
 
     def of(self, number: int) -> LayerTraffic:
-        """The collectives and kept bytes of so many sequences."""
+        """The collectives, alike as one, and kept bytes of so many sequences."""
 
         def line(one: float, two: float) -> float:
             return one + (number - 1) * (two - one)
 
-        placed = [
-            a._replace(bytes=line(a.bytes, b.bytes))
-            for a, b in zip(self.one[0], self.two[0], strict=True)
-        ]
+        counts: dict[tuple[Placed, float], float] = {}
+        for a, b in zip(self.one[0], self.two[0], strict=True):
+            alike = a._replace(count=0), line(a.bytes, b.bytes)
+            counts[alike] = counts.get(alike, 0) + a.count
+        placed = [a._replace(bytes=n, count=count) for (a, n), count in counts.items()]
         return placed, {kind: line(a, self.two[1][kind]) for kind, a in self.one[1].items()}
 
 
@@ -149,7 +150,7 @@ def sent_and_kept(config: Config, remat: Remat) -> LayerTraffic:
     """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
     stacks = architecture_of(config.model).stacks
     kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
-    return layer_collectives(config, remat), kept
+    return list(layer_collectives(config, remat)), kept
 
 
 class Predictor:

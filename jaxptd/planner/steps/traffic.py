@@ -28,8 +28,8 @@ NAMES = {
 }
 
 
-def layer_collectives(config: Config, remat: Remat) -> list[Placed]:
-    """Collectives of one layer of each stack and one micro-batch, and of its ends; alike as one.
+def layer_collectives(config: Config, remat: Remat) -> Iterator[Placed]:
+    """Collectives of one layer of each stack and one micro-batch, and of its ends.
 
     Args:
         config: of one micro-batch on the devices that share it, with one layer in each stack.
@@ -37,13 +37,9 @@ def layer_collectives(config: Config, remat: Remat) -> list[Placed]:
     """
     model = dataclasses.replace(config.model, remat=remat, remat_layers=None)
     config = dataclasses.replace(config, model=model)
-    infos, placed = parameter_infos(config), dict[Placed, float]()
+    infos = parameter_infos(config)
     for part, each in parts(config, infos, on_gpus=True, only=("tensor", "ring", "ends")):
-        place: Place = "last" if part.what == "ends" else "layer"
-        one = _placed(part, each, place, _under(part, each))
-        alike = one._replace(count=0)
-        placed[alike] = placed.get(alike, 0) + one.count
-    return [alike._replace(count=count) for alike, count in placed.items()]
+        yield _placed(part, each, "last" if part.what == "ends" else "layer", _under(part, each))
 
 
 def step_collectives(
