@@ -200,12 +200,16 @@ class Embedding(End):
             for length in self.lengths:
                 yield from _whole_stream(step.with_tokens(length), sums=forwards)
             return
-        M = step.micro_batches
+        M, layout, sizes = step.micro_batches, step.config.layout, step.sizes
         yield from self.norm.on_grid(step, forward=forwards * M, backward=M)
         for length in self.lengths:
             yield from _look_ups(step.with_tokens(length), forwards)
-        if self.positions:
-            yield from _positions(step, forwards)
+        # Of positions T/cp rows, D/col of each.
+        length = step.config.padded_model.seq_length // layout.cp
+        rows = length * sizes.hidden // layout.col * sizes.itemsize
+        for kind, times in ((REDUCE_SCATTER, forwards * M), (ALL_GATHER, M)):
+            times *= self.positions > 0
+            yield Collective(kind, (Axis.ROW,), times, times * rows)
 
     # ---- seconds -------------------------------------------------------------------------------
 
@@ -338,15 +342,6 @@ def _look_ups(step: Scenario, forwards: int) -> Iterator[Collective]:
     yield Collective(ALL_TO_ALL, (Axis.ROW,), (1 + forwards) * times, (1 + forwards) * rows)
     yield Collective(REDUCE_SCATTER, (Axis.COL,), forwards * times, forwards * rows)
     yield Collective(ALL_GATHER, (Axis.COL,), times, rows)
-
-
-def _positions(step: Scenario, forwards: int) -> Iterator[Collective]:
-    """Rows of a grid's table of positions, T/cp*D/col, forward and back."""
-    layout, sizes, M = step.config.layout, step.sizes, step.micro_batches
-    length = step.config.padded_model.seq_length // layout.cp
-    rows = length * sizes.hidden // layout.col * sizes.itemsize
-    for kind, times in ((REDUCE_SCATTER, forwards * M), (ALL_GATHER, M)):
-        yield Collective(kind, (Axis.ROW,), times, times * rows)
 
 
 def _at_ends(term: Term, name: str) -> Term:

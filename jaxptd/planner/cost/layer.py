@@ -6,14 +6,11 @@ dropout is one byte. Backward of a norm reads what it needs twice, once for its 
 once for its weights'.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxptd.costs import kernels
-from jaxptd.costs.program import Work
 from jaxptd.costs.terms import Term
 from jaxptd.parts.architecture import Stack
-from jaxptd.parts.ends import End
 from jaxptd.parts.part import Product
 from jaxptd.planner.cost.description import StepDescription
 
@@ -170,18 +167,14 @@ def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Te
 
 def first_terms(description: StepDescription) -> list[Term]:
     """Terms of a micro-batch before the layers."""
-    model = description.model
-    return _end_terms(model.before, description.work(model.stacks[0]))
+    work = description.work(description.model.stacks[0])
+    return [term for end in description.model.before for term in end.terms(work)]
 
 
 def last_terms(description: StepDescription) -> list[Term]:
     """Terms of a micro-batch behind the layers."""
-    model = description.model
-    return _end_terms(model.behind, description.work(model.stacks[-1]))
-
-
-def _end_terms(ends: Sequence[End], work: Work) -> list[Term]:
-    return [term for end in ends for term in end.terms(work)]
+    work = description.work(description.model.stacks[-1])
+    return [term for end in description.model.behind for term in end.terms(work)]
 
 
 def update_terms(description: StepDescription) -> list[Term]:
