@@ -2,9 +2,9 @@
 
 A strategy is an order of tokens, which says what each device holds, and an exchange, in which its
 queries meet the keys of all devices. A new strategy is a row of `STRATEGIES`, with its name in
-`RingKind`; if its exchange is also new, the row names the function, in a file of its own.
-Layouts, plans and formulas read this file, so it imports no JAX: `attention/attend.py` imports the
-function when a step is traced.
+`RingKind`; if its exchange is also new, the row has its function and its costs.
+Layouts, plans and formulas read this file, so it imports no JAX: a function is imported when a step
+calls it.
 
 Contiguous: device i of n holds block i of n. A causal query sees nothing of the blocks after its
 own, so the last device has 2n-1 times the work of the first.
@@ -15,10 +15,22 @@ Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889 (blockwi
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any, Literal
 
 RingKind = Literal["zigzag", "blockwise", "rsa"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A class or function whose module is imported when it is called, as tables import no JAX."""
+
+    module: str
+    name: str
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)(*args, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,21 +91,26 @@ class Exchange:
     """The way in which queries meet the keys of all devices.
 
     Args:
-        attend: `module:function` with the arguments and the result of `attention.attend.attend`;
-            it gets queries, keys and values that vary over the same axes.
-        rings: rings in which keys and values travel: one for both, or one each.
+        attend: attention, `(q, k, v, inputs, spec) -> o`, shaped as in `attention.attend.attend`;
+            q, k and v vary over the same axes, and spec is an `attention.attend.AttentionSpec`.
+        costs: makes what it sends, keeps and has in backward, `parts.exchange.Blocks` or a
+            subclass, of the `HeadSizes` of attention.
         whole_rows: a device forms the scores of its queries with all keys, visible or not, and
             keeps their probabilities; no fused kernel computes them. Otherwise a kernel visits
             block after block.
     """
 
-    attend: str
-    rings: int = 1
+    attend: Callable[..., Any]
+    costs: Callable[..., Any] = Imported("jaxptd.parts.exchange", "Blocks")
     whole_rows: bool = False
 
 
-BLOCKS = Exchange("jaxptd.ring_attention:attend_blocks")
-ROWS = Exchange("jaxptd.attention.rsa:attend_rsa", rings=2, whole_rows=True)
+BLOCKS = Exchange(Imported("jaxptd.ring_attention", "attend_blocks"))
+ROWS = Exchange(
+    Imported("jaxptd.attention.rsa", "attend_rsa"),
+    Imported("jaxptd.parts.exchange", "WholeRows"),
+    whole_rows=True,
+)
 
 
 @dataclasses.dataclass(frozen=True)

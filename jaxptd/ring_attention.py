@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.attend import AttentionInputs, Ring, attend, pin_to_backward
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, attend, pin_to_backward
 from jaxptd.attention.kernel import (
     Kernel,
     Lengths,
@@ -40,8 +40,8 @@ from jaxptd.attention.kernel import (
     merge_at,
 )
 from jaxptd.attention.ring import (
-    AttentionSpec,
     ScoreTile,
+    hops_for,
     travel,
     travel_back,
     visit_local_chunks,
@@ -63,19 +63,11 @@ __all__ = [
 
 
 def attend_blocks(
-    q: Array,
-    k: Array,
-    v: Array,
-    inputs: AttentionInputs,
-    *,
-    ring: Ring,
-    kernel: Kernel,
-    scores: Scores,
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Array:
     """Attention of the devices of a ring block after block, as `attend` has it."""
-    kernel = kernel.within(_at_once(max(q.shape[1], k.shape[1]), scores))
-    spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
-    return _blockwise(q, k, v, inputs, spec)
+    at_once = _at_once(max(q.shape[1], k.shape[1]), spec.scores)
+    return _blockwise(q, k, v, inputs, spec._replace(kernel=spec.kernel.within(at_once)))
 
 
 def _at_once(length: int, scores: Scores) -> int:
@@ -102,7 +94,8 @@ def _forward(
     ring, lengths = spec.ring, Lengths(q.shape[1], k.shape[1])
     total = _local(q, k, v, ring.coordinates(inputs, lengths, lax.axis_index(ring.axis)), spec)
     visit = partial(_visit, q=q, inputs=inputs, spec=spec)
-    o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=spec.hops(lengths.keys))
+    hops = hops_for(ring, lengths.keys, spec.scores)
+    o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=hops)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
@@ -169,7 +162,8 @@ def _backward(
     sums = _Sums(*_zeros((saved.q, inputs.bias_NR), saved))
     visit = partial(_visit_back, saved=saved, do=do, inputs=inputs, spec=spec)
     kv = jnp.stack((saved.k, saved.v))
-    sums, dkv = travel_back(kv, ring, sums, visit, hops=spec.hops(lengths.keys))
+    hops = hops_for(ring, lengths.keys, spec.scores)
+    sums, dkv = travel_back(kv, ring, sums, visit, hops=hops)
     # The local block is last, during the last hop: earlier, its gradients would take up memory all
     # along.
     saved, do, sums = lax.optimization_barrier((saved, do, sums))

@@ -54,9 +54,9 @@ def test_the_field_takes_each_strategy() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-def test_each_exchange_has_a_function(strategy) -> None:
-    module, name = strategy.exchange.attend.split(":")
-    assert callable(getattr(importlib.import_module(module), name))
+def test_each_exchange_has_a_function_and_costs(strategy) -> None:
+    for each in (strategy.exchange.attend, strategy.exchange.costs):
+        assert callable(getattr(importlib.import_module(each.module), each.name))
 
 
 # ---- orders ----------------------------------------------------------------------------------

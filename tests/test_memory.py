@@ -95,6 +95,20 @@ def test_explain_prints_what_becomes_of_each_group_and_compiles_nothing(
     assert {each["plan"]["gather"] for each in groups} == {"step"}
 
 
+@pytest.mark.parametrize(
+    ("layout", "runs"),
+    [
+        (Layout(dp=2, zero=2, offload="parameters"), "; layout.zero=2 runs as stage 3, "),
+        (Layout(dp=2, zero=1), "; layout.zero=1 runs as stage 2, "),
+        (Layout(dp=2, zero=2), "\n"),
+    ],
+    ids=str,
+)
+def test_explain_says_which_stage_of_zero_runs(layout: Layout, runs: str) -> None:
+    config = tiny.config(layout, micro_batches=1)
+    assert repr(memory.explain(config)).startswith(f"{layout}{runs}")
+
+
 @pytest.mark.parametrize("option", [["--quiet"], ["--picture", "x.png"]])
 def test_explain_has_nothing_else_to_print(option) -> None:
     with pytest.raises(UserError, match="of which --explain says nothing; leave out one"):

@@ -82,7 +82,7 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
         stack: of the layer.
     """
     sizes = sizes_of(config).with_tokens(stack.tokens, stack.hidden)
-    x, statistics = sizes.stream, stack.statistics * sizes.stream_rows * sizes.master_itemsize
+    x, statistics = sizes.stream, stack.norm.kept(sizes)
     for number, part in enumerate(stack.parts):
         norm = _ORDINALS[number]
         if number == 0:

@@ -112,11 +112,18 @@ class ParamPlans:
             for (what, why), names in lines.items()
         ]
 
+    @property
+    def _head(self) -> str:
+        """The layout, and the stage of ZeRO that its layers run at where that is another one."""
+        zero, stage = self.layout.zero, self.groups[0].plan.stage
+        runs = f"; layout.zero={zero} runs as stage {stage}, for the reasons below"
+        return f"{self.layout}{runs if stage != zero else ''}"
+
     def __repr__(self) -> str:
-        return "\n".join([str(self.layout), str(self.table()), *self.reasons])
+        return "\n".join([self._head, str(self.table()), *self.reasons])
 
     def _repr_html_(self) -> str:
-        return html_of(str(self.layout), self.table(), *self.reasons)
+        return html_of(self._head, self.table(), *self.reasons)
 
 
 @checked("jaxptd.memory.explain")
@@ -157,7 +164,7 @@ def explain(config: Config) -> ParamPlans:
 
 def _infos(config: Config) -> Mapping[str, ParamShape]:
     """Shapes of the parameters; those of images have no formula, and are the model's own."""
-    if not architecture_of(config.model).outside:
+    if not architecture_of(config.model).of_images:
         return parameter_infos(config)
     device = SimpleNamespace(platform="cpu")
     mesh: Any = SimpleNamespace(devices=SimpleNamespace(flat=[device]))

@@ -10,7 +10,6 @@ Letters: B batch, T local query, S local key, N heads, K heads of keys and value
 """
 
 import dataclasses
-import importlib
 import itertools
 from functools import partial
 from typing import Any, NamedTuple
@@ -155,6 +154,26 @@ def _of_device(segment_BCT: Array | None, device: Array) -> Array | None:
     return lax.dynamic_index_in_dim(segment_BCT, device, 1, keepdims=False)
 
 
+class AttentionSpec(NamedTuple):
+    """The arguments of `attend` that are not arrays; whether scores have a bias."""
+
+    ring: Ring
+    kernel: Kernel
+    scores: Scores
+    has_bias: bool = False
+
+    @property
+    def has_gap(self) -> bool:
+        """True if positions jump within the local block where a window or a bias depends on it."""
+        windowed = self.scores.causal and self.scores.window is not None
+        return (windowed or self.has_bias) and self.in_chunks
+
+    @property
+    def in_chunks(self) -> bool:
+        """True if a device's block is two chunks of the sequence."""
+        return self.ring.strategy.order.chunks > 1 and lax.axis_size(self.ring.axis) > 1
+
+
 def attend(
     q: Array,
     k: Array,
@@ -188,9 +207,9 @@ def attend(
         inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
     if devices == 1:
         return _alone(q, k, v, inputs, kernel, scores)
-    module, name = ring.strategy.exchange.attend.split(":")
-    function = getattr(importlib.import_module(module), name)
-    return function(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
+    spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
+    o: Array = ring.strategy.exchange.attend(q, k, v, inputs, spec)
+    return o
 
 
 def pin_to_backward(residuals: Any) -> Any:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import Ring
-from jaxptd.attention.kernel import Kernel, Lengths, ScoreCoordinates, Scores
+from jaxptd.attention.attend import AttentionSpec, Ring
+from jaxptd.attention.kernel import Lengths, ScoreCoordinates, Scores
 
 
 def hops_for(ring: Ring, length: int, scores: Scores) -> int:
@@ -108,30 +108,6 @@ def travel_back(
 # gap, chunk by chunk.
 #
 # Letters: B batch, T local query, S local key, K rectangles, I tiles of a rectangle.
-
-
-class AttentionSpec(NamedTuple):
-    """The arguments of `attend` that are not arrays; whether scores have a bias."""
-
-    ring: Ring
-    kernel: Kernel
-    scores: Scores
-    has_bias: bool = False
-
-    @property
-    def has_gap(self) -> bool:
-        """True if positions jump within the local block where a window or a bias depends on it."""
-        windowed = self.scores.causal and self.scores.window is not None
-        return (windowed or self.has_bias) and self.in_chunks
-
-    @property
-    def in_chunks(self) -> bool:
-        """True if a device's block is two chunks of the sequence."""
-        return self.ring.strategy.order.chunks > 1 and lax.axis_size(self.ring.axis) > 1
-
-    def hops(self, length: int) -> int:
-        """Hops of blocks of `length` tokens."""
-        return hops_for(self.ring, length, self.scores)
 
 
 class ScoreTile(NamedTuple):

@@ -15,23 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs, Ring, pin_to_backward
-from jaxptd.attention.kernel import Kernel, Lengths, Rows, Scores
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, pin_to_backward
+from jaxptd.attention.kernel import Lengths, Rows, Scores
 from jaxptd.attention.ring import hops_for, travel, travel_back
 from jaxptd.collectives import alike
 
 
-def attend_rsa(
-    q: Array,
-    k: Array,
-    v: Array,
-    inputs: AttentionInputs,
-    *,
-    ring: Ring,
-    kernel: Kernel,
-    scores: Scores,
-) -> Array:
+def attend_rsa(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
     """Attention in whole rows of scores, as `attend` has it; only the kernel's dropout is used."""
+    ring, kernel, scores, _ = spec
     lengths = Lengths(q.shape[1], k.shape[1])
     in_line = ring.strategy.order.in_line  # so all keys follow one another
     run = None if in_line else Lengths(*(ring.run(length) for length in lengths))

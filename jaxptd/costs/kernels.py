@@ -10,7 +10,7 @@ import math
 
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.costs.terms import HBM, HOST, PRODUCTS, Term
-from jaxptd.hardware import Accelerator, Cluster, Group
+from jaxptd.hardware import Accelerator, Cluster, Group, Links
 
 # Rows, columns, and the share of the largest tile's rate, from the tile's use of shared memory.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.65))
@@ -125,22 +125,21 @@ def collective(cluster: Cluster, kind: str, group: Group, size: float) -> Term:
         group: its members.
         size: bytes of the whole array: of the sum, or of what all members have together.
     """
-    n = group.members
+    n, links = group.members, cluster.links(group)
     if n == 1:
-        return Term("", "", 0.0, cluster.resource(group))
+        return Term("", "", 0.0, links.resource)
     passes = RINGS.get(kind, 1)
     sent = passes * (n - 1) / n * size if kind in RINGS else size
-    rate = cluster.bandwidth(group) * min(1.0, (WIDE / n) ** WIDER)
-    if kind not in RINGS and cluster.nodes(group) > 1:  # one of the messages has one rail
+    rate = links.bandwidth * min(1.0, (WIDE / n) ** WIDER)
+    if kind not in RINGS and links.nodes > 1:  # one of the messages has one rail
         rate = cluster.rail
-    seconds = sent / rate + passes * _latency(cluster, group)
-    return Term("", "", seconds, cluster.resource(group), 0.0, sent)
+    seconds = sent / rate + passes * _latency(links)
+    return Term("", "", seconds, links.resource, 0.0, sent)
 
 
-def _latency(cluster: Cluster, group: Group) -> float:
-    nodes = cluster.nodes(group)
-    inside = START + MEMBER * (cluster.local_members(group) - 1)
-    return inside + (HOP * math.log2(nodes) if nodes > 1 else 0.0)
+def _latency(links: Links) -> float:
+    inside = START + MEMBER * (links.local - 1)
+    return inside + (HOP * math.log2(links.nodes) if links.nodes > 1 else 0.0)
 
 
 def message(cluster: Cluster, size: float, *, inside: bool) -> Term:

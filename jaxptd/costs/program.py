@@ -130,6 +130,15 @@ class Parallelism:
         """Devices that share one copy of the state."""
         return (self.zero_group or self.dp * self.cp) if self.zero else 1
 
+    def tokens(self, length: int) -> int:
+        """Tokens of a micro-batch on one device, of sequences of so many."""
+        return self.micro_batch * length // (self.cp * self.row)
+
+    def stream(self, length: int, hidden: int) -> float:
+        """Elements of the residual stream of a micro-batch on one device."""
+        sharded = self.tp if self.sequence_parallel else 1
+        return self.tokens(length) // sharded * hidden / self.col
+
     def remats(self, layers: int) -> list[tuple[Remat, int]]:
         """Layers of a part of the model by what they compute again."""
         first = layers if self.remat_layers is None else min(self.remat_layers, layers)

@@ -9,6 +9,7 @@ from jaxptd.hardware.table import (
     Cluster,
     Figure,
     Group,
+    Links,
     accelerators,
     find_accelerator,
 )

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -206,6 +206,21 @@ class Group:
     stride: int = 1
 
 
+class Links(NamedTuple):
+    """A group of devices in a cluster.
+
+    local: members that share a node: min(n, node / k).
+    nodes: over which the group is spread.
+    bandwidth: bytes a second that each member of a ring sends, at most.
+    resource: name of the link that bounds it: `NVLink` or `network`.
+    """
+
+    local: int
+    nodes: int
+    bandwidth: float
+    resource: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """Accelerators of one kind in nodes.
@@ -222,33 +237,31 @@ class Cluster:
     def node_size(self) -> int:
         return self.node or self.accelerator.nvlink_domain
 
-    def local_members(self, group: Group) -> int:
-        """Members of a group that share a node: min(n, node / k)."""
-        return max(1, min(group.members, self.node_size // group.stride))
+    def links(self, group: Group) -> Links:
+        """How a group is spread; a plan asks for the same few groups many thousand times."""
+        links = self._links.get(group)
+        if links is None:
+            links = self._links[group] = self._spread(group)
+        return links
 
-    def nodes(self, group: Group) -> int:
-        """Nodes over which a group is spread."""
-        return math.ceil(group.members / self.local_members(group))
+    @functools.cached_property
+    def _links(self) -> dict[Group, Links]:
+        return {}
 
-    def bandwidth(self, group: Group) -> float:
-        """Bytes a second that each member of a ring sends, at most.
+    def _spread(self, group: Group) -> Links:
+        """A ring in a node uses NVLink.
 
-        A ring in a node uses NVLink. A ring over nodes leaves a node once for each rail, and has
-        as many rails as members in a node.
+        A ring over nodes leaves a node once for each rail, and has as many rails as members in a
+        node.
         """
         a = self.accelerator
+        members = max(1, min(group.members, self.node_size // group.stride))
+        nodes = math.ceil(group.members / members)
         nvlink = a.nvlink_bandwidth * a.nvlink_share
-        if self.nodes(group) == 1:
-            return nvlink
-        return min(nvlink, self.local_members(group) * self.rail)
+        bandwidth = nvlink if nodes == 1 else min(nvlink, members * self.rail)
+        return Links(members, nodes, bandwidth, "NVLink" if bandwidth >= nvlink else "network")
 
     @property
     def rail(self) -> float:
         """Bytes a second of one device's network card."""
         return self.accelerator.network_bandwidth * self.accelerator.network_share
-
-    def resource(self, group: Group) -> str:
-        """Name of the link that bounds a group: `NVLink` or `network`."""
-        a = self.accelerator
-        inside = self.bandwidth(group) >= a.nvlink_bandwidth * a.nvlink_share
-        return "NVLink" if inside else "network"

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Field, number_documents
 from jaxptd.errors import UserError
 from jaxptd.models.family import Family, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
-from jaxptd.parts.ends import Head, Table
+from jaxptd.parts.ends import Embedding, Head
 from jaxptd.parts.mlp import mlp_of
-from jaxptd.parts.part import imported
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -76,22 +76,24 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
 
 
 def architecture(model: ModelConfig) -> Architecture:
-    """One stack of attention and MLP, between tables and a head."""
+    """One stack of attention and MLP, between an embedding and a head."""
     options, hidden, size = model.block, model.hidden_size, model.vocab_size or 0
     statistics = 2 if options.norm == "layernorm" else 1
     post = options.norm_order == "post"
     parts = (AttentionShape.of(model), mlp_of(model))
     learned = options.positions == "learned"
-    return Architecture(
+    embedding = Embedding(
         hidden,
-        tokens=Table(size, hidden),
-        embedded=(model.seq_length,),
-        positions=Table(model.num_positions, hidden) if learned else None,
-        stacks=(Stack("blocks", model.num_layers, parts, statistics, post),),
-        heads=(Head(hidden, size, norm=0 if post else statistics, own=not model.tie_embeddings),),
-        first_norm=statistics if post else 0,
+        size,
+        (model.seq_length,),
+        positions=model.num_positions if learned else 0,
         types=options.token_types,
+        statistics=statistics if post else 0,
     )
+    stack = Stack("blocks", model.num_layers, parts, statistics, post)
+    own = not model.tie_embeddings
+    head = Head(hidden, size, statistics=0 if post else statistics, own=own)
+    return Architecture(hidden, (embedding,), (stack,), (head,))
 
 
 def check(config: Config) -> None:
@@ -118,7 +120,7 @@ def require_vocabulary(model: ModelConfig) -> None:
 
 
 DECODER = Family(
-    make=imported("jaxptd.models.gpt", "GPT"),
+    make=Imported("jaxptd.models.gpt", "GPT"),
     fields=fields,
     losses=losses,
     rows=rows,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Field, Objective, Tokenizer
 from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
@@ -17,7 +18,6 @@ from jaxptd.models import decoder
 from jaxptd.models.family import Family, Loss, Sequence
 from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.ends import Head
-from jaxptd.parts.part import imported
 
 MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
 CLASSES = 2  # of a pair: 0, B follows A; 1, it does not
@@ -72,13 +72,12 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
 def architecture(model: ModelConfig) -> Architecture:
     """A decoder's, with attention to all tokens, and two heads."""
     decoder_parts, size = decoder.architecture(model), model.hidden_size
-    (stack,), (head,) = decoder_parts.stacks, decoder_parts.heads
-    statistics = stack.statistics
+    (stack,) = decoder_parts.stacks
     heads = (
-        dataclasses.replace(head, squares=1, norm=statistics, bias=True),
-        Head(size, CLASSES, squares=1, own=True, bias=True),
+        Head(size, model.vocab_size or 0, squares=1, statistics=stack.statistics, bias=True),
+        Head(size, CLASSES, squares=1, own=True, bias=True, of_tokens=False, name="head1"),
     )
-    return dataclasses.replace(decoder_parts, heads=heads)
+    return dataclasses.replace(decoder_parts, behind=heads)
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray:
@@ -112,7 +111,7 @@ def objective(config: Config, tokenizer: Tokenizer) -> Objective:
 
 
 ENCODER = Family(
-    make=imported("jaxptd.models.bert", "BERT"),
+    make=Imported("jaxptd.models.bert", "BERT"),
     fields=fields,
     losses=losses,
     rows=rows,

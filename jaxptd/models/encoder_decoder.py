@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, EncoderDecoder, ModelConfig
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Derived, Field, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
@@ -19,8 +20,8 @@ from jaxptd.models.family import Family, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape
+from jaxptd.parts.ends import Embedding
 from jaxptd.parts.mlp import mlp_of
-from jaxptd.parts.part import imported
 
 
 def section_of(model: ModelConfig) -> EncoderDecoder:
@@ -91,7 +92,7 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
 
 
 def architecture(model: ModelConfig) -> Architecture:
-    """Two stacks between a decoder's table and its head."""
+    """Two stacks between a table of tokens and a decoder's head."""
     decoder_parts = decoder.architecture(model)
     (stack,) = decoder_parts.stacks
     length, targets_length = model.seq_length, model.target_length
@@ -118,8 +119,10 @@ def architecture(model: ModelConfig) -> Architecture:
             norms_sums=False,
         ),
     )
-    embedded = (length, targets_length)
-    return dataclasses.replace(decoder_parts, stacks=stacks, embedded=embedded)
+    embedding = Embedding(
+        model.hidden_size, model.vocab_size or 0, lengths=(length, targets_length)
+    )
+    return dataclasses.replace(decoder_parts, before=(embedding,), stacks=stacks)
 
 
 def check(config: Config) -> None:
@@ -154,7 +157,7 @@ def objective(config: Config, tokenizer: Tokenizer) -> Objective:
 
 
 ENCODER_DECODER = Family(
-    make=imported("jaxptd.models.t5", "T5"),
+    make=Imported("jaxptd.models.t5", "T5"),
     fields=fields,
     losses=decoder.losses,
     rows=encoder.rows,

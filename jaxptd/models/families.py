@@ -128,7 +128,7 @@ def work_of(model: ModelConfig) -> Work:
     if family.work is not None:
         return family.work(model)
     parts = architecture_of(model)
-    return Work(sum(parts.embedded), parts.flops)
+    return Work(parts.embedded, parts.flops)
 
 
 def tokenizer_of(config: Config) -> Tokenizer:

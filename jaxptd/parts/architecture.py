@@ -6,21 +6,13 @@ vocabulary, L layers. Patches of an image count as tokens.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Protocol
+from functools import cached_property
 
 from jaxptd.costs.collective import Collective
-from jaxptd.parts.ends import Head, Table
-from jaxptd.parts.parameters import (
-    Named,
-    Sharding,
-    inside,
-    norm,
-    positions,
-    token_types,
-    vocabulary,
-)
+from jaxptd.parts.ends import End, EndBytes, Norm
+from jaxptd.parts.parameters import Named, Sharding, inside
 from jaxptd.parts.part import Part
-from jaxptd.parts.scenario import Scenario
+from jaxptd.parts.scenario import RECOMPUTED, WHOLE_PART, Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.shapes import ParamShape
 
@@ -33,7 +25,7 @@ class Stack:
         name: of the stack.
         layers: L.
         parts: of a layer, in their order.
-        statistics: of a token that each norm keeps: 2 of LayerNorm, 1 of RMSNorm.
+        statistics: of each norm, as in `Norm`.
         norms_sums: whether the norms are of the sums, not of what enters the pairs.
         parallel: whether all parts read one norm of a layer's input, and none what another makes.
     """
@@ -46,6 +38,11 @@ class Stack:
     parallel: bool = False
 
     @property
+    def norm(self) -> Norm:
+        """The norm of a pair of products."""
+        return Norm(self.hidden, self.statistics)
+
+    @property
     def norms(self) -> int:
         """Norms of a layer."""
         return 1 if self.parallel else len(self.parts)
@@ -55,7 +52,7 @@ class Stack:
         """Parts of whose results other parts of the layer are made, the first ones."""
         return 0 if self.parallel else len(self.parts) - 1
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of a sequence that its layers change."""
         return next(part.sequence for part in self.parts if part.sequence)
@@ -65,7 +62,7 @@ class Stack:
         """D of its layers."""
         return self.parts[0].hidden
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Elements of a layer's matrices."""
         return sum(part.weights for part in self.parts)
@@ -109,7 +106,7 @@ class Stack:
         for number, part in enumerate(self.parts):
             if number < self.norms:
                 name = "norm" if self.parallel else f"{part.name}_norm"
-                yield from inside(name, norm(sharding, self.hidden, self.statistics))
+                yield from inside(name, self.norm.parameters(sharding))
             yield from inside(part.name, part.parameters(sharding))
 
     def _stacked(self, info: ParamShape) -> ParamShape:
@@ -123,16 +120,40 @@ class Stack:
             matrix="s" + info.matrix if info.matrix else "",
         )
 
+    # ---- bytes sent ----------------------------------------------------------------------------
 
-class Outside(Protocol):
-    """The parts outside of stacks of a model that has no tables and heads."""
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
+        """Collectives over tp, or on a grid; step: of any sequences."""
+        step, has_grid = step.with_tokens(self.tokens, self.hidden), step.config.layout.has_grid
+        for again, layers in self._recomputed(step):
+            times = step.micro_batches * layers
+            inner = again._replace(last_product=again.products)
+            for number, part in enumerate(self.parts):
+                of_part = part.on_grid if has_grid else part.on_tp
+                yield from of_part(step, inner if number < self.read_inside else again, times)
+            if has_grid:
+                norms = times * self.norms
+                forward = (1 + again.products) * norms
+                yield from self.norm.on_grid(step, forward=forward, backward=norms)
 
-    @property
-    def multiplications(self) -> int:
-        """Multiplications with weights in a sample."""
+    def along_cp(self, step: Scenario) -> Iterator[Collective]:
+        """Collectives along cp and its ring; step: of any sequences."""
+        step = step.with_tokens(self.tokens, self.hidden)
+        for again, layers in self._recomputed(step):
+            for part in self.parts:
+                yield from part.along_cp(step, again, step.micro_batches * layers)
 
-    def collectives(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
-        """Their collectives in all micro-batches."""
+    def _recomputed(self, step: Scenario) -> list[tuple[Recomputed, int]]:
+        """Layers that are alike: (what backward repeats, number of layers)."""
+        if step.plan and step.plan.recompute:
+            return [(WHOLE_PART, self.layers)]
+        counts = step.plan.stacks[self.name] if step.plan else (self.layers,)
+        remats = (each for count in counts for each in step.config.model.remats(count))
+        rows = [(step.gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
+        if not self.norms_sums:
+            return rows
+        # The last sum enters a norm of the same layer.
+        return [(again._replace(last_product=again.products), n) for again, n in rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,25 +162,31 @@ class Architecture:
 
     Args:
         hidden: D.
-        tokens: the table of tokens.
-        embedded: tokens of each sequence that is looked up in it.
-        positions: that of positions; None without one.
+        before: what makes the residual stream.
         stacks: in the order in which activations go through them.
-        heads: behind them, one for each term of the loss that has logits of its own.
-        first_norm: statistics of the norm before the stacks, as in `Stack`; 0 without one.
-        types: of tokens, each with a vector that is added to it.
-        outside: the parts outside of stacks of a model of images, which has no tables and heads.
+        behind: heads, one for each term of the loss that has logits of its own; of a model of
+            images all that is outside its levels.
     """
 
     hidden: int
-    tokens: Table
-    embedded: tuple[int, ...]
-    positions: Table | None
+    before: tuple[End, ...]
     stacks: tuple[Stack, ...]
-    heads: tuple[Head, ...]
-    first_norm: int
-    types: int = 0
-    outside: Outside | None = None
+    behind: tuple[End, ...]
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """All that is outside the stacks."""
+        return (*self.before, *self.behind)
+
+    @property
+    def of_images(self) -> bool:
+        """True of a model of images."""
+        return self.stacks[0].of_images
+
+    @property
+    def embedded(self) -> int:
+        """Tokens of a sample, with its source, that are looked up."""
+        return sum(end.embedded for end in self.ends)
 
     @property
     def flops(self) -> int:
@@ -168,8 +195,8 @@ class Architecture:
         Six a token and a weight of a product, three times those of scores.
         Source: Chowdhery et al., arXiv 2204.02311, appendix B.
         """
-        ends = self.stacks[-1].tokens * sum(head.weights for head in self.heads)
-        ends += 0 if self.outside is None else self.outside.multiplications
+        tokens = self.stacks[-1].tokens
+        ends = sum(end.multiplications(tokens) for end in self.ends)
         return 6 * ends + sum(stack.flops for stack in self.stacks)
 
     def parameters(self, sharding: Sharding, vocab: int) -> Named:
@@ -177,21 +204,22 @@ class Architecture:
 
         Their names are the model's where one of its kind has one name in all models.
         """
-        size = self.hidden
-        yield from inside("tokens", vocabulary(sharding, self.tokens.rows, size, vocab))
-        if self.positions is not None:
-            yield from inside("positions", positions(sharding, self.positions.rows, size))
-        if self.types:
-            yield from inside("types", token_types(sharding, self.types, size))
+        for end in self.before:
+            yield from end.parameters(sharding, vocab)
         for stack in self.stacks:
             yield from inside(stack.name, stack.parameters(sharding))
             for part in stack.parts:
                 yield from inside("common", part.common_parameters(sharding, stack.name))
-        yield from inside("norm", norm(sharding, size, self.first_norm))
-        for number, head in enumerate(self.heads):
-            # A head of tokens has the padding of their table.
-            rows = vocab if head.columns == self.tokens.rows else sharding.padded(head.columns)
-            yield from inside(f"head{number or ''}", head.parameters(sharding, rows))
+        for end in self.behind:
+            yield from end.parameters(sharding, vocab)
+
+    def end_bytes(self, sizes: Sizes) -> EndBytes:
+        """What a device holds outside the layers."""
+        return EndBytes.of_all(end.end_bytes(sizes) for end in self.ends)
+
+    def at_ends(self, step: Scenario) -> Iterator[Collective]:
+        """Collectives of tables, heads, the loss, and of all else outside of layers."""
+        return (each for end in self.ends for each in end.collectives(step))
 
     def streams(self, sizes: Sizes) -> list[int]:
         """Bytes of each array of x, as the residual stream of a micro-batch has it on a device.

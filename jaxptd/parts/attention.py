@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig, Remat
+from jaxptd.context_parallel import Imported
 from jaxptd.costs import kernels
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
-    PERMUTE,
     REDUCE_SCATTER,
     Collective,
 )
@@ -25,7 +25,7 @@ from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.parts.grid import Panels
 from jaxptd.parts.parameters import HeadShape, Named, Sharding, inside, relative_bias
-from jaxptd.parts.part import Part, Product, imported
+from jaxptd.parts.part import Part, Product
 from jaxptd.parts.projections import Projections
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
@@ -67,7 +67,7 @@ class AttentionShape(Part):
     causal: bool = True
     out_bias: bool = False
 
-    layer = imported("jaxptd.layers.attention", "SelfAttention")
+    layer = Imported("jaxptd.layers.attention", "SelfAttention")
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention"
     first_title: ClassVar[str] = "product that makes q, k, v"
@@ -214,26 +214,16 @@ class AttentionShape(Part):
             yield Kept("statistics of the norms of q and k", normed, MOST)
 
     def _core_kept(self, own: "HeadSizes", output: int) -> Iterator[Kept]:
-        """A kernel's output and logsumexp; without a kernel also the probabilities of whole rows.
+        """The output, and what a kernel or the devices of a ring need to compute scores again."""
+        sizes = own.sizes
+        if sizes.has_blocks:
+            yield from own.rows_kept(output)
+        elif sizes.config.layout.ring_size > 1:
+            yield from own.exchange.kept(output)
+        else:
+            yield from own.kernel_kept(output)
 
-        On a grid `dots` keeps a kernel's output twice: as computed, and with heads in one
-        dimension.
-        """
-        sizes, layout = own.sizes, own.sizes.config.layout
-        narrow, wide, blocks = sizes.itemsize, sizes.master_itemsize, sizes.has_blocks
-        rows = sizes.rows * own.heads
-        if layout.unfused_attention is None:
-            twice = 2 if layout.has_grid else 1
-            yield Kept("attention's output", output, {"none": 1, "dots": twice})
-            yield Kept("logsumexp", rows * wide, by("none", "dots"))
-            yield from self._bias_kept(own)
-            return
-        scores = rows * self.key_tokens // (layout.col if blocks else 1)
-        yield Kept("attention's output", output, MOST)
-        yield Kept("probabilities, before and after dropout", scores * (wide + narrow), by("none"))
-        yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), by("none"))
-
-    def _bias_kept(self, own: "HeadSizes") -> Iterator[Kept]:
+    def bias_kept(self, own: "HeadSizes") -> Iterator[Kept]:
         """The bias of each distance, where each layer that is traced by itself makes its own."""
         if self.buckets and own.sizes.traces_layers:
             distances = 2 * self.tokens - 1
@@ -249,7 +239,7 @@ class AttentionShape(Part):
         return AttentionBytes.of(self, sizes, first=queries + kv, core=core, has_scores=scores)
 
     def _core_bytes(self, own: "HeadSizes", queries: int, kv: int) -> int:
-        """Beside q, k, v: sums of gradients along a ring in float32, rows or chunks of scores."""
+        """Beside q, k, v: what a ring has, and chunks of scores where a kernel makes them so."""
         sizes, layout = own.sizes, own.sizes.config.layout
         narrow, wide = sizes.itemsize, sizes.master_itemsize
         both, ring = narrow + wide, layout.ring_size
@@ -257,11 +247,9 @@ class AttentionShape(Part):
         if sizes.has_blocks:
             return rows * self.key_tokens * 2 * wide
         total = 0
-        if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
-            total = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
-            if layout.context_parallel.exchange.whole_rows:
-                return total + rows * self.key_tokens * both
-        if not sizes.is_fused:
+        if ring > 1:
+            total = own.exchange.in_backward(queries, kv)
+        if not sizes.is_fused and not layout.context_parallel.exchange.whole_rows * (ring > 1):
             halves = 1 + (ring > 1 and self.causal)  # of a block, see `ring_attention._at_once`
             queries_at_once = min(CHUNK, -(-self.tokens // ring // halves))
             keys_at_once = min(CHUNK, -(-self.key_tokens // ring // halves))
@@ -277,9 +265,13 @@ class AttentionShape(Part):
     # Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
 
     def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Also slices of keys and values."""
+        yield from super().on_tp(step, again, times)
         yield from self._gathered_kv(step, again, Axis.TP, times)
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Also attention in blocks, or slices of keys and values."""
+        yield from super().on_grid(step, again, times)
         if step.sizes.has_blocks:
             yield from self._blocks(step, again, times)
         yield from self._gathered_kv(step, again, Axis.COL, times)
@@ -287,9 +279,10 @@ class AttentionShape(Part):
     def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
         """Keys and values, forward and backward; their gradients, in masters' precision."""
         own = HeadSizes(self, step.sizes)
-        yield from (self._gathered_blocks if step.sizes.has_blocks else self._rings)(
-            step, own, again, times
-        )
+        if step.sizes.has_blocks:
+            yield from self._gathered_blocks(step, own, again, times)
+        else:
+            yield from own.exchange.sent(step, again, times)
 
     def _gathered_kv(
         self, step: Scenario, again: Recomputed, axis: Axis, times: int
@@ -312,33 +305,7 @@ class AttentionShape(Part):
         yield Collective(ALL_GATHER, (Axis.CP,), passes * times, passes * whole)
         yield Collective(REDUCE_SCATTER, (Axis.CP,), times, whole)
 
-    def _rings(
-        self, step: Scenario, own: "HeadSizes", again: Recomputed, times: int
-    ) -> Iterator[Collective]:
-        """Blocks that travel.
-
-        Each has b*S*K*H/(cp*tp) numbers, or b*S*K*H/(cp*row*col). RSA sends keys and values in
-        rings of their own, other attention both in one.
-        """
-        layout, sizes = step.config.layout, step.sizes
-        axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
-        row = layout.ring_size // layout.cp
-        block = self.of_keys(sizes.tokens // row) * own.keys
-        rings = layout.context_parallel.exchange.rings
-        block = 2 * block // rings
-        hops = self._hops(layout)
-        # The forward passes that run again: the kernel's, or RSA's two.
-        more = int(again.kernel) if rings == 1 else again.scores + again.values
-        both_passes = times * hops * (2 * rings + more)
-        yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
-        # The last hop of gradients leads back to their owner: over cp alone where its row is the
-        # same.
-        back = axes if hops % row else (Axis.CP,)
-        for over, number in ((axes, hops - 1), (back, 1)):
-            once = times * rings * number if hops else 0
-            yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
-
-    def _hops(self, layout: Layout) -> int:
+    def hops(self, layout: Layout) -> int:
         """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
         others = layout.ring_size - 1
         if not layout.context_parallel.order.in_line:
@@ -414,6 +381,11 @@ class HeadSizes:
         return heads_for(self.sizes.config.layout, part.heads, part.kv_heads, part.head_size)
 
     @property
+    def exchange(self) -> Any:
+        """What the devices of a ring exchange costs, `parts.exchange.Blocks` or a subclass."""
+        return self.sizes.config.layout.context_parallel.exchange.costs(self)
+
+    @property
     def inner(self) -> int:
         """N*H. Attention shards N by heads or, on a grid, H by blocks, and pads what it shards."""
         return self.counts.queries * self.head
@@ -455,6 +427,29 @@ class HeadSizes:
     def _sharing(self) -> int:
         """Devices that share the heads."""
         return 1 if self.sizes.has_blocks else self.sizes.inner_devices
+
+    # ---- what attention keeps --------------------------------------------------------------------
+
+    def kernel_kept(self, output: int) -> Iterator[Kept]:
+        """A kernel's output and logsumexp, and the biases of distances.
+
+        On a grid `dots` keeps the output twice: as computed, and with heads in one dimension.
+        """
+        sizes = self.sizes
+        twice = 2 if sizes.config.layout.has_grid else 1
+        yield Kept("attention's output", output, {"none": 1, "dots": twice})
+        logsumexp = sizes.rows * self.heads * sizes.master_itemsize
+        yield Kept("logsumexp", logsumexp, by("none", "dots"))
+        yield from self.part.bias_kept(self)
+
+    def rows_kept(self, output: int) -> Iterator[Kept]:
+        """Without a kernel also the probabilities of whole rows."""
+        sizes, blocks = self.sizes, self.sizes.has_blocks
+        narrow, wide, rows = sizes.itemsize, sizes.master_itemsize, sizes.rows * self.heads
+        scores = rows * self.part.key_tokens // (sizes.config.layout.col if blocks else 1)
+        yield Kept("attention's output", output, MOST)
+        yield Kept("probabilities, before and after dropout", scores * (wide + narrow), by("none"))
+        yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), by("none"))
 
 
 class AttentionBytes(PairBytes):

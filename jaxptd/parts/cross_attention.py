@@ -8,14 +8,16 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
+from jaxptd.context_parallel import Imported
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.costs.kept import Kept, by
 from jaxptd.costs.program import Work
 from jaxptd.layout import Axis, Layout
 from jaxptd.parts.attention import AttentionShape, HeadSizes
-from jaxptd.parts.grid import product, statistics
-from jaxptd.parts.parameters import Named, Sharding, inside, norm
-from jaxptd.parts.part import Product, imported
+from jaxptd.parts.ends import Norm
+from jaxptd.parts.grid import product
+from jaxptd.parts.parameters import Named, Sharding, inside
+from jaxptd.parts.part import Product
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 
@@ -30,14 +32,13 @@ class CrossAttentionShape(AttentionShape):
 
     Args:
         source: S.
-        source_statistics: of a token of that sequence that a norm before them keeps, as in `Stack`;
-            0 without one.
+        source_statistics: of the norm of that sequence, as in `Norm`; 0 without one.
     """
 
     source: int = dataclasses.field(kw_only=True)
     source_statistics: int = 0
 
-    layer = imported("jaxptd.layers.attention", "CrossAttention")
+    layer = Imported("jaxptd.layers.attention", "CrossAttention")
     name: ClassVar[str] = "cross"
     title: ClassVar[str] = "cross-attention"
     first_title: ClassVar[str] = "q product"
@@ -45,6 +46,11 @@ class CrossAttentionShape(AttentionShape):
     @property
     def key_tokens(self) -> int:
         return self.source
+
+    @property
+    def source_norm(self) -> Norm:
+        """The norm of the source."""
+        return Norm(self.hidden, self.source_statistics)
 
     @property
     def joined(self) -> bool:
@@ -58,7 +64,7 @@ class CrossAttentionShape(AttentionShape):
     def common_parameters(self, sharding: Sharding, stack: str) -> Named:
         """Also the norm of the source."""
         yield from super().common_parameters(sharding, stack)
-        yield from inside("source_norm", norm(sharding, self.hidden, self.source_statistics))
+        yield from inside("source_norm", self.source_norm.parameters(sharding))
 
     # ---- bytes kept ----------------------------------------------------------------------------
 
@@ -70,7 +76,7 @@ class CrossAttentionShape(AttentionShape):
         if not self.source_statistics:
             return
         source, again = sizes.with_tokens(self.source), by("none") if sizes.traces_layers else {}
-        size = self.source_statistics * source.stream_rows * source.master_itemsize
+        size = self.source_norm.kept(source)
         yield Kept("the source", source.stream, by("attention", "dots", "full") | again)
         yield Kept("statistics of the source's norm", size, by("attention", "dots") | again)
         yield Kept("input of the k, v product", source.taken, by("attention") | again)
@@ -84,7 +90,7 @@ class CrossAttentionShape(AttentionShape):
         """
         yield from super().on_tp(step, again, times)
         layout, source = step.config.layout, step.with_tokens(self.source).sizes
-        size = source.tokens * source.hidden * source.itemsize
+        size = source.activations
         if layout.collective_matmul:
             hops = times * (SOURCE_ROUNDS + again.products) * (layout.tp - 1)
             yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
@@ -100,13 +106,12 @@ class CrossAttentionShape(AttentionShape):
         """Also the product that makes keys and values, and the norm of the source."""
         source, forwards = step.with_tokens(self.source), 1 + again.products
         out = 2 * HeadSizes(self, step.sizes).made_keys
+        yield from super().on_grid(step, again, times)
         yield from product(source, step.sizes.hidden, out, forwards=forwards, times=times)
         forward = step.micro_batches if _runs_once(step, again) else forwards * times
-        if self.source_statistics:
-            yield from statistics(source, self.source_statistics, forward=forward, backward=times)
-        yield from super().on_grid(step, again, times)
+        yield from self.source_norm.on_grid(source, forward=forward, backward=times)
 
-    def _hops(self, layout: Layout) -> int:
+    def hops(self, layout: Layout) -> int:
         """Hops to all other devices."""
         return layout.ring_size - 1
 

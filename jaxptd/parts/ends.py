@@ -1,67 +1,348 @@
-"""Tables and heads, the parts of a model of text before and behind its layers.
+"""Norms, and the ends of a model of text: tables before its layers, heads with their losses behind.
 
-Letters: D model, T position, V vocabulary.
+Letters: b sequences of a micro-batch on one device, D model, T position, V vocabulary, M
+micro-batches; all as padded where bytes are counted.
 """
 
+import abc
 import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Self
 
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    Collective,
+)
+from jaxptd.costs.program import Implementation, Work
+from jaxptd.costs.terms import Term
+from jaxptd.layout import Axis
+from jaxptd.parts.grid import product
 from jaxptd.parts.parameters import (
     Named,
     Sharding,
     inside,
     norm,
+    positions,
     square,
+    token_types,
     vocabulary,
     vocabulary_bias,
 )
+from jaxptd.parts.scenario import Scenario
 from jaxptd.parts.sizes import Sizes
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """A table of which rows are looked up: of tokens, `[V, D]`, or of positions, `[T, D]`."""
+class Norm:
+    """LayerNorm or RMSNorm.
 
-    rows: int
+    Args:
+        hidden: D.
+        statistics: of a token: 2 of LayerNorm, 1 of RMSNorm, 0 where there is no norm.
+    """
+
     hidden: int
+    statistics: int
+
+    def parameters(self, sharding: Sharding) -> Named:
+        """`w[D]`, and `b[D]` of a norm with a mean."""
+        return norm(sharding, self.hidden, self.statistics)
+
+    def kept(self, sizes: Sizes) -> int:
+        """Bytes of its statistics, which backward needs."""
+        return self.statistics * sizes.stream_rows * sizes.master_itemsize
+
+    def on_grid(self, step: Scenario, *, forward: int, backward: int) -> Iterator[Collective]:
+        """Mean and variance, one after the other; backward two means in one message.
+
+        RMSNorm has a single one, forward and backward.
+
+        Args:
+            step: with the tokens of the norm.
+            forward: times in all layers and micro-batches.
+            backward: the same of its backward.
+        """
+        if not self.statistics:
+            return
+        size = step.sizes.rows * step.sizes.master_itemsize
+        count = self.statistics * forward + backward
+        scalars = self.statistics * (forward + backward)
+        yield Collective(ALL_REDUCE, (Axis.COL,), count, size * scalars)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def moved_forward(self, implementation: Implementation) -> int:
+        """Bytes for each number of the stream, with the sum before it and dropout's mask."""
+        return implementation.stream_forward + implementation.dropout
+
+    def moved_backward(self, implementation: Implementation) -> int:
+        """Bytes of the gradients of these, and of the bias before them."""
+        passes = implementation.stream_backward
+        return passes + 5 * implementation.dropout + 2 * implementation.bias
+
+
+class EndBytes(NamedTuple):
+    """Bytes outside the layers, on one device.
+
+    parameters: all, in the state's precision.
+    narrow: the head's table in the precision of activations.
+    gradient: of that, until it is added to others; a grid's is in the state's precision.
+    product: both; on a grid of whole columns, which its products take, and the sum.
+    logits: of one micro-batch, in the precision of activations.
+    """
+
+    parameters: int = 0
+    narrow: int = 0
+    gradient: int = 0
+    product: int = 0
+    logits: int = 0
+
+    @classmethod
+    def of_all(cls, ends: Iterable[Self]) -> Self:
+        """The bytes of all ends together."""
+        return cls(*map(sum, zip(cls(), *ends, strict=True)))
+
+
+class End(abc.ABC):
+    """A part of a model outside its layers."""
+
+    @property
+    def embedded(self) -> int:
+        """Tokens of a sample that it looks up."""
+        return 0
+
+    @property
+    def weights(self) -> int:
+        """Elements of its largest matrices."""
+        return 0
+
+    def multiplications(self, tokens: int) -> int:
+        """Multiplications with weights in a sample; tokens: that the last stack makes of it."""
+        return 0
+
+    def parameters(self, sharding: Sharding, vocab: int) -> Named:
+        """Its parameters; vocab: V, padded."""
+        yield from ()
+
+    def end_bytes(self, sizes: Sizes) -> EndBytes:
+        """What it holds while the loss is computed."""
+        return EndBytes()
+
+    @abc.abstractmethod
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
+        """Its collectives in all micro-batches."""
+
+    def terms(self, work: Work) -> list[Term]:
+        """Its seconds in a micro-batch; work: of a layer of the stack next to it."""
+        return []
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class Embedding(End):
+    """The tables whose rows the residual stream is made of, and a norm of it.
+
+    Args:
+        hidden: D.
+        tokens: V, rows of the table of tokens.
+        lengths: of each sequence that is looked up in it.
+        positions: rows of the table of positions; 0 without one.
+        types: of tokens, each with a vector that is added to it.
+        statistics: of the norm, as in `Norm`; 0 without one.
+    """
+
+    hidden: int
+    tokens: int
+    lengths: tuple[int, ...]
+    positions: int = 0
+    types: int = 0
+    statistics: int = 0
+
+    @property
+    def embedded(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def weights(self) -> int:
+        """Elements of the table of tokens."""
+        return self.tokens * self.hidden
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of what was looked up."""
+        return Norm(self.hidden, self.statistics)
+
+    def parameters(self, sharding: Sharding, vocab: int) -> Named:
+        yield from inside("tokens", vocabulary(sharding, self.tokens, self.hidden, vocab))
+        if self.positions:
+            yield from inside("positions", positions(sharding, self.positions, self.hidden))
+        if self.types:
+            yield from inside("types", token_types(sharding, self.types, self.hidden))
+        yield from inside("norm", self.norm.parameters(sharding))
+
+    def end_bytes(self, sizes: Sizes) -> EndBytes:
+        layout, wide = sizes.config.layout, sizes.master_itemsize
+        rest = self.positions * sizes.hidden * wide // (layout.row * layout.col)
+        return EndBytes(parameters=_table_bytes(sizes) + rest)
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
+        """Forward, and its conjugates backward.
+
+        A pipeline differentiates it at a tick of its own, and a norm there needs its input again.
+        """
+        forwards = 2 if step.plan and self.statistics else 1
+        if not step.config.layout.has_grid:
+            for length in self.lengths:
+                yield from _whole_stream(step.with_tokens(length), sums=forwards)
+            return
+        M, layout, sizes = step.micro_batches, step.config.layout, step.sizes
+        yield from self.norm.on_grid(step, forward=forwards * M, backward=M)
+        for length in self.lengths:
+            yield from _look_ups(step.with_tokens(length), forwards)
+        # Of positions T/cp rows, D/col of each.
+        length = step.config.padded_model.seq_length // layout.cp
+        rows = length * sizes.hidden // layout.col * sizes.itemsize
+        for kind, times in ((REDUCE_SCATTER, forwards * M), (ALL_GATHER, M)):
+            times *= self.positions > 0
+            yield Collective(kind, (Axis.ROW,), times, times * rows)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def terms(self, work: Work) -> list[Term]:
+        """Looks up tokens and adds their gradients up: five passes of 16 bits."""
+        elements = sum(work.parallelism.stream(each, self.hidden) for each in self.lengths)
+        return [_at_ends(kernels.moved(work.accelerator, 5 * 2 * elements, 4), "embedding")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(End):
     """The product that makes logits, and their loss.
 
     Args:
         hidden: D.
-        columns: V.
+        columns: V, or classes.
         squares: products `[D, D]` before it, of the residual stream with a whole matrix.
-        norm: statistics of a norm of its own before it, as in `Stack`; 0 without one.
+        statistics: of a norm of its own before it, as in `Norm`; 0 without one.
         own: whether its matrix is its own; else it is the table of tokens.
         bias: whether the logits have one.
+        of_tokens: whether its columns are those of the vocabulary.
+        name: with which the names of its parameters begin.
     """
 
     hidden: int
     columns: int
     squares: int = 0
-    norm: int = 0
+    statistics: int = 0
     own: bool = False
     bias: bool = False
+    of_tokens: bool = True
+    name: str = "head"
 
     @property
     def weights(self) -> int:
-        """Elements of the matrices."""
         return self.hidden * (self.columns + self.squares * self.hidden)
+
+    def multiplications(self, tokens: int) -> int:
+        return tokens * self.weights
+
+    @property
+    def norm(self) -> Norm:
+        """The norm before it."""
+        return Norm(self.hidden, self.statistics)
 
     def padded_columns(self, sizes: Sizes) -> int:
         """Columns of the product that makes its logits, with padding: V, or classes."""
-        if self.columns == sizes.config.model.vocab_size:
-            return sizes.vocab
-        return sizes.padded(self.columns)
+        return sizes.vocab if self.of_tokens else sizes.padded(self.columns)
 
-    def parameters(self, sharding: Sharding, rows: int) -> Named:
-        """Its parameters; rows: its columns with padding."""
+    def parameters(self, sharding: Sharding, vocab: int) -> Named:
+        return inside(self.name, self._parameters(sharding, vocab))
+
+    def _parameters(self, sharding: Sharding, vocab: int) -> Named:
+        rows = vocab if self.of_tokens else sharding.padded(self.columns)
         for number in range(self.squares):
             yield from inside(f"square{number}", square(sharding, self.hidden, self.hidden))
-        yield from inside("norm", norm(sharding, self.hidden, self.norm))
+        yield from inside("norm", self.norm.parameters(sharding))
         if self.own:
             yield from vocabulary(sharding, self.columns, self.hidden, rows)
         if self.bias:
             yield from vocabulary_bias(sharding, self.columns, rows)
+
+    def end_bytes(self, sizes: Sizes) -> EndBytes:
+        """The matrix of a few classes is left out."""
+        layout, narrow, wide = sizes.config.layout, sizes.itemsize, sizes.master_itemsize
+        squares = self.squares * sizes.hidden**2 * wide // (layout.row * layout.col)
+        columns = self.padded_columns(sizes) // sizes.inner_devices
+        logits = sizes.rows * columns * narrow
+        if not self.of_tokens:
+            return EndBytes(parameters=squares, logits=logits)
+        table = _table_bytes(sizes)
+        read = table * narrow // wide
+        return EndBytes(
+            parameters=squares + self.own * table,
+            narrow=read,
+            gradient=table if layout.has_grid else read,
+            product=layout.row * (read + table) + table if layout.has_grid else 2 * read,
+            logits=logits,
+        )
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
+        """Those of its products and norm, and of its loss over the sharded vocabulary.
+
+        The loss takes a maximum and two sums for each token.
+        """
+        sizes, M = step.sizes, step.micro_batches
+        axis, tokens = Axis.TP, sizes.tokens
+        if step.config.layout.has_grid:
+            axis, tokens = Axis.COL, sizes.rows
+            columns = self.padded_columns(sizes)
+            yield from product(step, sizes.hidden, columns, forwards=1, times=M)
+            squares = M * self.squares
+            yield from product(step, sizes.hidden, sizes.hidden, forwards=1, times=squares)
+            yield from self.norm.on_grid(step, forward=M, backward=M)
+        else:
+            yield from _whole_stream(step, sums=1)
+        yield Collective(ALL_REDUCE, (axis,), 2 * M, 3 * M * tokens * sizes.master_itemsize)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def terms(self, work: Work) -> list[Term]:
+        """Logits, the loss over the sharded vocabulary, and their gradients."""
+        a, T, D = work.accelerator, work.tokens, self.hidden
+        V = self.columns // work.parallelism.inner
+        sizes = {"logits forward": (T, V, D), "logits dx": (T, D, V), "logits dw": (D, V, T)}
+        products = [_at_ends(kernels.product(a, *size), name) for name, size in sizes.items()]
+        squares = [_at_ends(kernels.product(a, T, D, D).times(3), "head's square")] * self.squares
+        loss = kernels.moved(a, work.implementation.logit * float(T) * V, 8)
+        return [*products, *squares, _at_ends(loss, "loss")]
+
+
+def _table_bytes(sizes: Sizes) -> int:
+    """Bytes of the table of tokens, in the state's precision."""
+    return sizes.vocab * sizes.hidden * sizes.master_itemsize // sizes.matrix_shards
+
+
+def _whole_stream(step: Scenario, *, sums: int) -> Iterator[Collective]:
+    """The residual stream of all tokens over tp, b*T/cp*D, where a table is; sums: their times."""
+    for kind in step.kinds_on_tp:
+        times = step.micro_batches * (1 if kind == ALL_GATHER else sums)
+        yield Collective(kind, (Axis.TP,), times, times * step.sizes.activations)
+
+
+def _look_ups(step: Scenario, forwards: int) -> Iterator[Collective]:
+    """Rows of a grid's table of tokens for one sequence, m*D each, forward and back."""
+    sizes, times = step.sizes, step.micro_batches
+    rows = times * sizes.rows * sizes.hidden * sizes.itemsize
+    yield Collective(ALL_TO_ALL, (Axis.ROW,), (1 + forwards) * times, (1 + forwards) * rows)
+    yield Collective(REDUCE_SCATTER, (Axis.COL,), forwards * times, forwards * rows)
+    yield Collective(ALL_GATHER, (Axis.COL,), times, rows)
+
+
+def _at_ends(term: Term, name: str) -> Term:
+    return term.named(name, "embedding and loss")

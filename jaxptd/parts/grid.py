@@ -1,4 +1,4 @@
-"""Predicts the collectives of products and norms on a row x col grid.
+"""Predicts the collectives of products on a row x col grid.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, of which a device has
 m = b*T/(cp*row); K and `out` rows and columns of a matrix, as padded.
@@ -79,18 +79,3 @@ def product(
     yield from panels.spread(Axis.ROW, w, times=spread, itemsize=sizes.itemsize)
     yield from panels.collect(Axis.COL, x, times=times, itemsize=sizes.itemsize)
     yield from panels.collect(Axis.ROW, w, times=times, itemsize=sizes.master_itemsize)
-
-
-def norms(step: Scenario, means: int, *, forwards: int, times: int) -> Iterator[Collective]:
-    """Norms that are run `forwards` times forward."""
-    yield from statistics(step, means, forward=forwards * times, backward=times)
-
-
-def statistics(step: Scenario, means: int, *, forward: int, backward: int) -> Iterator[Collective]:
-    """Mean and variance, one after the other; backward two means in one message.
-
-    RMSNorm has a single one, forward and backward.
-    """
-    size = step.sizes.rows * step.sizes.master_itemsize
-    count, scalars = means * forward + backward, means * (forward + backward)
-    yield Collective(ALL_REDUCE, (Axis.COL,), count, size * scalars)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
 from jaxptd.config import ModelConfig
+from jaxptd.context_parallel import Imported
 from jaxptd.costs.kept import MOST, SOME, Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields import checked
 from jaxptd.layout import Layout
 from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
-from jaxptd.parts.part import Part, Product, imported
+from jaxptd.parts.part import Part, Product
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 
@@ -37,7 +38,7 @@ class MLPShape(Part):
     gated: bool
     bias: bool = False
 
-    layer = imported("jaxptd.layers.mlp", "MLP")
+    layer = Imported("jaxptd.layers.mlp", "MLP")
     name: ClassVar[str] = "mlp"
     title: ClassVar[str] = "the MLP"
     first_title: ClassVar[str] = "up product"

@@ -4,20 +4,26 @@ Letters: T tokens of a sequence, D model, M micro-batches, L layers.
 """
 
 import abc
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 from jaxptd.config import ModelConfig
-from jaxptd.costs.collective import Collective
+from jaxptd.costs.collective import ALL_GATHER, PERMUTE, Collective
 from jaxptd.costs.kept import Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
-from jaxptd.layout import Layout
+from jaxptd.layout import Axis, Layout
+from jaxptd.parts.grid import product
 from jaxptd.parts.parameters import HeadShape, Named, Sharding
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
+
+# Collectives of each kind of a pair of products: forward, and its conjugate backward.
+FORWARD, BACKWARD = 1, 1
+# Rounds of a pair with collective matmul: a gather and a scatter forward, their conjugates
+# backward, and the gather of x once more, for the gradient of the weights.
+ROUNDS = 2 * (FORWARD + BACKWARD) + 1
 
 
 class Product(NamedTuple):
@@ -27,15 +33,6 @@ class Product(NamedTuple):
     T: int
     K: int
     N: int
-
-
-def imported(module: str, name: str) -> Callable[..., Any]:
-    """A class whose module is imported when it is called: descriptions know no jax, layers do."""
-
-    def make(*args: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args, **options)
-
-    return make
 
 
 class Part(abc.ABC):
@@ -166,18 +163,34 @@ class Part(abc.ABC):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Collectives over tp beside those around its products.
+        """Activations of b*T/cp*D over tp, before and behind its products.
+
+        With collective matmul in rounds of tp-1 hops: products gather in these, so the gathers run
+        again only with the products. Where backward is split, the gradient of the result passes in
+        both halves.
+        Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 
         Args:
             step: with the sizes of its stack.
             again: what backward computes again.
             times: layers in all micro-batches.
         """
-        yield from ()
+        tp, size = step.config.layout.tp, step.sizes.activations
+        if step.config.layout.collective_matmul:
+            splits = step.plan is not None and step.plan.schedule.splits
+            hops = times * (ROUNDS + again.products + splits + again.last_product) * (tp - 1)
+            yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // tp)
+            return
+        for kind in step.kinds_on_tp:
+            more = again.inputs if kind == ALL_GATHER else again.last_product
+            count = times * (FORWARD + BACKWARD + more)
+            yield Collective(kind, (Axis.TP,), count, count * size)
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Collectives on a grid beside those of its products and norm; arguments of `on_tp`."""
-        yield from ()
+        """Collectives of both products on a grid; arguments of `on_tp`."""
+        sizes, first, last = step.sizes, 1 + again.products, 1 + again.last_product
+        yield from product(step, sizes.hidden, self.first(sizes), forwards=first, times=times)
+        yield from product(step, self.second(sizes), sizes.hidden, forwards=last, times=times)
 
     def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
         """Collectives over the devices that share a sequence; arguments of `on_tp`."""

@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple, Self
 
 from jaxptd.config import Config
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.parts.sizes import Sizes
 from jaxptd.pipeline.placement import Stages
 
@@ -19,7 +20,7 @@ class Recomputed(NamedTuple):
         scores: attention's scores, where no kernel computes them (RSA, blocks).
         values: the product of its probabilities with the values, where there is no kernel.
         products: the layer's products and norms, except the last product.
-        last_product: the last product, whose output only the next layer needs, or a norm.
+        last_product: a part's last product, where its output only the next layer needs, or a norm.
     """
 
     inputs: int = 0
@@ -39,10 +40,6 @@ class Recomputed(NamedTuple):
     def norms(self) -> bool:
         """True if norms run again: layers keep what entered them, as with keys."""
         return self.keys
-
-    def row_products(self, parts: int, read: int) -> int:
-        """Second products of a layer's parts that run again; read: by other parts of it."""
-        return read * self.products + (parts - read) * self.last_product
 
 
 RECOMPUTED = {
@@ -77,6 +74,12 @@ class Scenario:
     def micro_batches(self) -> int:
         """M."""
         return self.config.train.micro_batches
+
+    @property
+    def kinds_on_tp(self) -> tuple[str, ...]:
+        """Collectives that move activations: one, or with sequence parallelism its two halves."""
+        halves = self.config.layout.sequence_parallel
+        return (ALL_GATHER, REDUCE_SCATTER) if halves else (ALL_REDUCE,)
 
     def with_tokens(self, length: int, width: int | None = None) -> Self:
         """The step with sequences of so many tokens; width: their D, None: the same."""

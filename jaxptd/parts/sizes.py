@@ -119,11 +119,16 @@ class Sizes:
         return self.stream_rows * (self.hidden // self.config.layout.col) * self.itemsize
 
     @property
+    def activations(self) -> int:
+        """Bytes of all tokens of a micro-batch with whole D: b*T/cp*D."""
+        return self.tokens * self.hidden * self.itemsize
+
+    @property
     def taken(self) -> int:
         """Bytes kept of what a first product takes: x as it is, or all rows of it, gathered."""
         config = self.config
         whole = config.layout.gathers_inputs and not config.gathers_again
-        return self.tokens * self.hidden * self.itemsize if whole else self.stream
+        return self.activations if whole else self.stream
 
     @property
     def copies_taken(self) -> bool:

@@ -114,7 +114,7 @@ def _tensor_parallel(description: StepDescription) -> list[Placed]:
         else _sums(description, x)
     )
     again = [
-        dataclasses.replace(each, name=f"{each.name} again", place="backward")
+        each._replace(name=f"{each.name} again", place="backward")
         for each in layers
         if each.place == "forward" and whole
     ]

@@ -12,7 +12,7 @@ from jaxptd.errors import UserError, did_you_mean, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
-from jaxptd.parts.ends import Head, Table
+from jaxptd.parts.ends import Embedding, Head
 from jaxptd.parts.mlp import MLPShape
 from jaxptd.planner.cost import StepDescription, StepTime, step_time
 from jaxptd.planner.programs import PROGRAMS, published_collectives
@@ -55,15 +55,8 @@ class Shape:
             D, self.num_heads, self.kv_heads, head_size, 1, T, T, has_norm=False
         )
         mlp = MLPShape(D, self.ffn, self.gated)
-        return Architecture(
-            D,
-            tokens=Table(V, D),
-            embedded=(T,),
-            positions=None,
-            stacks=(Stack("blocks", self.num_layers, (attention, mlp), 2, norms_sums=False),),
-            heads=(Head(D, V, norm=2),),
-            first_norm=0,
-        )
+        stack = Stack("blocks", self.num_layers, (attention, mlp), 2, norms_sums=False)
+        return Architecture(D, (Embedding(D, V, (T,)),), (stack,), (Head(D, V, statistics=2),))
 
 
 # ---- rows, read from CSV, every value checked ----------------------------------------------------

@@ -41,6 +41,7 @@ _NO_WEIGHTS = frozenset(
     {
         *("vocab_multiple", "dropout", "dtype", "products"),
         *("remat", "remat_layers", "attention", "kernels", "scan_layers"),
+        "images.drop_path",
     }
 )
 

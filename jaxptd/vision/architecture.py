@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from jaxptd.config.images import Dice, windows_split
+from jaxptd.context_parallel import Imported
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -23,9 +24,10 @@ from jaxptd.costs.program import Implementation, Work
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import heads_for
 from jaxptd.parts.architecture import Stack
-from jaxptd.parts.grid import norms, product
+from jaxptd.parts.ends import End, Norm
+from jaxptd.parts.grid import product
 from jaxptd.parts.parameters import HeadShape, Named, Sharding, by_head
-from jaxptd.parts.part import Part, Product, imported
+from jaxptd.parts.part import Part, Product
 from jaxptd.parts.projections import Projections
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
@@ -62,7 +64,7 @@ class WindowShape(Part):
     shift: int
     bias: bool
 
-    layer = imported("jaxptd.vision.windows", "WindowAttention")
+    layer = Imported("jaxptd.vision.windows", "WindowAttention")
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention"
     first_title: ClassVar[str] = "product that makes q, k, v"
@@ -152,7 +154,8 @@ class WindowShape(Part):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Sums of scores over slices of heads."""
+        """Also sums of scores over slices of heads."""
+        yield from super().on_grid(step, again, times)
         if step.sizes.has_blocks:
             scores, sizes = step.sizes.rows * self.heads * self.reach, step.sizes
             for each, itemsize in (
@@ -217,10 +220,11 @@ class Resampling:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageEnds:
+class ImageEnds(End):
     """The parts of a model of images outside of its levels, and between them.
 
     Args:
+        levels: in the order in which activations go through them.
         patches: of an image at level 0.
         pixels: numbers of such a patch.
         hidden: D of level 0.
@@ -229,10 +233,11 @@ class ImageEnds:
         last: D before the classes.
         logits: vectors of logits of an image: one, or one for each pixel.
         classes: K.
-        statistics: of a patch that each norm keeps.
+        statistics: of each norm, as in `Norm`.
         dice: whether Dice losses are of each image or of the batch.
     """
 
+    levels: tuple[Stack, ...]
     patches: int
     pixels: int
     hidden: int
@@ -244,22 +249,20 @@ class ImageEnds:
     statistics: int
     dice: Dice | None
 
-    @property
-    def multiplications(self) -> int:
-        """Multiplications with weights in an image."""
+    def multiplications(self, tokens: int) -> int:
         ends = self.patches * self.pixels * self.hidden + self.logits * self.last * self.classes
         return ends + sum(each.multiplications for each in self.resamplings)
 
     # ---- bytes sent ----------------------------------------------------------------------------
 
-    def collectives(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
         """Collectives on a grid, between levels that have strips and others, and of the loss."""
         if step.config.layout.has_grid:
-            yield from self._on_grid(step, stacks)
-        yield from _between_levels(step, stacks)
-        yield from (self._sums if self.logits > 1 else self._means)(step, stacks)
+            yield from self._on_grid(step)
+        yield from self._between_levels(step)
+        yield from (self._sums if self.logits > 1 else self._means)(step)
 
-    def _on_grid(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+    def _on_grid(self, step: Scenario) -> Iterator[Collective]:
         """Products in blocks, the statistics of norms, and the sums of logits over hidden units."""
         times = step.micro_batches
         for each in self.resamplings:
@@ -268,48 +271,47 @@ class ImageEnds:
             out = step.sizes.padded(each.out) * each.parted
             yield from product(sized_step, contract, out, forwards=1, times=times)
         for tokens in self.norms:
-            yield from norms(step.with_tokens(tokens), self.statistics, forwards=1, times=times)
-        images, cp = _in_strips(step, stacks), step.config.layout.cp
+            norm = Norm(self.hidden, self.statistics)
+            yield from norm.on_grid(step.with_tokens(tokens), forward=times, backward=times)
+        images, cp = self._in_strips(step), step.config.layout.cp
         logits = images * max(self.logits // cp, 1) * self.classes
         size = logits * step.sizes.master_itemsize
         yield Collective(ALL_REDUCE, (Axis.COL,), times, times * size)
 
-    def _sums(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+    def _sums(self, step: Scenario) -> Iterator[Collective]:
         """The sums of Dice losses `[3, B, K]`, and backward those of the losses' gradients `[B]`.
 
         A batch has one loss, with sums `[3, K]` over all devices that share its images.
         """
         layout, times = step.config.layout, step.micro_batches
         axes: tuple[Axis, ...] = (Axis.CP,)
-        losses = _in_strips(step, stacks)
+        losses = self._in_strips(step)
         if self.dice == "batch":
             losses, axes = 1, (Axis.DP, Axis.CP, Axis.ROW, *(Axis.TP,) * layout.sequence_parallel)
         size = times * losses * (DICE_SUMS * self.classes + 1) * step.sizes.master_itemsize
         yield Collective(ALL_REDUCE, axes, PASSES * times, size)
 
-    def _means(self, step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
+    def _means(self, step: Scenario) -> Iterator[Collective]:
         """Means of images `[B, D]`: sums over their strips, or those of other devices' images."""
-        layout, times, last = step.config.layout, step.micro_batches, stacks[-1]
+        layout, times, last = step.config.layout, step.micro_batches, self.levels[-1]
         columns = step.with_tokens(last.tokens, last.hidden).sizes.hidden // layout.col
-        size = times * _in_strips(step, stacks) * columns * step.sizes.master_itemsize
+        size = times * self._in_strips(step) * columns * step.sizes.master_itemsize
         whole = (ALL_GATHER, REDUCE_SCATTER)
         for kind in (ALL_REDUCE,) * PASSES if last.in_strips(layout.cp) else whole:
             yield Collective(kind, (Axis.CP,), times, size)
 
+    def _in_strips(self, step: Scenario) -> int:
+        """Images of a micro-batch of which a device has strips, as at level 0."""
+        first = self.levels[0]
+        sizes = step.with_tokens(first.tokens, first.hidden).sizes
+        return first.samples(sizes, sizes.stream_rows)
 
-def _in_strips(step: Scenario, stacks: tuple[Stack, ...]) -> int:
-    """Images of a micro-batch of which a device has strips, as at level 0."""
-    first = stacks[0]
-    sizes = step.with_tokens(first.tokens, first.hidden).sizes
-    return first.samples(sizes, sizes.stream_rows)
-
-
-def _between_levels(step: Scenario, stacks: tuple[Stack, ...]) -> Iterator[Collective]:
-    """All-to-alls of the residual stream of the level that is in strips."""
-    cp, times = step.config.layout.cp, step.micro_batches * PASSES
-    for pair in itertools.pairwise(stacks):
-        in_strips = [stack for stack in pair if stack.in_strips(cp)]
-        if len(in_strips) == 1:
-            (stack,) = in_strips
-            size = step.with_tokens(stack.tokens, stack.hidden).sizes.stream
-            yield Collective(ALL_TO_ALL, (Axis.CP,), times, times * size)
+    def _between_levels(self, step: Scenario) -> Iterator[Collective]:
+        """All-to-alls of the residual stream of the level that is in strips."""
+        cp, times = step.config.layout.cp, step.micro_batches * PASSES
+        for pair in itertools.pairwise(self.levels):
+            in_strips = [stack for stack in pair if stack.in_strips(cp)]
+            if len(in_strips) == 1:
+                (stack,) = in_strips
+                size = step.with_tokens(stack.tokens, stack.hidden).sizes.stream
+                yield Collective(ALL_TO_ALL, (Axis.CP,), times, times * size)

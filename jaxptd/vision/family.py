@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, DataConfig, Images, ModelConfig, with_fields
+from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Data, Field
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Work
 from jaxptd.parts.architecture import Architecture, Stack
-from jaxptd.parts.ends import Table
 from jaxptd.parts.mlp import MLPShape
-from jaxptd.parts.part import imported
 from jaxptd.vision.architecture import ImageEnds, Resampling, WindowShape
 from jaxptd.vision.data import open_images
 
@@ -198,7 +197,9 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
     ]
     pixels = [Resampling(patches[0], size, 1, size, images.patch**2)] * of_pixels
     pixel = images.size**2
+    levels = (*down, *up)
     ends = ImageEnds(
+        levels,
         patches[0],
         images.channels * images.patch**2,
         size,
@@ -211,16 +212,7 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
         statistics=_statistics(model),
         dice=images.dice,
     )
-    return Architecture(
-        size,
-        tokens=Table(0, size),
-        embedded=(),
-        positions=None,
-        stacks=(*down, *up),
-        heads=(),
-        first_norm=0,
-        outside=ends,
-    )
+    return Architecture(size, before=(), stacks=levels, behind=(ends,))
 
 
 def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
@@ -293,7 +285,7 @@ def open_samples(config: Config, *, of_pixels: bool) -> Data:
 
 def _family(name: str, *, of_pixels: bool) -> Family:
     return Family(
-        make=imported("jaxptd.vision.swin", name),
+        make=Imported("jaxptd.vision.swin", name),
         fields=partial(fields, of_pixels=of_pixels),
         losses=partial(losses, of_pixels=of_pixels),
         rows=rows,

@@ -9,8 +9,8 @@ from jax import Array
 from turns import slow
 
 from jaxptd import ring_attention
-from jaxptd.attention.attend import AttentionInputs, Ring, attend
-from jaxptd.attention.kernel import Kernel, Lengths, Rows, Scores
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, attend
+from jaxptd.attention.kernel import Lengths, Rows
 from jaxptd.collectives import all_gather
 from jaxptd.context_parallel import (
     BLOCKS,
@@ -29,16 +29,10 @@ CALLS: list[int] = []
 
 
 def attend_gathered(
-    q: Array,
-    k: Array,
-    v: Array,
-    inputs: AttentionInputs,
-    *,
-    ring: Ring,
-    kernel: Kernel,
-    scores: Scores,
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Array:
     """Gathers all keys and values, then plain attention."""
+    ring, kernel, scores, _ = spec
     CALLS.append(k.shape[1])
     lengths = Lengths(q.shape[1], k.shape[1])
     run = Lengths(*(ring.run(length) for length in lengths))
@@ -55,7 +49,7 @@ def _last_first(device, devices):
 
 
 REVERSED = TokenOrder((_last_first,))
-GATHERED = Exchange(f"{__name__}:attend_gathered")
+GATHERED = Exchange(attend_gathered)
 OWN = {
     "reversed": ContextParallel(REVERSED, BLOCKS),
     "another name": ContextParallel(CONTIGUOUS, BLOCKS),

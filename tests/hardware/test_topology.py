@@ -26,14 +26,14 @@ def test_a_ring_has_as_many_rails_as_members_in_a_node(
     group: Group, inside: int, nodes: int, bandwidth: float, resource: str
 ) -> None:
     cluster = Cluster(A100)
-    assert cluster.local_members(group) == inside
-    assert cluster.nodes(group) == nodes
-    assert cluster.bandwidth(group) == bandwidth
-    assert cluster.resource(group) == resource
+    assert cluster.links(group).local == inside
+    assert cluster.links(group).nodes == nodes
+    assert cluster.links(group).bandwidth == bandwidth
+    assert cluster.links(group).resource == resource
 
 
 def test_rails_carry_no_more_than_nvlink_and_nodes_may_be_smaller() -> None:
     gb200 = Cluster(find_accelerator("gb200"))
     assert gb200.node_size == 72
-    assert gb200.resource(Group(144)) == "NVLink"  # 72 rails are faster than NVLink
-    assert Cluster(A100, node=4).nodes(Group(8)) == 2
+    assert gb200.links(Group(144)).resource == "NVLink"  # 72 rails are faster than NVLink
+    assert Cluster(A100, node=4).links(Group(8)).nodes == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tiny
 from hugging import gpt2_tensors, write_directory
 from runs import TEXT
 
@@ -20,6 +21,7 @@ from jaxptd.hf.load import first_state
 from jaxptd.hf.read import read_params, sizes_of
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
+from jaxptd.run.saved import restore_weights
 from jaxptd.train import main as train
 
 VOCAB = 257
@@ -229,6 +231,17 @@ def test_a_nan_in_a_file_is_refused_with_its_tensor(tmp_path: Path) -> None:
             f"{folder}: {BAD} has 3 numbers that are NaN or infinite, and so would every loss be; "
             "start from other weights"
         )
+
+
+def test_another_share_of_dropped_paths_starts_from_the_same_weights(tmp_path: Path) -> None:
+    made = tiny.program(Layout(), family="swin", **{"images.drop_path": 0.1})
+    checkpoints = RunCheckpoints(made, RunDir(tmp_path), print)
+    checkpoints.save(made.init_state(), 0, None)
+    checkpoints.store.wait()
+    other = tiny.program(Layout(), family="swin", **{"images.drop_path": 0.3})
+    found, saved = restore_weights(other, tmp_path), made.init_state()["params"]
+    for name, x in arrays(other, found).items():
+        np.testing.assert_array_equal(x, arrays(made, saved)[name])
 
 
 def test_a_nan_in_a_checkpoint_is_refused_with_its_parameter(gpt2: Path, tmp_path: Path) -> None:

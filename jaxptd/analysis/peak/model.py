@@ -14,10 +14,11 @@ from typing import NamedTuple
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.memory_model import DeviceLayers
 from jaxptd.analysis.peak import working
-from jaxptd.analysis.peak.working import EndBytes, ends_of, handed_on
+from jaxptd.analysis.peak.working import handed_on
 from jaxptd.config import Config
 from jaxptd.layout import Layout
 from jaxptd.models.families import architecture_of, sizes_of
+from jaxptd.parts.ends import EndBytes
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 from jaxptd.pipeline.placement import Stages, of_stack
@@ -294,7 +295,7 @@ def peak(config: Config, state: Mapping[str, int], plan: Stages | None) -> Peak:
         state: as `memory_model.state` gives it.
         plan: of the pipeline; None without one.
     """
-    ends = ends_of(config)
+    ends = architecture_of(config.padded_model).end_bytes(sizes_of(config))
     step = _Step(config, state, plan, ends, loops_of(config, state, plan, ends.parameters))
     fullest = max(step.moments(), key=lambda each: each.total)
     return dataclasses.replace(fullest, margin=round(MARGIN * (fullest.total - fullest.state)))
@@ -329,17 +330,26 @@ class _Step:
         """The state, where it is the device's, and the batch: tokens and targets."""
         sizes, train = sizes_of(self.config), self.config.train
         embedded = architecture_of(self.config.padded_model).embedded
-        tokens = sum(embedded) * sizes.sequences * train.micro_batches
+        tokens = embedded * sizes.sequences * train.micro_batches
         kept = self.state["parameters"] + self.state["optimizer"]
         kept -= memory_model.hosted(self.config.layout, self.state)
         return kept + 2 * ID * tokens // self.config.layout.cp
+
+    @cached_property
+    def _x(self) -> int:
+        """The arrays like x behind the layers."""
+        streams = architecture_of(self.config.padded_model).streams(sizes_of(self.config))
+        return working.ENDS * streams[-1]
 
     def _gathered(self) -> int:
         """Whole parameters; with one micro-batch those outside the layers are counted elsewhere."""
         gathered = self.state["gathered"]
         if self.plan or self._sums or self._params.shards == "none":
             return gathered
-        return gathered - min(gathered, self.ends.gathered)
+        sizes = sizes_of(self.config)
+        return gathered - min(
+            gathered, self.ends.parameters * sizes.itemsize // sizes.master_itemsize
+        )
 
     @cached_property
     def _params(self) -> ParamPlan:
@@ -407,7 +417,7 @@ class _Step:
         return dataclasses.replace(
             self._before_backward,
             gradients=self._sums + zeros * model.scan_layers,
-            working=working.ENDS * self.ends.x,
+            working=self._x,
             logits=self.ends.logits + self.ends.product,
             copies=0 if model.scan_layers else sum(each.copies for each in self.loops),
         )
@@ -418,7 +428,7 @@ class _Step:
         return dataclasses.replace(
             self._before_backward,
             gradients=self._sums + self._stacked(first),
-            working=working.ENDS * self.ends.x + max(each.turned for each in self.loops),
+            working=self._x + max(each.turned for each in self.loops),
             logits=2 * self.ends.narrow,
             copies=sum(each.copies for each in self.loops),
         )
@@ -447,7 +457,7 @@ class _Step:
         )
         tables = 1 if self.config.model.tie_embeddings else 2
         logits = self.ends.logits + tables * self.ends.narrow
-        yield dataclasses.replace(moment, logits=logits, working=working.ENDS * self.ends.x)
+        yield dataclasses.replace(moment, logits=logits, working=self._x)
         largest = max(each.working for each in self.loops)
         yield dataclasses.replace(moment, moment="layers", working=largest)
 

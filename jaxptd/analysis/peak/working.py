@@ -6,11 +6,9 @@ forward made is there, or attention's, when all that the MLP's products will tak
 Bytes are of one device.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from jaxptd.config import Config, Remat
-from jaxptd.models.families import architecture_of, sizes_of
 from jaxptd.parts.working import PairBytes, computes_again
 
 ENDS = 3  # arrays like x: the last layer's output, its gradient, and the gradient on its way back
@@ -34,56 +32,6 @@ def _moments(pairs: Sequence[PairBytes], remat: Remat, at_once: bool) -> Iterato
         before = sum(each.forward for each in pairs[:i])
         after = sum(each.streams if at_once else each.waiting for each in pairs[i + 1 :])
         yield before + pair.backward(remat) + after + ENDS * pair.x
-
-
-# ---- embedding and loss --------------------------------------------------------------------------
-# The parts of a model outside its layers: the tables, and the logits. Bytes are of one device.
-
-
-@dataclasses.dataclass(frozen=True)
-class EndBytes:
-    """Bytes outside the layers.
-
-    Args:
-        parameters: all, in the state's precision.
-        gathered: all, in the precision of activations.
-        narrow: the head's table in the precision of activations.
-        gradient: of that, until it is added to others; a grid's is in the state's precision.
-        product: both; on a grid of whole columns, which its products take, and the sum.
-        logits: of one micro-batch, in that precision.
-        x: the residual stream.
-    """
-
-    parameters: int
-    gathered: int
-    narrow: int
-    gradient: int
-    product: int
-    logits: int
-    x: int
-
-
-def ends_of(config: Config) -> EndBytes:
-    """The bytes outside a model's layers."""
-    sizes, layout = sizes_of(config), config.layout
-    architecture, wide = architecture_of(config.padded_model), sizes.master_itemsize
-    hidden = sizes.hidden
-    table = sizes.vocab * hidden * wide // sizes.matrix_shards
-    narrow = table * sizes.itemsize // wide
-    positions = architecture.positions.rows * hidden if architecture.positions else 0
-    squares = sum(head.squares for head in architecture.heads) * hidden**2
-    tables = 1 if config.model.tie_embeddings else 2
-    columns = sum(head.padded_columns(sizes) for head in architecture.heads)
-    parameters = tables * table + (positions + squares) * wide // (layout.row * layout.col)
-    return EndBytes(
-        parameters=parameters,
-        gathered=parameters * sizes.itemsize // wide,
-        narrow=narrow,
-        gradient=table if layout.has_grid else narrow,
-        product=(layout.row * (narrow + table) + table if layout.has_grid else 2 * narrow),
-        logits=sizes.rows * columns // sizes.inner_devices * sizes.itemsize,
-        x=architecture.streams(sizes)[-1],
-    )
 
 
 # ---- the halves of a split backward --------------------------------------------------------------

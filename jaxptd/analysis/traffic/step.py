@@ -8,7 +8,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from jaxptd.analysis.traffic.layers import along_cp, at_ends, inside_layers
 from jaxptd.analysis.traffic.state import per_layer, state_collectives, whole_matrices
 from jaxptd.config import Config, itemsize
 from jaxptd.costs.collective import (
@@ -200,7 +199,7 @@ def parts(
         for each in collectives if part.what in only else ():
             axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
             if axes and each.count:
-                yield part, dataclasses.replace(each, axes=axes)
+                yield part, Collective(each.kind, axes, each.count, each.bytes)
 
 
 def _all_axes(
@@ -210,10 +209,10 @@ def _all_axes(
     layout, zero = step.config.layout, StateShapes.of(step.config, infos)
     architecture = architecture_of(step.config.padded_model)
     for stack in architecture.stacks:
-        yield StepPart("tensor", stack.name), _in_loops(step, inside_layers(step, stack))
-        yield StepPart("ring", stack.name), _in_loops(step, along_cp(step, stack))
+        yield StepPart("tensor", stack.name), _in_loops(step, stack.collectives(step))
+        yield StepPart("ring", stack.name), _in_loops(step, stack.along_cp(step))
         yield StepPart("zero", stack.name), per_layer(step, zero, stack)
-    yield StepPart("ends"), _in_loops(step, at_ends(step, architecture))
+    yield StepPart("ends"), _in_loops(step, architecture.at_ends(step))
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
             yield StepPart("stages"), stage_messages(step, step.plan, architecture)
@@ -259,8 +258,7 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
     axes: tuple[Axis, ...] = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
-    outside = architecture_of(model).outside
-    if outside and step.config.layout.sequence_parallel:
+    if architecture_of(model).of_images and step.config.layout.sequence_parallel:
         axes = (*axes, Axis.TP)  # that shards images, whose logits no other device has
     number = sum(term.trained for term in losses.values())
     for field in counts:

@@ -5,9 +5,8 @@ the program (`jaxptd.planner.programs`); for jaxptd they are those of the formul
 equal its jaxpr (`jaxptd.analysis.traffic`), each given its place.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jaxptd.costs import kernels
 from jaxptd.costs.terms import Term
@@ -31,26 +30,24 @@ Under = Literal[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """Collectives of one kind, with their place in the step.
 
-    Args:
-        name: for tables.
-        kind: XLA's name, one of `jaxptd.costs.collective`.
-        axes: over which it runs; those of `Parallelism.group`.
-        count: executions at its place.
-        bytes: of the whole array, of one execution.
-        place: how often a step runs it.
-        under: what hides it.
-        stack: of the layers that it is of; None: of all.
-        remat: what these layers compute again; None: whatever it is.
+    name: for tables.
+    kind: XLA's name, one of `jaxptd.costs.collective`.
+    axes: over which it runs; those of `Parallelism.group`.
+    count: executions at its place.
+    bytes: of the whole array, of one execution.
+    place: how often a step runs it.
+    under: what hides it.
+    stack: of the layers that it is of; None: of all.
+    remat: what these layers compute again; None: whatever it is.
     """
 
     name: str
     kind: str
     axes: tuple[str, ...]
-    count: float
+    count: float  # type: ignore[assignment]  # not the method of tuples
     bytes: float
     place: Place
     under: Under = "nothing"

@@ -133,13 +133,11 @@ class StepDescription:
 
     def tokens(self, stack: Stack) -> int:
         """T, tokens of a micro-batch on one device."""
-        parallelism = self.parallelism
-        return parallelism.micro_batch * stack.tokens // (parallelism.cp * parallelism.row)
+        return self.parallelism.tokens(stack.tokens)
 
     def stream(self, stack: Stack) -> float:
         """Elements of the residual stream of a micro-batch on one device."""
-        sharded = self.parallelism.tp if self.parallelism.sequence_parallel else 1
-        return self.tokens(stack) // sharded * self.model.hidden / self.parallelism.col
+        return self.parallelism.stream(stack.tokens, self.model.hidden)
 
     def layer_parameters(self, stack: Stack) -> float:
         """Elements of one layer's matrices on a device, whole over dp."""
@@ -148,7 +146,7 @@ class StepDescription:
     @property
     def embedding(self) -> int:
         """Elements of the table of tokens."""
-        return self.model.tokens.rows * self.model.hidden
+        return sum(end.weights for end in self.model.before)
 
     @property
     def stage_parameters(self) -> float:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from jaxptd.costs import kernels
 from jaxptd.costs.terms import Term
 from jaxptd.parts.architecture import Stack
-from jaxptd.parts.ends import Head
 from jaxptd.parts.part import Product
 from jaxptd.planner.cost.description import StepDescription
 
@@ -114,7 +113,7 @@ def _accumulation(description: StepDescription, stack: Stack, matrices: int) -> 
 def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Term]:
     """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
     implementation, parts = description.implementation, stack.parts
-    stream = (implementation.stream_forward + implementation.dropout) * stack.norms
+    stream = stack.norm.moved_forward(implementation) * stack.norms
     inner = sum(part.moved_forward(implementation) for part in parts)
     return _passes(description, stack, stream, inner, "forward")
 
@@ -122,9 +121,9 @@ def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Ter
 def _elementwise_backward(description: StepDescription, stack: Stack) -> list[Term]:
     """The gradients of the same, of their weights, and of biases."""
     implementation, parts = description.implementation, stack.parts
-    each = implementation.stream_backward + 5 * implementation.dropout + 2 * implementation.bias
+    stream = stack.norm.moved_backward(implementation) * stack.norms
     inner = sum(part.moved_backward(implementation) for part in parts)
-    return _passes(description, stack, each * stack.norms, inner, "backward")
+    return _passes(description, stack, stream, inner, "backward")
 
 
 def _passes(
@@ -167,25 +166,15 @@ def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Te
 
 
 def first_terms(description: StepDescription) -> list[Term]:
-    """Looks up the tokens of a micro-batch and adds their gradients up: five passes of 16 bits."""
-    a = description.cluster.accelerator
-    moves = 5 * 2 * sum(description.stream(stack) for stack in description.model.stacks)
-    return [_at_ends(kernels.moved(a, moves, 4), "embedding")]
+    """Terms of a micro-batch before the layers."""
+    work = description.work(description.model.stacks[0])
+    return [term for end in description.model.before for term in end.terms(work)]
 
 
 def last_terms(description: StepDescription) -> list[Term]:
-    """Logits, the loss over the sharded vocabulary, and their gradients, of a micro-batch."""
-    return [term for head in description.model.heads for term in _head(description, head)]
-
-
-def _head(description: StepDescription, head: Head) -> list[Term]:
-    a, T = description.cluster.accelerator, description.tokens(description.model.stacks[-1])
-    D, V = head.hidden, head.columns // description.parallelism.inner
-    sizes = {"logits forward": (T, V, D), "logits dx": (T, D, V), "logits dw": (D, V, T)}
-    products = [_at_ends(kernels.product(a, *size), name) for name, size in sizes.items()]
-    square = [_at_ends(kernels.product(a, T, D, D).times(3), "head's square")] * head.squares
-    loss = kernels.moved(a, description.implementation.logit * float(T) * V, 8)
-    return [*products, *square, _at_ends(loss, "loss")]
+    """Terms of a micro-batch behind the layers."""
+    work = description.work(description.model.stacks[-1])
+    return [term for end in description.model.behind for term in end.terms(work)]
 
 
 def update_terms(description: StepDescription) -> list[Term]:
@@ -200,7 +189,3 @@ def update_terms(description: StepDescription) -> list[Term]:
         description.cluster.accelerator, description.implementation.update * elements, 40
     )
     return [term.named("optimizer", "optimizer")]
-
-
-def _at_ends(term: Term, name: str) -> Term:
-    return term.named(name, "embedding and loss")

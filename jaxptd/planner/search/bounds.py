@@ -102,22 +102,18 @@ class Bounds:
         Only whether a step fits without either is looked at closely: most layouts are never asked
         for more.
         """
-        first, *others = self.space.choices
+        choices, schedule = self.space.choices, self._schedule(pipe)
         state, gradients, sent = self._zero(pipe.zero)
-        if any(choice.offload == "optimizer" for choice in others):
-            state = 0.0
-        if not self.of(pipe, first) and (not others or state + gradients > self.memory):
-            return None
-        return self._seconds(self._schedule(pipe), sent, 1.0, self.quickest)
+        if self._share(choices[0], state, gradients, schedule.flying) is None:
+            least = gradients if self.space.hosts_state else state + gradients
+            if len(choices) == 1 or least > self.memory:
+                return None
+        return self._seconds(schedule, sent, 1.0, self.quickest)
 
     def of(self, pipe: ScheduleChoice, choice: Choice) -> Bound | None:
         """The bound of a choice; None if it cannot fit."""
         state, gradients, sent = self._zero(pipe.zero)
         schedule = self._schedule(pipe)
-        if choice.offload == "optimizer":
-            state = 0.0
-        elif choice.offload == "activations" and self.mesh_shape.pp > 1:
-            return None
         share = self._share(choice, state, gradients, schedule.flying)
         if share is None:
             return None
@@ -147,7 +143,9 @@ class Bounds:
 
     def _share(self, choice: Choice, state: float, gradients: float, flying: float) -> float | None:
         """The share of layers that compute again at least; None if the step cannot fit."""
-        there = self.memory - state
+        if choice.offload == "activations" and self.mesh_shape.pp > 1:
+            return None
+        there = self.memory if choice.offload == "optimizer" else self.memory - state
         left = there if self.mesh_shape.micro_batches == 1 else there - gradients
         if left < 0 or gradients > there:
             return None

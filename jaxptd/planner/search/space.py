@@ -319,6 +319,11 @@ class Space:
             and (each.remat != "none" or self.pins.get("model.remat_layers") is None)
         )
 
+    @cached_property
+    def hosts_state(self) -> bool:
+        """True if a choice after the first keeps the state in host memory."""
+        return any(choice.offload == "optimizer" for choice in self.choices[1:])
+
     def pipes(self, mesh_shape: MeshShape, fewer: int = MOST_FEWER) -> Iterator[ScheduleChoice]:
         """Schedules, layers of the last part, and ZeRO stages with these axes.
 

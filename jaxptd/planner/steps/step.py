@@ -133,15 +133,16 @@ class _Sequences(NamedTuple):
     two: LayerTraffic
 
     def of(self, number: int) -> LayerTraffic:
-        """The collectives and kept bytes of so many sequences."""
+        """The collectives, alike as one, and kept bytes of so many sequences."""
 
         def line(one: float, two: float) -> float:
             return one + (number - 1) * (two - one)
 
-        placed = [
-            dataclasses.replace(a, bytes=line(a.bytes, b.bytes))
-            for a, b in zip(self.one[0], self.two[0], strict=True)
-        ]
+        counts: dict[tuple[Placed, float], float] = {}
+        for a, b in zip(self.one[0], self.two[0], strict=True):
+            alike = a._replace(count=0), line(a.bytes, b.bytes)
+            counts[alike] = counts.get(alike, 0) + a.count
+        placed = [a._replace(bytes=n, count=count) for (a, n), count in counts.items()]
         return placed, {kind: line(a, self.two[1][kind]) for kind, a in self.one[1].items()}
 
 
@@ -252,7 +253,7 @@ class Predictor:
             self._micro_batches[key] = _Sequences(*both)
         placed, kept = self._micro_batches[key].of(sequences)
         if not self._hiding:
-            placed = [dataclasses.replace(each, under="nothing") for each in placed]
+            placed = [each._replace(under="nothing") for each in placed]
         return placed, kept
 
     def _with_copies(

@@ -25,7 +25,7 @@ def test_a_collective_sends_what_the_project_counts(kind: str) -> None:
 
 
 def test_a_ring_in_a_node() -> None:
-    rate = CLUSTER.bandwidth(Group(4))
+    rate = CLUSTER.links(Group(4)).bandwidth
     term = kernels.collective(CLUSTER, ALL_REDUCE, Group(4), 1e9)
     assert term.seconds == pytest.approx(1.5e9 / rate + 2 * (START + 3 * MEMBER))
     assert term.resource == "NVLink"
@@ -43,7 +43,7 @@ def test_a_ring_over_nodes_waits_for_each_doubling_of_them() -> None:
 
 def test_a_permute_over_nodes_is_as_fast_as_one_rail() -> None:
     inside, beyond = (kernels.collective(CLUSTER, PERMUTE, Group(n), 1e9).seconds for n in (8, 16))
-    assert inside == pytest.approx(1e9 / CLUSTER.bandwidth(Group(8)), rel=0.05)
+    assert inside == pytest.approx(1e9 / CLUSTER.links(Group(8)).bandwidth, rel=0.05)
     assert beyond == pytest.approx(1e9 / CLUSTER.rail, rel=0.05)
 
 

@@ -1,0 +1,85 @@
+"""What the devices of a ring send each other, keep and compute with, for each kind of exchange.
+
+The rows of `context_parallel.py` name these classes. Letters: b sequences of a micro-batch on one
+device, S tokens of the keys, K heads of keys and values, H head size.
+Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+from jaxptd.costs.collective import PERMUTE, Collective
+from jaxptd.costs.kept import Kept
+from jaxptd.layout import Axis
+from jaxptd.parts.attention import HeadSizes
+from jaxptd.parts.scenario import Recomputed, Scenario
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Costs of an exchange of blocks of keys and values, around one ring.
+
+    Attributes:
+        rings: in which keys and values travel: one for both, or one each.
+    """
+
+    own: HeadSizes
+    rings: ClassVar[int] = 1
+
+    def passes_again(self, again: Recomputed) -> int:
+        """Forward passes of its rings that backward repeats."""
+        return int(again.kernel)
+
+    def sent(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Blocks that travel.
+
+        Each has b*S*K*H/(cp*tp) numbers, or b*S*K*H/(cp*row*col).
+        """
+        part, layout, sizes, rings = self.own.part, step.config.layout, step.sizes, self.rings
+        axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
+        row = layout.ring_size // layout.cp
+        block = 2 * part.of_keys(sizes.tokens // row) * self.own.keys // rings
+        hops = part.hops(layout)
+        both_passes = times * hops * (2 * rings + self.passes_again(again))
+        yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
+        # The last hop of gradients leads back to their owner: over cp alone where its row is the
+        # same.
+        back = axes if hops % row else (Axis.CP,)
+        for over, number in ((axes, hops - 1), (back, 1)):
+            once = times * rings * number if hops else 0
+            yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
+
+    def kept(self, output: int) -> Iterator[Kept]:
+        """What backward needs; output: bytes of attention's."""
+        return self.own.kernel_kept(output)
+
+    def in_backward(self, queries: int, kv: int) -> int:
+        """Sums of gradients in float32: each hop has those of k and v that arrive, and that leave.
+
+        Args:
+            queries: bytes of them.
+            kv: bytes of a device's keys and values.
+        """
+        sizes = self.own.sizes
+        sums = queries + kv * (2 if sizes.config.layout.ring_size > 2 else 1)
+        return sums * sizes.master_itemsize // sizes.itemsize + kv
+
+
+class WholeRows(Blocks):
+    """Costs of RSA: keys and values in rings of their own, and whole rows of scores."""
+
+    rings: ClassVar[int] = 2
+
+    def passes_again(self, again: Recomputed) -> int:
+        return again.scores + again.values
+
+    def kept(self, output: int) -> Iterator[Kept]:
+        return self.own.rows_kept(output)
+
+    def in_backward(self, queries: int, kv: int) -> int:
+        """Also the scores, in both precisions."""
+        own, sizes = self.own, self.own.sizes
+        rows = sizes.rows * own.heads * own.part.key_tokens
+        both = sizes.itemsize + sizes.master_itemsize
+        return super().in_backward(queries, kv) + rows * both
