@@ -108,11 +108,11 @@ def test_collectives_beside_products_are_hidden_as_far_as_these_last() -> None:
     bare = step_time(each, ()).seconds
     layers = 24 * each.parallelism.micro_batches
     exposed = step_time(each, [placed]).seconds - bare
-    hidden = dataclasses.replace(placed, under="weight gradients")
+    hidden = placed._replace(under="weight gradients")
     left = step_time(each, [hidden]).seconds - bare
     assert exposed == pytest.approx(layers * alone)
     assert left == pytest.approx(layers * (alone - BESIDE * weights))
-    small = dataclasses.replace(hidden, bytes=1e3)
+    small = hidden._replace(bytes=1e3)
     assert step_time(each, [small]).seconds == pytest.approx(bare)
 
 
@@ -122,7 +122,7 @@ def test_places_run_as_often_as_they_say() -> None:
     placed = Placed("sums", ALL_REDUCE, ("tp",), 1, 1e9, "forward")
     alone, m = collective_term(each, placed).seconds, each.parallelism.micro_batches
     costs = {
-        place: step_time(each, [dataclasses.replace(placed, place=place)]).seconds - bare
+        place: step_time(each, [placed._replace(place=place)]).seconds - bare
         for place in ("forward", "backward", "last", "step")
     }
     pipeline = m + 1  # the slowest stage's micro-batches, and the other stage once
