@@ -107,7 +107,7 @@ _normalise.defvjp(_forward, _backward)
 def _tiles(size: int) -> tuple[Tile, Tile]:
     """Chooses the tiles of forward and backward: pieces of rows that registers hold as a whole.
 
-    As measured on an H200, with D of 768 to 8,192: `docs/performance.md`. Backward holds several
+    As measured on an H200, with D of 768 to 8,192: `results/experiments.md`. Backward holds several
     arrays, so each thread has fewer numbers of a row.
     """
     whole = pl.next_power_of_2(size)

@@ -221,7 +221,7 @@ def _backward(
         centred_BTD = wide_BTD if mean_BT1 is None else wide_BTD - mean_BT1
         return over.pad(centred_BTD * scale_BT1), dy_BTD.astype(dtype)
 
-    # n and dy are computed twice, or XLA writes dy * n in float32: `docs/performance.md`. Both
+    # n and dy are computed twice, or XLA writes dy * n in float32: `results/experiments.md`. Both
     # times with a barrier, or XLA computes n in forward and keeps it until now. Not before the x
     # that a loop kept: it would be copied.
     inputs = [
