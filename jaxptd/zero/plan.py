@@ -292,8 +292,8 @@ def _narrows(
 
     Backward computes them in it. Where a loop moves nothing it stacks them so. A pipeline adds a
     layer's to a sum at once, as a loop of several micro-batches does, and a grid sums them inside a
-    layer, in float32. With moments on the host no memory was won: `results/experiments.md`; there, as
-    wherever parameters are gathered, layers read the narrow copy.
+    layer, in float32. With moments on the host no memory was won (`results/experiments.md`); there,
+    as wherever parameters are gathered, layers read the narrow copy.
     """
     if reduce != "end":
         return False, "summed over devices in float32"
