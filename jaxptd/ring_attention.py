@@ -28,8 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.attend import attend
-from jaxptd.attention.groups import add_gradients
+from jaxptd.attention.attend import AttentionInputs, Ring, attend, pin_to_backward
 from jaxptd.attention.kernel import (
     Kernel,
     Lengths,
@@ -37,14 +36,12 @@ from jaxptd.attention.kernel import (
     ScoreCoordinates,
     Scores,
     add_at,
+    add_gradients,
     merge_at,
 )
 from jaxptd.attention.ring import (
-    AttentionInputs,
     AttentionSpec,
-    Ring,
     ScoreTile,
-    pin_to_backward,
     travel,
     travel_back,
     visit_local_chunks,

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from turns import latin, slow
 
 from jaxptd.analysis.count import collectives_of
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.costs.collective import Collective
 from jaxptd.mesh import Axis, Layout, make_mesh

@@ -21,8 +21,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.analysis.count import collectives_of, per_layer
 from jaxptd.analysis.hardware import PEAK_FLOPS
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Kernel, Lengths, Saved, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.context_parallel import CONTIGUOUS, STRATEGIES, ContextParallel, Exchange
 from jaxptd.costs.collective import (

@@ -41,8 +41,8 @@ from benchmarks.lib.timing import Program, Runner, collectives, race
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.analysis.report import table, versions
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Dropout, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import UserError, run_command

@@ -20,8 +20,8 @@ from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.pages import RESULTS
 from benchmarks.lib.timing import TOLERANCE
 from jaxptd.analysis.hlo.timeline import Move, Work
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Dropout, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.commands.command_line import load_config
 from jaxptd.costs.collective import Collective

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Polygon, Rectangle
 
 from benchmarks.context.costs import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
-from jaxptd.attention.ring import Ring
+from jaxptd.attention.attend import Ring
 from jaxptd.plot.colors import BLUE, FILLS
 from jaxptd.plot.style import COLORS, INK, PAGE
 

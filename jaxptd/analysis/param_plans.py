@@ -10,7 +10,7 @@ from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layout import Layout
 from jaxptd.models.families import architecture_of, family_of, sizes_of, with_vocabulary
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.parts.sizes import elements_on_device
 from jaxptd.shapes import ParamShape
 from jaxptd.step.resolved import resolve

@@ -20,11 +20,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_same
 from jaxptd.config import Config, option
+from jaxptd.data import Field
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.matmul.precision import exact_products
 from jaxptd.models.families import family_of
-from jaxptd.models.family import Field
 from jaxptd.params import Params
 from jaxptd.step import Program, State
 from jaxptd.step.batch import check_ids

@@ -4,24 +4,155 @@
 
 One device has all keys. Otherwise the devices of a ring share the sequence, and the strategy of
 `context_parallel.py` says which tokens each of them holds and which function brings queries and
-keys together.
+keys together. `context_parallel.py` has the orders of tokens, too; in a `Ring` they become arrays.
 
 Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size.
 """
 
+import dataclasses
 import importlib
+import itertools
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.groups import bias_for, check_distances
-from jaxptd.attention.kernel import Kernel, Lengths, Saved, ScoreCoordinates, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring, check_lengths, pin_to_backward
-from jaxptd.collectives import alike
+from jaxptd.attention.kernel import (
+    Kernel,
+    Lengths,
+    Saved,
+    ScoreCoordinates,
+    Scores,
+    bias_for,
+    check_distances,
+)
+from jaxptd.collectives import Axes, alike, shift
+from jaxptd.context_parallel import STRATEGIES, ContextParallel, RingKind
 from jaxptd.remat import SAVED_ATTENTION_OUT
+
+
+class AttentionInputs(NamedTuple):
+    """Documents, dropout seeds and bias; attention knows the tokens' positions itself.
+
+    query_segment_BCT, key_segment_BCS: the document of each token on every device, as in
+    `kernel.ScoreCoordinates`, or None. seed_BN2: dropout seeds, or None. bias_NR: of the scores by
+    distance, as in `kernel.ScoreCoordinates`, or None.
+    """
+
+    query_segment_BCT: Array | None = None
+    key_segment_BCS: Array | None = None
+    seed_BN2: Array | None = None
+    bias_NR: Array | None = None
+
+
+def check_lengths(lengths: Lengths, scores: Scores) -> None:
+    """Raises ValueError for causal attention to the keys of another sequence."""
+    if scores.causal and lengths.queries != lengths.keys:
+        raise ValueError(
+            f"causal attention of {lengths.queries} queries to {lengths.keys} keys of another "
+            "sequence: nothing says which keys are before a query; use causal=False"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The devices along one or several mesh axes, and which block of a sequence each holds.
+
+    Raises:
+        ValueError: no strategy has the name `kind`.
+    """
+
+    axis: Axes
+    kind: RingKind = "zigzag"
+
+    def __post_init__(self) -> None:
+        if self.kind not in STRATEGIES:
+            raise ValueError(f"a ring of kind {self.kind!r}: use one of {', '.join(STRATEGIES)}")
+
+    @property
+    def strategy(self) -> ContextParallel:
+        """The order of tokens, and how queries meet the keys of other devices."""
+        return STRATEGIES[self.kind]
+
+    def shift(self, x: Array, by: int = 1) -> Array:
+        """Receives the x of the device `by` places before."""
+        return shift(x, self.axis, by)
+
+    def order(self, length: int, devices: int) -> np.ndarray:
+        """Positions `[length]` of a sequence's tokens in the order in which the devices hold them.
+
+        Raises:
+            ValueError: a zigzag's block has an odd number of tokens.
+        """
+        split = self.strategy.order.split
+        blocks = [split(length // devices, i, devices) for i in range(devices)]
+        return np.concatenate([start + np.arange(n) for chunks in blocks for start, n in chunks])
+
+    def positions(self, length: int, device: Array | None = None) -> Array:
+        """Positions of the `length` tokens of a device (default: this one), int32."""
+        device = lax.axis_index(self.axis) if device is None else device
+        chunks = self.strategy.order.split(length, device, lax.axis_size(self.axis))
+        return jnp.concatenate([start + jnp.arange(n, dtype=jnp.int32) for start, n in chunks])
+
+    def position(self, index: Array | int, length: int, device: Array) -> Array:
+        """Position of number `index` of the `length` tokens of a device."""
+        chunks = self.strategy.order.split(length, device, lax.axis_size(self.axis))
+        position, before = chunks[0][0] + index, 0
+        for (_, size), (start, _) in itertools.pairwise(chunks):
+            before += size
+            position = jnp.where(index < before, position, start + index - before)
+        return position
+
+    def run(self, length: int) -> int:
+        """Tokens that follow one another without a gap, of the `length` of a device."""
+        chunks = self.strategy.order.split(length, 0, lax.axis_size(self.axis))
+        return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
+
+    def positions_along(self, axis: str, length: int) -> Array:
+        """Positions of the `length` tokens of this device's block along `axis` only.
+
+        axis: the ring's first axis; its other axes shard the block further.
+        """
+        inner = lax.axis_size(self.axis) // lax.axis_size(axis)
+        devices = [lax.axis_index(axis) * inner + i for i in range(inner)]
+        return jnp.concatenate([self.positions(length // inner, i) for i in devices])
+
+    def by_device(self, x_BCT: Array) -> Array:
+        """Splits an array gathered along the first axis into one block per device of the ring."""
+        return x_BCT.reshape(x_BCT.shape[0], lax.axis_size(self.axis), -1)
+
+    def coordinates(
+        self, inputs: AttentionInputs, lengths: Lengths, source: Array
+    ) -> ScoreCoordinates:
+        """Sites of this device's queries and the keys of device `source`; lengths: of a device."""
+        return ScoreCoordinates(
+            self.positions(lengths.queries),
+            self.positions(lengths.keys, source),
+            _of_device(inputs.query_segment_BCT, lax.axis_index(self.axis)),
+            _of_device(inputs.key_segment_BCS, source),
+            inputs.seed_BN2,
+            inputs.bias_NR,
+        )
+
+    def all_coordinates(self, inputs: AttentionInputs, lengths: Lengths) -> ScoreCoordinates:
+        """Sites of this device's queries and the keys of all devices, in the devices' order."""
+        size = lax.axis_size(self.axis)
+        key_S = jnp.asarray(self.order(lengths.keys * size, size), jnp.int32)
+        segment = inputs.key_segment_BCS
+        every = None if segment is None else segment.reshape(segment.shape[0], -1)
+        local = self.coordinates(inputs, lengths, lax.axis_index(self.axis))
+        return local._replace(key_S=key_S, key_segment_BS=every)
+
+
+def _of_device(segment_BCT: Array | None, device: Array) -> Array | None:
+    """One device's documents `[B, T]`, if there are any."""
+    if segment_BCT is None:
+        return None
+    return lax.dynamic_index_in_dim(segment_BCT, device, 1, keepdims=False)
 
 
 def attend(
@@ -60,6 +191,15 @@ def attend(
     module, name = ring.strategy.exchange.attend.split(":")
     function = getattr(importlib.import_module(module), name)
     return function(q, k, v, inputs, ring=ring, kernel=kernel, scores=scores)
+
+
+def pin_to_backward(residuals: Any) -> Any:
+    """Residuals behind a barrier that waits for all of them, at the start of a backward pass.
+
+    Without it XLA starts backward's first hop in forward, or finds that forward has made the same
+    hop, and keeps the received block until backward.
+    """
+    return lax.optimization_barrier(residuals)
 
 
 # ---- one device: its block has all keys ----------------------------------------------------------

@@ -5,20 +5,29 @@ the scores again. There they may belong to a longer row of keys than the block t
 a ring can visit one block after the other, and `merge` joins the results. Implementations:
 `xla.Xla`, matrix products in chunks, which always works, and `cudnn.Cudnn`, NVIDIA's.
 
-Where groups of G = N / K query heads share keys and values, query head n reads kv head n // G: see
-`groups.py`.
+Where groups of G = N / K query heads share keys and values, query head n reads kv head n // G. The
+queries of a group's heads follow one after the other, so that one product makes all their scores.
+
 Letters: B batch, T query position, S key position, N heads, K heads of keys and values, H head
-size, G query heads of a kv head.
-Source: Dao et al., arXiv 2205.14135; Liu et al., arXiv 2310.01889 (blocks joined over devices).
+size, G query heads of a kv head, R distances.
+Source: Dao et al., arXiv 2205.14135; Liu et al., arXiv 2310.01889 (blocks joined over devices);
+Ainslie et al., arXiv 2305.13245 (groups).
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+
+from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.remat import SAVED_MATMUL_OUT
 
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
@@ -181,3 +190,188 @@ def drop(p_BNTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Arra
         seed_BN112, coordinates.query_T[:, None], coordinates.key_S, dropout.rate
     )
     return jnp.where(keep_BNTS, p_BNTS / (1 - dropout.rate), 0)
+
+
+# ---- bias of scores by distance: one vector for each head, spread over the scores of a block -----
+# Where the queries of a block follow one another, and its keys do, the bias of a score depends on
+# its row and column as j - i. Such rows are one vector, repeated and reshaped with a row longer by
+# one element: no gather, and backward no scatter, but sums along diagonals in a fixed order. Runs
+# of queries and keys with gaps between them are such blocks side by side.
+# Source: Raffel et al., arXiv 1910.10683, section 2.1 (relative positions); Press et al., arXiv
+# 2108.12409 (slopes).
+
+
+def check_distances(bias_NR: Array, longest: int) -> None:
+    """Checks that a bias has every distance between two tokens of a sequence.
+
+    Args:
+        bias_NR: as in `ScoreCoordinates`.
+        longest: number of queries or of keys in a sequence, the larger of both.
+
+    Raises:
+        ValueError: it has fewer, or an even number, so that none is in the middle.
+    """
+    distances, needed = bias_NR.shape[-1], 2 * longest - 1
+    if distances < needed or distances % 2 == 0:
+        raise ValueError(
+            f"a bias of {distances} distances: {longest} tokens need {needed}, or a larger odd "
+            "number, from the farthest key before a query to the farthest after it"
+        )
+
+
+def bias_for(q: Array, bias_NR: Array) -> Array:
+    """The bias, typed as varying over the axes of q, beyond its own.
+
+    Each device's gradient is that of its own scores; their sum over the devices is made here, or
+    where the caller's bias began to vary.
+    """
+    return as_varying(bias_NR, sorted(varying_axes(q)))
+
+
+def add_bias(
+    s_GTS: Array, coordinates: ScoreCoordinates, groups: int, run: Lengths | None = None
+) -> Array:
+    """Scaled scores `[.., K or B * K, G * T, S]` with the bias of `coordinates`, which have one.
+
+    Args:
+        s_GTS: the scores.
+        coordinates: of the queries of one head, and of the keys.
+        groups: G.
+        run: numbers of them that follow one another without a gap; None: all.
+    """
+    assert coordinates.bias_NR is not None
+    bias_NTS = _spread_runs(coordinates.bias_NR.astype(s_GTS.dtype), coordinates, run)
+    heads, length, keys = bias_NTS.shape
+    by_head = s_GTS.reshape(-1, heads // groups, groups * length, keys)
+    return (by_head + bias_NTS.reshape(by_head.shape[1:])).reshape(s_GTS.shape)
+
+
+def bias_gradient(ds_GTS: Array, coordinates: ScoreCoordinates) -> Array:
+    """Gradient of the bias of `coordinates`, which have one, from the scores', in its type."""
+    assert coordinates.bias_NR is not None
+    shape = (
+        -1,
+        coordinates.bias_NR.shape[0],
+        coordinates.query_T.shape[0],
+        coordinates.key_S.shape[0],
+    )
+    bias_NR = coordinates.bias_NR.astype(ds_GTS.dtype)
+    _, transpose = jax.vjp(lambda bias_NR: _spread(bias_NR, coordinates), bias_NR)
+    (gradient,) = transpose(ds_GTS.reshape(shape).sum(0))
+    return gradient
+
+
+def add_gradients(total: Array | None, gradient: Array | None) -> Array | None:
+    """Sum of two gradients of a bias, if there is one."""
+    return None if total is None or gradient is None else total + gradient
+
+
+def _spread_runs(bias_NR: Array, coordinates: ScoreCoordinates, run: Lengths | None) -> Array:
+    """The bias of each score of a block that may have gaps, `[N, T, S]`."""
+    if run is None:
+        return _spread(bias_NR, coordinates)
+    queries, keys = (x.reshape(-1, n) for x, n in zip(coordinates[:2], run, strict=True))
+    blocks = [
+        [_spread(bias_NR, coordinates._replace(query_T=q, key_S=k)) for k in keys] for q in queries
+    ]
+    return jnp.block(blocks)
+
+
+def _spread(bias_NR: Array, coordinates: ScoreCoordinates) -> Array:
+    """The bias of each score of a block, `[N, T, S]`; of padding at the block's end, any number."""
+    length, keys = coordinates.query_T.shape[0], coordinates.key_S.shape[0]
+    padded = jnp.pad(bias_NR, [(0, 0), (length - 1, keys - 1)])
+    first = coordinates.key_S[0] - coordinates.query_T[0] + bias_NR.shape[1] // 2
+    distances = lax.dynamic_slice_in_dim(padded, first, length + keys - 1, 1)
+    return _diagonals(distances, length, keys)
+
+
+def _diagonals(x_NR: Array, length: int, keys: int) -> Array:
+    """x[N, T + S - 1] -> `[N, T, S]` with number j - i + T - 1 in row i and column j."""
+    heads, row = x_NR.shape[0], length + keys - 1
+    longer = jnp.pad(x_NR, [(0, 0), (0, 1)])
+    flat = jnp.broadcast_to(longer[:, None], (heads, length, row + 1)).reshape(heads, -1)
+    shifted = lax.slice_in_dim(flat, length - 1, length - 1 + length * row, axis=1)
+    return shifted.reshape(heads, length, row)[:, :, :keys]
+
+
+# ---- groups of query heads that share keys and values --------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Whole rows of scores `[B, K, G * T, S]`: the steps that do not depend on who makes them.
+
+    It is all that an attention needs which makes whole rows at once.
+
+    Args:
+        coordinates: of the queries of one head, and of the keys.
+        scores: which of them a query sees.
+        dropout: dropout of the probabilities.
+        groups: G.
+        run: numbers of queries and keys that follow one another without a gap; None: all.
+    """
+
+    coordinates: ScoreCoordinates
+    scores: Scores
+    dropout: Dropout
+    groups: int
+    run: Lengths | None = None
+
+    def queries(self, q_BTNH: Array) -> Array:
+        """q[B, T, N, H] -> `[B, G * T, K, H]`."""
+        return join_groups(q_BTNH, self.groups) if self.groups > 1 else q_BTNH
+
+    def add_bias(self, s_BKTS: Array) -> Array:
+        """Scaled scores with the bias by distance, if there is one."""
+        if self.coordinates.bias_NR is None:
+            return s_BKTS
+        return add_bias(s_BKTS, self.coordinates, self.groups, self.run)
+
+    def seen(self) -> Array:
+        """Mask of the keys that each row sees; broadcasts to the rows."""
+        seen_TS = visible(self.coordinates, self.scores)
+        return group_mask(seen_TS, self.groups) if self.groups > 1 else seen_TS
+
+    def drop(self, p_BKTS: Array, dtype: DTypeLike) -> Array:
+        """Probabilities after dropout, in `dtype`. Backward drops again, so no mask is saved."""
+        drops = self.coordinates.seed_BN2 is not None
+        # Also where nothing drops: backward's barrier stays before what reads p.
+        again = partial(drop_groups, dropout=self.dropout) if drops else lambda p_BKTS, _: p_BKTS
+        return jax.checkpoint(again)(p_BKTS, self.coordinates).astype(dtype)
+
+    def output(self, o_BTKH: Array) -> Array:
+        """Output `[B, G * T, K, H]` -> o[B, T, N, H], with the name of what remat keeps."""
+        o_BTNH = part_groups(o_BTKH, self.groups) if self.groups > 1 else o_BTKH
+        return checkpoint_name(o_BTNH, SAVED_MATMUL_OUT)
+
+
+def join_groups(x_BTN: Array, groups: int) -> Array:
+    """`[B, T, N, ..]` -> `[B, G * T, K, ..]`: queries that share a kv head, one after the other.
+
+    Partner: `part_groups`. groups: G.
+    """
+    batch, length, queries, *rest = x_BTN.shape
+    x_BTKG = x_BTN.reshape(batch, length, queries // groups, groups, *rest)
+    return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, queries // groups, *rest)
+
+
+def part_groups(x_BTK: Array, groups: int) -> Array:
+    """`[B, G * T, K, ..]` -> `[B, T, N, ..]`. Undoes `join_groups`; groups: G."""
+    batch, length, heads, *rest = x_BTK.shape
+    x_BGTK = x_BTK.reshape(batch, groups, length // groups, heads, *rest)
+    return jnp.moveaxis(x_BGTK, 1, 3).reshape(batch, length // groups, -1, *rest)
+
+
+def group_mask(seen_TS: Array, groups: int) -> Array:
+    """A mask of queries for those of groups one after the other: `[.., T, S]`, or of all alike."""
+    alike = seen_TS.ndim == 1 or seen_TS.shape[-2] == 1
+    return seen_TS if alike else jnp.concatenate([seen_TS] * groups, -2)
+
+
+def drop_groups(p_BKTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Array:
+    """`drop` of probabilities `[B, K, G * T, S]`, for which there are seeds."""
+    assert coordinates.seed_BN2 is not None
+    batch, queries = coordinates.seed_BN2.shape[:2]
+    p_BNTS = p_BKTS.reshape(batch, queries, -1, p_BKTS.shape[-1])
+    return drop(p_BNTS, coordinates, dropout).reshape(p_BKTS.shape)

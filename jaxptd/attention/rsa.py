@@ -15,16 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.groups import Rows
-from jaxptd.attention.kernel import Kernel, Lengths, Scores
-from jaxptd.attention.ring import (
-    AttentionInputs,
-    Ring,
-    hops_for,
-    pin_to_backward,
-    travel,
-    travel_back,
-)
+from jaxptd.attention.attend import AttentionInputs, Ring, pin_to_backward
+from jaxptd.attention.kernel import Kernel, Lengths, Rows, Scores
+from jaxptd.attention.ring import hops_for, travel, travel_back
 from jaxptd.collectives import alike
 
 

@@ -15,15 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.groups import (
-    add_bias,
-    add_gradients,
-    bias_gradient,
-    drop_groups,
-    group_mask,
-    join_groups,
-    part_groups,
-)
 from jaxptd.attention.kernel import (
     NOWHERE,
     Dropout,
@@ -32,8 +23,15 @@ from jaxptd.attention.kernel import (
     ScoreCoordinates,
     Scores,
     add_at,
+    add_bias,
+    add_gradients,
+    bias_gradient,
+    drop_groups,
     finite,
+    group_mask,
+    join_groups,
     merge_at,
+    part_groups,
     visible,
 )
 from jaxptd.collectives import as_varying, varying_axes
@@ -132,7 +130,7 @@ class Xla:
         grid = self._grid(q, k, scores)
         coordinates = grid.pad_sites(coordinates)
         q, k, v = grid.queries.pad(q, 1), grid.keys.pad(k, 1), grid.keys.pad(v, 1)
-        zero = jnp.zeros(q.shape, _wide(q))
+        zero = jnp.zeros(q.shape, jnp.promote_types(q.dtype, jnp.float32))
         total = _as_varying_as((zero, zero[..., 0] - jnp.inf), (q, k, v, coordinates))
 
         def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
@@ -164,9 +162,9 @@ class Xla:
         coordinates = grid.pad_sites(coordinates)
         q, do, o, lse = (grid.queries.pad(x, 1) for x in of_queries)
         k, v = grid.keys.pad(saved.k, 1), grid.keys.pad(saved.v, 1)
-        zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, _wide(q)), Gradients(q, k, v, coordinates.bias_NR)
-        )
+        wide = jnp.promote_types(q.dtype, jnp.float32)
+        inputs = Gradients(q, k, v, coordinates.bias_NR)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), inputs)
         total = _as_varying_as(zeros, (q, k, v, do, o, lse, coordinates))
 
         def visit(total: Gradients, pair: tuple[Array, Array]) -> tuple[Gradients, None]:
@@ -194,10 +192,6 @@ def _add_chunk(total: Gradients, gradients: Gradients, query: Array, key: Array)
         for x, dx, start in zip(total[:3], gradients[:3], (query, key, key), strict=True)
     )
     return Gradients(q, k, v, add_gradients(total.bias, gradients.bias))
-
-
-def _wide(x: Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _as_varying_as(tree: Any, others: Any) -> Any:
@@ -230,7 +224,8 @@ def _scores(
 
     groups: N/K, the query heads that share a kv head.
     """
-    s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
+    wide = jnp.promote_types(q_GTH.dtype, jnp.float32)
+    s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=wide)
     seen = visible(coordinates, scores)
     seen = group_mask(seen, groups) if groups > 1 else seen
     if seen.ndim == 4:  # [B, 1, T, S]
@@ -263,7 +258,7 @@ def _block_fwd(
     if coordinates.seed_BN2 is not None:
         p_GTS = drop_groups(p_GTS, coordinates, dropout)
     p_GTS = p_GTS.astype(v_GSH.dtype)
-    o_GTH = jnp.einsum("GTS,GSH->GTH", p_GTS, v_GSH, preferred_element_type=_wide(v_GSH))
+    o_GTH = jnp.einsum("GTS,GSH->GTH", p_GTS, v_GSH, preferred_element_type=s_GTS.dtype)
     o_GTH = o_GTH / jnp.where(sum_GT == 0, 1, sum_GT)[..., None]
     lse_GT = max_GT + jnp.log(sum_GT)
     return _unflat(o_GTH, q_BTNH, heads), _unflat(lse_GT, q_BTNH, heads)
@@ -281,7 +276,8 @@ def _block_bwd(
     dropout: Dropout,
     scores: Scores,
 ) -> Gradients:
-    dtype, product = q_BTNH.dtype, partial(jnp.einsum, preferred_element_type=_wide(q_BTNH))
+    dtype, wide = q_BTNH.dtype, jnp.promote_types(q_BTNH.dtype, jnp.float32)
+    product = partial(jnp.einsum, preferred_element_type=wide)
     # sum_S p * dp, also with dropout: o is the dropped p times v (Dao et al., appendix B.4)
     heads = k_BSKH.shape[2]
     groups = q_BTNH.shape[2] // heads
@@ -296,7 +292,7 @@ def _block_bwd(
     dp_GTS = product("GTH,GSH->GTS", do_GTH, v_GSH)
     dp_GTS = drop_groups(dp_GTS, coordinates, dropout) if drops else dp_GTS
     ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])
-    bias = bias_gradient(ds_GTS, coordinates)
+    bias = None if coordinates.bias_NR is None else bias_gradient(ds_GTS, coordinates)
     ds_GTS = (ds_GTS * scores.scale).astype(dtype)
     dq_GTH = product("GTS,GSH->GTH", ds_GTS, k_GSH)
     dk_GSH = product("GTS,GTH->GSH", ds_GTS, q_GTH)

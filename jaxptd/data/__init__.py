@@ -12,9 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
+from jaxptd.data.batches import (
+    NOT_COUNTED,
+    Derived,
+    Field,
+    Identity,
+    Samples,
+    ShuffledWindows,
+    Windows,
+    WindowsInOrder,
+    identity_of,
+    number_documents,
+)
 from jaxptd.data.corpus import check_vocabulary, read_corpus, split_corpus
-from jaxptd.data.mapped import NOT_COUNTED, Identity, Samples, identity_of
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
 from jaxptd.data.sources import find_each, find_files
@@ -29,6 +39,8 @@ __all__ = [
     "NOT_COUNTED",
     "ByteTokenizer",
     "Data",
+    "Derived",
+    "Field",
     "MaskedPairs",
     "Mixture",
     "Objective",
@@ -53,7 +65,7 @@ class Data:
         train: the beginning of the corpus, in random order.
         validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
         remarks: what a person should know of how the text was read; a line each.
-        identity: tells this data from other data, see `mapped.py`; empty of images.
+        identity: tells this data from other data, see `batches.py`; empty of images.
     """
 
     train: Samples

@@ -5,18 +5,250 @@ changes a sample, so each process reads its own rows only, and a resumed run con
 next sample.
 
 N tokens in the corpus, T = seq_length; a sequence is T + 1 tokens, for T predictions.
+
+A file may change while a run reads it. Where it was truncated, its mapping has no pages any more:
+to read there ends the process with SIGBUS, without a message. So the size is looked at before each
+read.
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxptd.data.mapped import NOT_COUNTED, Concatenated, MappedFiles, Samples, check_ids
 from jaxptd.errors import UserError
+
+# ---- several token arrays read as one, without copies --------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Concatenated:
+    """A sequence of 1D arrays or memmaps. Slices are views; `np.asarray` reads and copies."""
+
+    arrays: tuple[np.ndarray, ...]
+
+    def __len__(self) -> int:
+        return sum(len(array) for array in self.arrays)
+
+    def __getitem__(self, index: slice) -> "Concatenated":
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise IndexError("only slices of step 1")
+        views, first = [], 0
+        for array in self.arrays:
+            low, high = max(start - first, 0), min(stop - first, len(array))
+            views += [array[low:high]] if low < high else []
+            first += len(array)
+        return Concatenated(tuple(views))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("concatenated arrays cannot be read without a copy")
+        array = np.concatenate(self.arrays) if self.arrays else np.empty(0, np.uint16)
+        return array.astype(dtype or array.dtype, copy=False)
+
+
+def locate(tokens: np.ndarray | Concatenated, index: int) -> str:
+    """Describes the position of token `index` in its file, or in an array, for a message."""
+    if isinstance(tokens, Concatenated):
+        for array in tokens.arrays:
+            if index < len(array):
+                return locate(array, index)
+            index -= len(array)
+        raise IndexError("beyond the last token")
+    if not isinstance(tokens, np.memmap):
+        return f"token {index} of the data"
+    skipped = (_address(tokens) - _address(whole(tokens))) // tokens.itemsize
+    return f"token {skipped + index} of {tokens.filename}"
+
+
+def whole(tokens: np.memmap) -> np.memmap:
+    """The mapping of a whole file that a slice was taken from."""
+    while isinstance(tokens.base, np.memmap):
+        tokens = tokens.base
+    return tokens
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+class MappedFiles:
+    """The files that an array of tokens maps, as they were when this object was made.
+
+    A file that is deleted or replaced is no error: its mapping keeps the ids.
+    """
+
+    def __init__(self, tokens: np.ndarray | Concatenated) -> None:
+        self._found = {id(each): _stat(each) for each in _maps(tokens)}
+
+    def check(self, tokens: np.ndarray | Concatenated) -> None:
+        """Raises UserError if a file that these tokens map, a part of all, has changed."""
+        for each in _maps(tokens):
+            if _changed(each, self._found[id(each)]):
+                raise UserError(
+                    f"data.source: {each.filename} was changed while the run read it; put the "
+                    "file back as it was, and start the run again"
+                )
+
+
+def _maps(tokens: np.ndarray | Concatenated) -> list[np.memmap]:
+    """The mappings of whole files that an array is part of."""
+    arrays = tokens.arrays if isinstance(tokens, Concatenated) else (tokens,)
+    return [whole(array) for array in arrays if isinstance(array, np.memmap)]
+
+
+def _changed(mapped: np.memmap, before: os.stat_result | None) -> bool:
+    """True if a file is shorter than its mapping, or was written to."""
+    try:
+        if mapped._mmap.size() < mapped.nbytes:  # type: ignore[attr-defined]
+            return True
+    except OSError:  # deleted on another host of a network file system
+        return True
+    now = _stat(mapped)
+    if now is None or before is None or not os.path.samestat(now, before):
+        return False
+    return (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size)
+
+
+def _stat(mapped: np.memmap) -> os.stat_result | None:
+    """The state of the file at a mapping's path, by now perhaps another file; None without one."""
+    with contextlib.suppress(OSError):
+        return os.stat(str(mapped.filename))
+    return None
+
+
+# ---- the sequences of training or validation, by number ------------------------------------------
+
+NOT_COUNTED = -1  # as a target: left out of the loss
+
+
+class Samples(abc.ABC):
+    """Sequences of T = seq_length tokens and the one after them, by sample number.
+
+    A sample is a function of its number alone. No process, device or earlier call changes it.
+    """
+
+    seq_length: int
+
+    @property
+    @abc.abstractmethod
+    def num_tokens(self) -> int:
+        """Tokens of all sources."""
+
+    @property
+    def amount(self) -> str:
+        """The size of all sources, and of a sample, in words."""
+        tokens = f"{self.num_tokens / 1e6:.2f} M training tokens"
+        return f"{tokens} in sequences of {self.seq_length}"
+
+    @property
+    @abc.abstractmethod
+    def windows_per_epoch(self) -> int:
+        """Samples before any is read again."""
+
+    @abc.abstractmethod
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n], 0 or more, in any order -> their sequences, int32[n, T + 1].
+
+        Raises:
+            UserError: an id is outside the vocabulary, or a file was changed since this object was
+                made; names the file.
+        """
+
+    @abc.abstractmethod
+    def targets(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n] -> the token after each of T tokens, int32[n, T]; -1 is not counted.
+
+        Raises:
+            UserError: as `rows`.
+        """
+
+    @abc.abstractmethod
+    def first_tokens(self, count: int) -> np.ndarray:
+        """The first tokens of the corpus, unchecked, `[count]`."""
+
+
+# ---- whether data are the same as before ---------------------------------------------------------
+# The identity of a run's data: a run that is resumed goes on with the data it began with.
+#
+# A source has its number of tokens and a digest of some of them: files may be moved, copied or
+# split, but not grown, replaced or read with another tokenizer.
+
+PLACES, EACH = 16, 4096  # that a digest is made of: places, evenly spaced, and tokens at each
+
+# Name of each source of a mixture, else "" -> its tokens and digest. Hosts may have other names.
+Identity = Mapping[str, Mapping[str, Any]]
+
+
+def identity_of(tokens: np.ndarray | Concatenated) -> dict[str, Any]:
+    """The number of a source's tokens, and a digest of some of them."""
+    count = len(tokens)
+    digest = hashlib.sha256()
+    for start in np.linspace(0, max(count - EACH, 0), PLACES).astype(np.int64).tolist():
+        digest.update(np.asarray(tokens[start : start + EACH]).astype("<u4").tobytes())
+    return {"tokens": count, "digest": digest.hexdigest()[:16]}
+
+
+def change(now: Identity, before: Identity) -> str | None:
+    """Says what has changed in the data, of the first source that differs; None for nothing."""
+    if len(now) != len(before):
+        return f"data.source has {len(now)} sources, not {len(before)}"
+    for name, current, previous in zip(now, now.values(), before.values(), strict=True):
+        source = f"data.source {name}" if name else "data.source"
+        if current == previous:
+            continue
+        if current["tokens"] == previous["tokens"]:
+            return f"{source} has other tokens now (the text or the tokenizer has changed) than"
+        return f"{source} has {current['tokens']:,} tokens now, and had {previous['tokens']:,}"
+    return None
+
+
+# ---- token ids that the model's vocabulary does not have -----------------------------------------
+
+SCANNED = 2**26  # tokens that are looked at before a run begins: a tenth of a second from memory
+BLOCK = 2**20  # tokens at a time
+
+
+def check_ids(tokens: np.ndarray | Concatenated, start: int, *, end: int, vocab_size: int) -> None:
+    """Raises UserError for the first id of tokens[start:end] outside [0, vocab_size).
+
+    The error names the file and the position.
+    """
+    ids = np.asarray(tokens[start:end])
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(wrong):
+        raise UserError(
+            f"{locate(tokens, start + int(wrong[0]))} has id {ids[wrong[0]]}, outside the "
+            f"model's {vocab_size} (0 to {vocab_size - 1}); use the tokenizer the "
+            "data was made with, or a larger model.vocab_size"
+        )
+
+
+def scan_ids(tokens: np.ndarray | Concatenated, vocab_size: int) -> None:
+    """Raises as `check_ids` for any of the tokens, or of many if there are very many.
+
+    A tokenizer that is not the model's is found at once in this way, before the run writes a file.
+    """
+    for start in _starts(len(tokens)):
+        check_ids(tokens, start, end=start + BLOCK, vocab_size=vocab_size)
+
+
+def _starts(count: int) -> Iterable[int]:
+    """First tokens of the blocks to scan: all, or as many as `SCANNED` has, evenly spaced."""
+    if count <= SCANNED:
+        return range(0, count, BLOCK)
+    return np.linspace(0, count - BLOCK, SCANNED // BLOCK).astype(np.int64).tolist()
+
+
+# ---- windows of a corpus -------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,3 +400,66 @@ def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarra
     order = np.argsort(drawn[1:], kind="stable")
     order.setflags(write=False)  # the cache shares it among callers
     return int(drawn[0]), order
+
+
+# ---- the arrays of a batch -----------------------------------------------------------------------
+
+
+class Derived(NamedTuple):
+    """A field that follows from another one: users and samples do not have it.
+
+    Args:
+        field: the other one.
+        make: its rows in text order, `[n, T]` -> those of this field.
+    """
+
+    field: str
+    make: Callable[[np.ndarray], np.ndarray]
+
+
+class Field(NamedTuple):
+    """An array of a batch: `[B, T, *others]`, or `[B]`; each process reads its own part of it.
+
+    Args:
+        length: the field of `ModelConfig` that is T; None: a number a sample.
+        lowest: the lowest value; None: any.
+        end: values are below it; None: any.
+        derived: from another field; None: it is given.
+        others: the fields of `ModelConfig` that are the sizes of the other dims.
+        dtype: int32 or float32.
+        ring: T is in the order of the ring's devices; else as a user gives it.
+    """
+
+    length: str | None
+    lowest: int | None = None
+    end: int | None = None
+    derived: Derived | None = None
+    others: tuple[str, ...] = ()
+    dtype: Literal["int32", "float32"] = "int32"
+    ring: bool = True
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The fields of `ModelConfig` that are the sizes of all dims behind B."""
+        return self.others if self.length is None else (self.length, *self.others)
+
+    @property
+    def padding(self) -> int:
+        """The value after the end of a sequence: the lowest one, or one below 0 if any may be.
+
+        So no padding is a target, and none has a mask or is of a document. Other numbers than ids
+        have zeros.
+        """
+        if self.dtype == "float32":
+            return 0
+        return NOT_COUNTED if self.lowest is None else self.lowest
+
+    def padded(self, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+        """`[n, t]` or `[n]` with padding behind each sequence: `[n, *dims]`."""
+        missing = [(0, size - have) for size, have in zip(dims, x.shape[1:], strict=True)]
+        return np.pad(x, [(0, 0), *missing], constant_values=self.padding)
+
+    def dims(self) -> str:
+        """The dims in words, as `[B, T]`."""
+        sizes = ["T" if self.ring else size for size in self.sizes]
+        return f"[{', '.join(['B', *sizes])}]"

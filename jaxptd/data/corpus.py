@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxptd.data.batches import Concatenated, scan_ids
 from jaxptd.data.corpora import tokenize, tokenize_answers
-from jaxptd.data.mapped import Concatenated, scan_ids
 from jaxptd.data.token_files import is_token_file, layout_of, open_tokens
 from jaxptd.data.tokenizers import Tokenizer, spelling
 from jaxptd.errors import UserError, quoted

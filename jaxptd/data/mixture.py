@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxptd.data.mapped import Samples
+from jaxptd.data.batches import Samples
 
 PERIOD = 2**20
 # Near PERIOD / golden ratio, and odd: multiples of it are all numbers below PERIOD. Their fractions

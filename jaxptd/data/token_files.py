@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.atomic_files import explained, shown
-from jaxptd.data.mapped import Concatenated
+from jaxptd.data.batches import Concatenated
 from jaxptd.data.records import check_signature
 from jaxptd.errors import UserError
 

@@ -47,7 +47,7 @@ class FusedNorm:
     beside: bool = False
     interpret: bool = False
 
-    def __call__(self, x: Array, w_D: Array, b_D: Array | None) -> tuple[Array, ...]:
+    def __call__(self, x: Array, w_D: Array, b_D: Array | None = None) -> tuple[Array, ...]:
         """x[..., D] -> y[..., D] of x's type; beside: x and y.
 
         Statistics are in float32. b is None where there is none.

@@ -17,7 +17,7 @@ from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout
 from jaxptd.layers.norm import Norm
-from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.layers.tensor_parallel import TensorParallel, block_along
 from jaxptd.params import normal, stacked
 from jaxptd.parts.architecture import Stack
 from jaxptd.pipeline.pools import LayerInputs, X
@@ -116,8 +116,9 @@ def drop_residual(
     x_BTD: Array, token_info: TokenInfo, *, tensor_parallel: TensorParallel, rate: float
 ) -> Array:
     """Dropout of this device's block of the residual stream."""
-    local = token_info._replace(position_T=tensor_parallel.axes.local_tokens(token_info.position_T))
-    return dropout(x_BTD, local, tensor_parallel.axes.local_hidden(x_BTD.shape[-1]), rate)
+    axes = tensor_parallel.axes
+    local = token_info._replace(position_T=block_along(token_info.position_T, axes.tokens, 0))
+    return dropout(x_BTD, local, axes.local_hidden(x_BTD.shape[-1]), rate)
 
 
 def make_blocks(

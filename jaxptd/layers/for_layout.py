@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxptd import collectives
-from jaxptd.attention.ring import Ring
-from jaxptd.layers.axes import ShardingAxes
+from jaxptd.attention.attend import Ring
 from jaxptd.layers.grid import DecodeGrid2D, Grid2D
 from jaxptd.layers.megatron import CollectiveMatmul1D, TensorParallel1D
-from jaxptd.layers.tensor_parallel import NATIVE, MatmulPrecision, TensorParallel
+from jaxptd.layers.tensor_parallel import NATIVE, MatmulPrecision, ShardingAxes, TensorParallel
 from jaxptd.matmul.grid import Grid
 from jaxptd.mesh import Axis, Layout
 

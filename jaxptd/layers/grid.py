@@ -17,16 +17,15 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from jaxptd import collectives, summa2d
-from jaxptd.attention.attend import attend
+from jaxptd.attention.attend import AttentionInputs, attend
 from jaxptd.attention.kernel import Kernel, Scores
-from jaxptd.attention.ring import AttentionInputs
 from jaxptd.layers import grid_attention
-from jaxptd.layers.axes import local_rows
 from jaxptd.layers.tensor_parallel import (
     PackedWeight,
     TensorParallel,
     both_gradients,
     joined_products,
+    local_rows,
     matmul,
 )
 from jaxptd.matmul.grid import Grid

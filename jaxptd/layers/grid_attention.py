@@ -21,9 +21,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.groups import Rows, bias_for, check_distances
-from jaxptd.attention.kernel import Dropout, Lengths, ScoreCoordinates, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring, check_lengths
+from jaxptd.attention.attend import AttentionInputs, Ring, check_lengths
+from jaxptd.attention.kernel import (
+    Dropout,
+    Lengths,
+    Rows,
+    ScoreCoordinates,
+    Scores,
+    bias_for,
+    check_distances,
+)
 from jaxptd.collectives import all_gather, local_block
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import matmul, matmul_nt

@@ -16,7 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxptd.config import Kernels
 from jaxptd.kernels.loss import FusedLoss
-from jaxptd.layers.axes import ShardingAxes
+from jaxptd.layers.tensor_parallel import ShardingAxes, local_numbers
 
 
 @partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
@@ -54,7 +54,7 @@ def vocab_parallel_cross_entropy(
 
 def _wide(logits_BTV: Array, axes: ShardingAxes, vocab_size: int) -> tuple[Array, Array]:
     """Logits in float32 at least, minus infinity in the padding, and their token ids."""
-    ids_V = axes.vocab_ids(logits_BTV.shape[-1])
+    ids_V = local_numbers(axes.inner, logits_BTV.shape[-1])
     wide_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
     return jnp.where(ids_V < vocab_size, wide_BTV, -jnp.inf), ids_V
 
@@ -78,14 +78,14 @@ def _cross_entropy(
         local_max_BT, exp_BT = (each.reshape(targets_BT.shape) for each in max_and_sum)
     else:
         local_max_BT, exp_BT = _max_and_sum(wide_BTV)
-    max_BT = axes.vocab_max(local_max_BT)
+    max_BT = lax.pmax(local_max_BT, axes.inner)
     exp_BT = exp_BT * jnp.exp(local_max_BT - max_BT)
     local_BT = targets_BT - ids_V[0]
     mine_BT = (local_BT >= 0) & (local_BT < ids_V.shape[0]) & (targets_BT < vocab_size)
     index_BT1 = jnp.where(mine_BT, local_BT, 0)[..., None]
     target_BT1 = jnp.take_along_axis(logits_BTV, index_BT1, -1)
     target_BT = jnp.where(mine_BT, target_BT1[..., 0].astype(wide_BTV.dtype), 0)
-    exp_BT, target_BT = axes.vocab_sum(jnp.stack([exp_BT, target_BT]))
+    exp_BT, target_BT = lax.psum(jnp.stack([exp_BT, target_BT]), axes.inner)
     logsumexp_BT = jnp.log(exp_BT) + max_BT
     loss_BT = logsumexp_BT - target_BT
     return (loss_BT, logsumexp_BT), (logits_BTV, targets_BT, logsumexp_BT)
@@ -127,7 +127,7 @@ def _by_kernel(
     logits_RV: Array, rows_R: Sequence[Array], axes: ShardingAxes, vocab_size: int
 ) -> Array:
     targets_R, logsumexp_R, d_R, *d_logsumexp_R = rows_R
-    first = axes.vocab_ids(logits_RV.shape[-1])[0]
+    first = local_numbers(axes.inner, logits_RV.shape[-1])[0]
     return FusedLoss().gradient(
         logits_RV,
         vocab_size - first,
@@ -150,30 +150,16 @@ def _by_loop(
 
     def differentiate(trip: Array, x_RV: Array) -> Array:
         take = partial(lax.dynamic_slice_in_dim, start_index=trip * size, slice_size=size)
-        d_RV = _gradient(take(x_RV), *map(take, rows_R), axes=axes, vocab_size=vocab_size)
-        return lax.dynamic_update_slice_in_dim(x_RV, d_RV, trip * size, 0)
+        wide_RV, ids_V = _wide(take(x_RV), axes, vocab_size)
+        targets_R, logsumexp_R, d_R, *d_logsumexp_R = map(take, rows_R)
+        softmax_RV = jnp.exp(wide_RV - logsumexp_R[:, None])
+        target_RV = (ids_V == targets_R[:, None]) & (ids_V < vocab_size)
+        d_RV = jnp.where(target_RV, softmax_RV - 1, softmax_RV) * d_R[:, None]
+        for each_R in d_logsumexp_R:
+            d_RV += softmax_RV * each_R[:, None]
+        return lax.dynamic_update_slice_in_dim(x_RV, d_RV.astype(x_RV.dtype), trip * size, 0)
 
     return lax.fori_loop(0, trips, differentiate, logits_RV)
-
-
-def _gradient(
-    logits_RV: Array,
-    targets_R: Array,
-    logsumexp_R: Array,
-    d_R: Array,
-    d_logsumexp_R: Array | None = None,
-    *,
-    axes: ShardingAxes,
-    vocab_size: int,
-) -> Array:
-    """The gradient of logits in some rows (tokens)."""
-    wide_RV, ids_V = _wide(logits_RV, axes, vocab_size)
-    softmax_RV = jnp.exp(wide_RV - logsumexp_R[:, None])
-    target_RV = (ids_V == targets_R[:, None]) & (ids_V < vocab_size)
-    d_RV = jnp.where(target_RV, softmax_RV - 1, softmax_RV) * d_R[:, None]
-    if d_logsumexp_R is not None:
-        d_RV += softmax_RV * d_logsumexp_R[:, None]
-    return d_RV.astype(logits_RV.dtype)
 
 
 vocab_parallel_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -18,19 +18,19 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jaxptd.attention.attend import attend
+from jaxptd.attention.attend import AttentionInputs, attend
 from jaxptd.attention.kernel import Kernel, Scores
-from jaxptd.attention.ring import AttentionInputs
 from jaxptd.collectives import alike
-from jaxptd.layers.axes import local_rows
 from jaxptd.layers.tensor_parallel import (
     NATIVE,
     Matmul,
     MatmulPrecision,
     PackedWeight,
     TensorParallel,
+    block_along,
     both_gradients,
     joined_products,
+    local_rows,
     matmul,
     separated,
 )
@@ -75,7 +75,7 @@ class Base1D(TensorParallel):
         return self.reduce_output(local_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        return table[self.axes.local_tokens(position_T)].astype(dtype)
+        return table[block_along(position_T, self.axes.tokens, 0)].astype(dtype)
 
     def attend(
         self,
@@ -104,12 +104,18 @@ class TensorParallel1D(Base1D):
 
     def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
         """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp]."""
-        multiply, apart = self.precision.matmul, self.precision.apart
-        if not apart:
+        multiply, parts = self.precision.matmul, [packed.parts for packed in weights]
+        if not self.precision.apart:
             return joined_products(self._of_all_tokens(lambda x, w: multiply(x, w, 1)), x, weights)
-        each = self._of_all_tokens(_products(multiply, [packed.parts for packed in weights]))
-        products_of_each = zip(each(x, [packed.w for packed in weights]), weights, strict=True)
-        return [h for products, packed in products_of_each for h in packed.with_biases(products)]
+        products: Any = partial(_products, multiply=multiply, parts=parts)
+        if any(parts):
+            # Backward takes the matrices of a w that has several from it again, or a scan would
+            # keep copies. All products are in one checkpoint, or x would be kept for each.
+            policy = jax.checkpoint_policies.nothing_saveable
+            products = jax.checkpoint(products, policy=policy, prevent_cse=False)
+        found = self._of_all_tokens(products)(x, [packed.w for packed in weights])
+        pairs = zip(found, weights, strict=True)
+        return [h for products, packed in pairs for h in packed.with_biases(products)]
 
     def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
         """`multiply(x, w)` of x with all tokens."""
@@ -141,31 +147,16 @@ class GatheringAgain1D(TensorParallel1D):
 
 
 def _products(
-    multiply: Matmul, parts: Sequence[bool]
-) -> Callable[[Array, Sequence[Array]], list[list[Array]]]:
-    """Multiplies x with each matrix of each w.
-
-    Backward takes the matrices of a w that has several from it again, or a scan would keep copies.
-    All products are in one checkpoint, or x would be kept for each.
-
-    Args:
-        multiply: the product.
-        parts: of each w, whether it has several matrices.
-    """
-
-    def products(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
-        found = []
-        for w, several in zip(arrays, parts, strict=True):
-            # All of w is typed as x, so that its gradient is one sum over devices.
-            each_x, each_w = alike(x, w) if several else (x, w)
-            matrices = separated(each_w, 1) if several else [each_w]
-            found.append([multiply(each_x, matrix, 1) for matrix in matrices])
-        return found
-
-    if not any(parts):
-        return products
-    policy = jax.checkpoint_policies.nothing_saveable
-    return jax.checkpoint(products, policy=policy, prevent_cse=False)
+    x: Array, arrays: Sequence[Array], *, multiply: Matmul, parts: Sequence[bool]
+) -> list[list[Array]]:
+    """x times each matrix of each w; parts: of each w, whether it has several matrices."""
+    found = []
+    for w, several in zip(arrays, parts, strict=True):
+        # All of w is typed as x, so that its gradient is one sum over devices.
+        each_x, each_w = alike(x, w) if several else (x, w)
+        matrices = separated(each_w, 1) if several else [each_w]
+        found.append([multiply(each_x, matrix, 1) for matrix in matrices])
+    return found
 
 
 @final

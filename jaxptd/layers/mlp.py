@@ -105,9 +105,8 @@ class MLP(nnx.Module):
         """
         if self.fused:
             return self.fused(self.up.kept(x_BTD, bare=True), self.up.bias)
-        activate = jax.checkpoint(self._activate, prevent_cse=not self.looped)
+        activate = jax.checkpoint(  # h[B, T, F], or a gate and h, `[B, T, 2, F]`
+            lambda h: self.act(h[..., 0, :]) * h[..., 1, :] if self.gated else self.act(h),
+            prevent_cse=not self.looped,
+        )
         return activate(self.up.kept(x_BTD))
-
-    def _activate(self, h: Array) -> Array:
-        """h[B, T, F], or a gate and h, `[B, T, 2, F]` -> h[B, T, F]."""
-        return self.act(h[..., 0, :]) * h[..., 1, :] if self.gated else self.act(h)

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions
 from jaxptd.kernels.norm import LONGEST, FusedNorm
-from jaxptd.layers.axes import local_numbers
 from jaxptd.layers.linear import declare
-from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.layers.tensor_parallel import TensorParallel, local_numbers
 from jaxptd.mesh import Axis
 from jaxptd.params import ones
 from jaxptd.parts.parameters import head_norm, norm
@@ -73,13 +73,13 @@ class Norm(nnx.Module):
 
         added: whether something is.
         """
-        x_BTD, w_D = checkpoint_name(x_BTD, SAVED_MATMUL_IN), self.w[...]
-        b_D = None if self.b is None else self.b[...]
+        x_BTD = checkpoint_name(x_BTD, SAVED_MATMUL_IN)
+        weights = [each[...] for each in (self.w, self.b) if each is not None]
         if self.fused:
             kernels = FusedNorm(self.over.eps, self.over.centred, beside=added)
-            x_BTD, y_BTD = (x_BTD, *kernels(x_BTD, w_D, b_D))[-2:]
+            x_BTD, y_BTD = (x_BTD, *kernels(x_BTD, *weights))[-2:]
         else:
-            y_BTD = _normalise(*_alike(x_BTD, w_D, b_D), self.over)
+            y_BTD = _normalise(self.over, *alike(x_BTD, *weights))
         return x_BTD, checkpoint_name(y_BTD, SAVED_MATMUL_IN)
 
 
@@ -115,17 +115,7 @@ class HeadNorm(nnx.Module):
 
     def __call__(self, x_BTNH: Array) -> Array:
         """Queries or keys -> the same shape and type."""
-        return _normalise(*_alike(x_BTNH, self.w[...], None), self.over)
-
-
-def _wide(x: Array) -> Array:
-    """x in float32 at least."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _alike(x: Array, w: Array, b: Array | None) -> tuple[Array, Array, Array | None]:
-    x, w, *rest = alike(x, w, *([] if b is None else [b]))
-    return x, w, rest[0] if rest else None
+        return _normalise(self.over, *alike(x_BTNH, self.w[...]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +150,16 @@ class _Over:
         stacked = options.loops_keep_inputs and tensor_parallel.inner_devices == 1
         return cls(axis, size, options.norm_eps, centred, stacked)
 
-    def mean_and_variance(self, x_BTD: Array) -> tuple[Array, Array]:
-        """Mean and variance over D, from two sums of which XLA makes one kernel.
+    def mean_and_variance(self, x_BTD: Array, dtype: DTypeLike) -> tuple[Array, Array]:
+        """Mean and variance over D, in `dtype`, from two sums of which XLA makes one kernel.
 
         They are sums about the median of three units, not about the mean, which would have to be
         known first. The variance loses digits where that median is far from the mean, as it is when
         two of the three are beyond all others: by less than 8 D roundings.
         Source: Chan et al., Algorithms for Computing the Sample Variance, 1983.
         """
-        wide_BTD, size = _wide(x_BTD), x_BTD.shape[-1]
-        a, b, c = (_wide(x_BTD[..., i : i + 1]) for i in (0, size // 2, size - 1))
+        wide_BTD, size = x_BTD.astype(dtype), x_BTD.shape[-1]
+        a, b, c = (x_BTD[..., i : i + 1].astype(dtype) for i in (0, size // 2, size - 1))
         shift_BT1 = jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
         shifted_BTD = self.pad(wide_BTD - shift_BT1)
         count = self.pad(jnp.ones(size, wide_BTD.dtype)).sum()
@@ -193,18 +183,19 @@ class _Over:
         return jnp.where(local_numbers(axis, held) < self.size, x, 0)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _normalise(x_BTD: Array, w_D: Array, b_D: Array | None, over: _Over) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _normalise(over: _Over, x_BTD: Array, w_D: Array, b_D: Array | None = None) -> Array:
     """Saves x for backward, which others save anyway, and the statistics of each token."""
-    return _forward(x_BTD, w_D, b_D, over)[0]
+    return _forward(over, x_BTD, w_D, b_D)[0]
 
 
 def _forward(
-    x_BTD: Array, w_D: Array, b_D: Array | None, over: _Over
+    over: _Over, x_BTD: Array, w_D: Array, b_D: Array | None
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    wide_BTD, mean_BT1 = _wide(x_BTD), None
+    dtype, mean_BT1 = jnp.promote_types(x_BTD.dtype, jnp.float32), None
+    wide_BTD = x_BTD.astype(dtype)
     if over.centred:
-        mean_BT1, variance_BT1 = over.mean_and_variance(x_BTD)
+        mean_BT1, variance_BT1 = over.mean_and_variance(x_BTD, dtype)
         mean_BT1 = checkpoint_name(mean_BT1, SAVED_MATMUL_OUT)
         wide_BTD = over.pad(wide_BTD - mean_BT1)
     else:
@@ -233,13 +224,13 @@ def _backward(
     # n and dy are computed twice, or XLA writes dy * n in float32: `docs/performance.md`. Both
     # times with a barrier, or XLA computes n in forward and keeps it until now. Not before the x
     # that a loop kept: it would be copied.
-    def new() -> tuple[Array, Array]:
-        if over.stacked:
-            return x_BTD, lax.optimization_barrier(dy_BTD)
-        return lax.optimization_barrier((x_BTD, dy_BTD))
-
-    again = new()
-    n_BTD, dy_BTD = wide(*new())
+    inputs = [
+        (x_BTD, lax.optimization_barrier(dy_BTD))
+        if over.stacked
+        else lax.optimization_barrier((x_BTD, dy_BTD))
+        for _ in range(2)
+    ]
+    n_BTD, dy_BTD = wide(*inputs[1])
     g_BTD = dy_BTD * w_D
     gn_BTD, total = g_BTD * n_BTD, partial(jnp.sum, axis=-1, keepdims=True)
     if over.centred:
@@ -249,7 +240,7 @@ def _backward(
         dx_BTD = g_BTD - n_BTD * over.means(total(gn_BTD))[0]
     dx_BTD = over.pad(dx_BTD * scale_BT1)
     tokens = tuple(range(dy_BTD.ndim - 1))
-    n_BTD, dy_BTD = wide(*again)
+    n_BTD, dy_BTD = wide(*inputs[0])
     dw_D = (dy_BTD * n_BTD).sum(tokens).astype(w_D.dtype)
     db_D = dy_BTD.sum(tokens).astype(w_D.dtype) if over.centred else None
     return dx_BTD.astype(x_BTD.dtype), dw_D, db_D

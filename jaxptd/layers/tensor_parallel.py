@@ -23,13 +23,111 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
+from jaxptd import collectives
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Kernel, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.collectives import after, alike
-from jaxptd.layers.axes import ShardingAxes
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
+from jaxptd.mesh import Axis
 from jaxptd.parts.parameters import Sharding
+from jaxptd.parts.specs import Specs
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardingAxes(Specs):
+    """The axes, and the blocks and sums that a device computes with them."""
+
+    # ---- dims between the products of a pair ----
+
+    def gather(self, h: Array, dim: int) -> Array:
+        """Gathers `dim` of h from all devices along `inner`. Partner: `scatter`."""
+        return collectives.gather_from(h, self.inner, dim)
+
+    def scatter(self, h: Array, dim: int) -> Array:
+        """Takes this device's block of `dim`, of an h that every device has. Partner: `gather`."""
+        return collectives.scatter_to(h, self.inner, dim)
+
+    def local_heads(self, size: int) -> Array:
+        """Numbers of the `size` heads of which this device holds all or a slice, int32."""
+        return local_numbers(self.inner if self.head_dim == 0 else None, size)
+
+    def sum_over_head(self, s: Array) -> Array:
+        """Sum over the shards of H, where each device has a slice of every head."""
+        return lax.psum(s, self.head_slices) if self.head_slices else s
+
+    def sum_over_hidden(self, s: Array) -> Array:
+        """Sum over the shards of D."""
+        return lax.psum(s, self.hidden) if self.hidden else s
+
+    def local_head_numbers(self, size: int) -> Array:
+        """Numbers of this device's `size` numbers of a head among the H, int32."""
+        return local_numbers(self.head_slices, size)
+
+    def own_kv_heads(self, kv: Array, head_size: int) -> Array:
+        """kv[.., K, H/inner] -> [.., K/inner or 1, H]: the kv heads of this device's query heads.
+
+        For kv heads that do not split over the devices: each makes a slice of all of them, and all
+        gather the slices.
+
+        Args:
+            kv: keys or values.
+            head_size: H without padding.
+        """
+        heads, devices = kv.shape[-2], lax.axis_size(self.inner)
+        gathered = collectives.all_gather(kv, self.inner, kv.ndim - 1)[..., :head_size]
+        first = lax.axis_index(self.inner) * heads // devices
+        return lax.dynamic_slice_in_dim(gathered, first, max(1, heads // devices), kv.ndim - 2)
+
+    # ---- hidden units of the residual stream ----
+
+    def local_hidden(self, size: int) -> Array:
+        """Numbers of this device's `size` hidden units among the D, int32."""
+        return local_numbers(self.hidden, size)
+
+    # ---- images ----
+
+    def local_images(self, x_B: Array) -> Array:
+        """This device's block of a value per image `[B, ..]`.
+
+        `axes.tokens` shard a residual stream `[1, B T, D]` of images, so each device has whole
+        ones.
+        """
+        return block_along(x_B, self.tokens, 0)
+
+    def gather_images(self, x_b: Array) -> Array:
+        """Gathers a value per image from all devices. Undoes `local_images`."""
+        for axis in reversed(self.tokens):
+            x_b = collectives.all_gather(x_b, axis, 0)
+        return x_b
+
+    def logit_images(self, x_B: Array) -> Array:
+        """`local_images` of the images between the products of a pair."""
+        return block_along(x_B, self.logit_tokens, 0)
+
+
+def local_numbers(axis: Axis | None, size: int) -> Array:
+    """Global numbers of this device's block of `size`, with equal blocks along `axis`, int32."""
+    if axis is None:
+        return jnp.arange(size, dtype=jnp.int32)
+    return lax.axis_index(axis) * size + local_numbers(None, size)
+
+
+def local_rows(table: Array, ids: Array, axis: Axis) -> Array:
+    """Rows `ids` of a table sharded over `axis`; zeros for the rows of other devices."""
+    local = ids - local_numbers(axis, table.shape[0])[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    return jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)
+
+
+def block_along(x: Array, axes: Sequence[Axis], dim: int) -> Array:
+    """This device's block of `dim` of x, sharded over several axes, one after the other."""
+    for axis in axes:
+        x = collectives.local_block(x, axis, dim)
+    return x
+
+
+# ---- products ------------------------------------------------------------------------------------
 
 Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
 

@@ -14,13 +14,13 @@ from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.embedding import VocabParallelEmbedding, VocabularyBias
-from jaxptd.layers.linear import SquareLinear
+from jaxptd.layers.linear import SquareLinear, VocabParallelEmbedding, VocabularyBias
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.mlp import ACTIVATIONS
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import block_along
 from jaxptd.models.encoder import CLASSES, MLM, NSP
-from jaxptd.models.text import TextModel
+from jaxptd.models.model import TextModel
 
 
 class BERT(TextModel):
@@ -73,8 +73,9 @@ class BERT(TextModel):
     evaluated = losses  # there are no scores
 
     def _sum(self, logits_BTV: Array, targets_BT: Array, size: int) -> Array:
-        targets_BT = self.tensor_parallel.axes.local_logit_tokens(targets_BT)
+        axes = self.tensor_parallel.axes
+        targets_BT = block_along(targets_BT, axes.logit_tokens, 1)
         loss_BT, _ = vocab_parallel_cross_entropy(
-            logits_BTV, targets_BT, self.tensor_parallel.axes, size, self.config.kernels
+            logits_BTV, targets_BT, axes, size, self.config.kernels
         )
         return jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
-from jaxptd.data import NOT_COUNTED, number_documents
+from jaxptd.data import NOT_COUNTED, Field, number_documents
 from jaxptd.errors import UserError
-from jaxptd.models.family import Family, Field, Loss, Sequence, Writing
+from jaxptd.models.family import Family, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.ends import Head, Table

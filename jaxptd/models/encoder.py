@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
-from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
+from jaxptd.data import NOT_COUNTED, Field, Objective, Tokenizer
 from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder
-from jaxptd.models.family import Family, Field, Loss, Sequence
+from jaxptd.models.family import Family, Loss, Sequence
 from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.ends import Head
 from jaxptd.parts.part import imported

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, EncoderDecoder, ModelConfig
-from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
+from jaxptd.data import NOT_COUNTED, Derived, Field, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder, encoder
-from jaxptd.models.family import Derived, Family, Field, Sequence, Writing
+from jaxptd.models.family import Family, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape

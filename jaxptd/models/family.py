@@ -2,77 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option, with_fields
-from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
+from jaxptd.data import Data, Field, Objective, Tokenizer
 from jaxptd.layout import Layout
 from jaxptd.parts.architecture import Architecture
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
     from jaxptd.models.model import Model
-
-
-class Derived(NamedTuple):
-    """A field that follows from another one: users and samples do not have it.
-
-    Args:
-        field: the other one.
-        make: its rows in text order, `[n, T]` -> those of this field.
-    """
-
-    field: str
-    make: Callable[[np.ndarray], np.ndarray]
-
-
-class Field(NamedTuple):
-    """An array of a batch: `[B, T, *others]`, or `[B]`; each process reads its own part of it.
-
-    Args:
-        length: the field of `ModelConfig` that is T; None: a number a sample.
-        lowest: the lowest value; None: any.
-        end: values are below it; None: any.
-        derived: from another field; None: it is given.
-        others: the fields of `ModelConfig` that are the sizes of the other dims.
-        dtype: int32 or float32.
-        ring: T is in the order of the ring's devices; else as a user gives it.
-    """
-
-    length: str | None
-    lowest: int | None = None
-    end: int | None = None
-    derived: Derived | None = None
-    others: tuple[str, ...] = ()
-    dtype: Literal["int32", "float32"] = "int32"
-    ring: bool = True
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The fields of `ModelConfig` that are the sizes of all dims behind B."""
-        return self.others if self.length is None else (self.length, *self.others)
-
-    @property
-    def padding(self) -> int:
-        """The value after the end of a sequence: the lowest one, or one below 0 if any may be.
-
-        So no padding is a target, and none has a mask or is of a document. Other numbers than ids
-        have zeros.
-        """
-        if self.dtype == "float32":
-            return 0
-        return NOT_COUNTED if self.lowest is None else self.lowest
-
-    def padded(self, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
-        """`[n, t]` or `[n]` with padding behind each sequence: `[n, *dims]`."""
-        missing = [(0, size - have) for size, have in zip(dims, x.shape[1:], strict=True)]
-        return np.pad(x, [(0, 0), *missing], constant_values=self.padding)
-
-    def dims(self) -> str:
-        """The dims in words, as `[B, T]`."""
-        sizes = ["T" if self.ring else size for size in self.sizes]
-        return f"[{', '.join(['B', *sizes])}]"
 
 
 class Sequence(NamedTuple):

@@ -13,11 +13,11 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.axes import ShardingAxes
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
+from jaxptd.layers.tensor_parallel import ShardingAxes, block_along
 from jaxptd.models.decoder import CROSS_ENTROPY, Z_LOSS
-from jaxptd.models.text import TextModel
+from jaxptd.models.model import TextModel
 
 
 class GPT(TextModel):
@@ -30,7 +30,8 @@ class GPT(TextModel):
     def output(self, x_BTD: Array) -> Array:
         """x after all blocks -> logits[B, T, V], V sharded."""
         logits_BTV = (self.head or self.tokens).logits(self.last_norm(x_BTD))
-        return limited(logits_BTV, self.config)
+        limit = self.config.logit_softcap
+        return logits_BTV if limit is None else soft_cap(logits_BTV, limit)
 
     @jax.named_scope("loss")
     def losses(
@@ -43,12 +44,6 @@ class GPT(TextModel):
         )
 
     evaluated = losses  # there are no scores
-
-
-def limited(logits_BTV: Array, config: ModelConfig) -> Array:
-    """Logits, none beyond `logit_softcap`, if there is one."""
-    limit = config.logit_softcap
-    return logits_BTV if limit is None else soft_cap(logits_BTV, limit)
 
 
 def sums_over_targets(
@@ -65,7 +60,7 @@ def sums_over_targets(
         config: of the model.
         axes: say how the logits are sharded.
     """
-    targets_BT = axes.local_logit_tokens(targets_BT)
+    targets_BT = block_along(targets_BT, axes.logit_tokens, 1)
     loss_BT, logsumexp_BT = vocab_parallel_cross_entropy(
         logits_BTV, targets_BT, axes, config.vocab_size or 0, config.kernels
     )

@@ -1,20 +1,31 @@
-"""The interface of a model, and the way of a batch through its layers on one stage.
+"""The interface of a model, the way of a batch through its layers, and models of one text.
 
 A model names no axis and no collective. `x` is any tree of arrays, each as the residual stream has
-it.
+it. Models of one text have tables of tokens and positions, and one stack of blocks.
+Letters: B batch, T position, S maximum length, D model, L layers, N heads, H head size, V
+vocabulary.
 """
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
-from jaxptd.layers.block import number_of_layers, run_blocks
-from jaxptd.layers.dropout import TokenInfo
+from jaxptd.layers.attention import Cache
+from jaxptd.layers.attention.heads import Heads
+from jaxptd.layers.block import Block, drop_residual, make_blocks, number_of_layers, run_blocks
+from jaxptd.layers.dropout import DropoutSite, TokenInfo
+from jaxptd.layers.linear import INIT, PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
+from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.models.decoder import architecture
+from jaxptd.params import Initialiser
 from jaxptd.pipeline.pools import X
 from jaxptd.zero.plan import WHOLE, ParamPlan
 
@@ -100,3 +111,130 @@ def run_layers(
         x, new[name] = run(stack, x, token_info, cache=cache, first=first)
         first += number_of_layers(stack)
     return x, new
+
+
+# ---- models of one text --------------------------------------------------------------------------
+
+
+class TextModel(nnx.Module):
+    """The embedding and the blocks; subclasses have heads and losses.
+
+    Args:
+        config: sizes and choices; vocab_size must be set.
+        tensor_parallel: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+        offload: whether what `remat: dots` saves for backward is in host memory.
+
+    Raises:
+        ValueError: vocab_size is not set.
+    """
+
+    common: nnx.Module | None = None  # layers share no parameters
+    block: type[Block] = Block
+    architecture = staticmethod(architecture)
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        offload: bool = False,
+    ) -> None:
+        check_made(self, config, tensor_parallel)
+        size, options = config.hidden_size, config.block
+        self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
+        self.tokens = self.table(rngs)
+        learned = options.positions == "learned"
+        self.positions = (
+            PositionEmbedding(
+                config.num_positions, size, tensor_parallel=tensor_parallel, rngs=rngs
+            )
+            if learned
+            else None
+        )
+        types = options.token_types
+        self.types = (
+            TypeEmbedding(types, size, tensor_parallel=tensor_parallel, rngs=rngs)
+            if types
+            else None
+        )
+        (stack,) = self.architecture(config).stacks
+        self.blocks = make_blocks(
+            stack, config, tensor_parallel=tensor_parallel, rngs=rngs, kind=self.block
+        )
+        self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
+
+    def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:
+        """A table of the vocabulary."""
+        return make_table(self.config, tensor_parallel=self.tensor_parallel, rngs=rngs)
+
+    @property
+    def stacks(self) -> Mapping[str, Block]:
+        """The only stack."""
+        return {"blocks": self.blocks}
+
+    @jax.named_scope("embedding")
+    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
+        """A batch with tokens[B, T] -> x as the residual stream has it."""
+        dtype = jnp.dtype(self.config.dtype)
+        x_BTD = self.tokens(batch["tokens"], dtype)
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions(token_info.position_T, dtype)
+        if self.types is not None:
+            x_BTD = x_BTD + self.types(batch["token_types"], dtype)
+        if self.config.block.norm_order == "post":
+            x_BTD = self.norm(x_BTD)
+        if not self.config.dropout:
+            return x_BTD
+        embedded = token_info.at(0, DropoutSite.EMBEDDING)
+        return drop_residual(
+            x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
+        )
+
+    def enter(self, stack: str, x_BTD: Array) -> Array:
+        """x as it is: there is one stack."""
+        return x_BTD
+
+    def last_norm(self, x_BTD: Array) -> Array:
+        """x after all blocks -> x for a head, normalised if the blocks do not do it."""
+        return self.norm(x_BTD) if self.config.block.norm_order == "pre" else x_BTD
+
+    def empty_state(self, batch: int) -> dict[str, Cache]:
+        """Empty caches for up to seq_length tokens and this device's heads."""
+        return {"blocks": empty_cache(self.blocks.attention, self.config, batch)}
+
+
+def check_made(model: nnx.Module, config: ModelConfig, tensor_parallel: TensorParallel) -> None:
+    """Checks the arguments of a model's class."""
+    check_arguments(model, config, tensor_parallel)
+    if config.vocab_size is None:
+        raise ValueError("model.vocab_size is not set; take it from the tokenizer")
+
+
+def make_table(
+    config: ModelConfig,
+    *,
+    tensor_parallel: TensorParallel,
+    rngs: nnx.Rngs,
+    init: Initialiser = INIT,
+) -> VocabParallelEmbedding:
+    """Makes a table of the vocabulary."""
+    return VocabParallelEmbedding(
+        *(config.vocab_size or 0, config.hidden_size),
+        tensor_parallel=tensor_parallel,
+        rngs=rngs,
+        rows=config.padded_vocab(tensor_parallel.padded),
+        init=init,
+    )
+
+
+def empty_cache(attention: Heads, config: ModelConfig, batch: int) -> Cache:
+    """The caches of a stack of layers, for up to seq_length tokens and this device's heads.
+
+    attention: that of the layers, with parameters `[L, ...]`.
+    """
+    layers, heads = attention.out.w.shape[0], attention.local_kv_heads
+    shape = (layers, batch, config.seq_length, heads, config.block.head_size)
+    k_LBSNH = jnp.zeros(shape, config.dtype)
+    return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))

@@ -1,4 +1,7 @@
-"""A pipeline's plan, and the placement of parameters on its stages."""
+"""The parameters of a model on a layout, and a pipeline's plan, which says on which stage each is.
+
+They follow from its architecture: no model is built, and no array.
+"""
 
 import dataclasses
 import math
@@ -11,6 +14,7 @@ from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.layout import Axis
 from jaxptd.models.families import architecture_of
+from jaxptd.parts.parameters import LayoutSharding
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers, stack_sizes
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule, outline
@@ -119,3 +123,21 @@ def sharded_over(info: Shape, axis: Axis, sizes: Mapping[Axis, int]) -> Shape:
 def stage_dim(info: ParamShape) -> int | None:
     """The dim of a parameter that is sharded over stages; None if there is none."""
     return next((i for i, axes in enumerate(info.axes_of_dims) if Axis.PP in axes), None)
+
+
+def parameter_infos(config: Config) -> dict[str, ParamShape]:
+    """Shapes and axes of the parameters of a config's model, as layers hold them.
+
+    Their names are the model's where one of its kind has one name in all models.
+
+    Raises:
+        UserError: the model's layers do not fill the pipeline.
+    """
+    model, layout = config.model, config.layout
+    sharding = LayoutSharding(layout)
+    vocab = model.padded_vocab(sharding.padded)
+    infos = dict(architecture_of(model).parameters(sharding, vocab))
+    if layout.pp == 1:
+        return infos
+    place = StagePlacement(outline_plan(config), layout.sizes)
+    return {name: place(info) for name, info in infos.items()}

@@ -18,11 +18,12 @@ from jaxptd.config import ModelConfig, with_fields
 from jaxptd.layers.attention import Cache, CrossAttention, Encoded, RelativeBias, Source
 from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
+from jaxptd.layers.loss import soft_cap
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.encoder_decoder import architecture
-from jaxptd.models.gpt import limited, sums_over_targets
-from jaxptd.models.text import check_made, empty_cache, make_table
+from jaxptd.models.gpt import sums_over_targets
+from jaxptd.models.model import check_made, empty_cache, make_table
 from jaxptd.parts.architecture import Stack
 
 
@@ -188,7 +189,9 @@ class T5(nnx.Module):
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""
         target_BTD = self.norm(x.target) * self.config.block.output_scale
-        return limited((self.head or self.tokens).logits(target_BTD), self.config)
+        logits_BTV = (self.head or self.tokens).logits(target_BTD)
+        limit = self.config.logit_softcap
+        return logits_BTV if limit is None else soft_cap(logits_BTV, limit)
 
     @jax.named_scope("loss")
     def losses(self, x: X, batch: Mapping[str, Array], token_info: TokenInfo) -> dict[str, Array]:

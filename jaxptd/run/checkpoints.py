@@ -18,7 +18,7 @@ from jaxptd.checkpoint import (
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint.errors import quoted
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
-from jaxptd.data.mapped import Identity, change
+from jaxptd.data.batches import Identity, change
 from jaxptd.distributed.liveness import RESUME
 from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference

@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.attention.ring import Ring
+from jaxptd.attention.attend import Ring
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.errors import UserError
 from jaxptd.mesh import BATCH_AXES, Axis

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
-from jaxptd.layers.axes import local_numbers
 from jaxptd.layers.dropout import TokenInfo
+from jaxptd.layers.tensor_parallel import local_numbers
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.family import Loss, Sequence
 from jaxptd.params import Params

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxptd.config import DataConfig, Images
-from jaxptd.data.mapped import Samples
+from jaxptd.data.batches import Samples
 from jaxptd.data.sources import STDLIB, find_files
 from jaxptd.errors import UserError
 from jaxptd.vision.phantoms import (

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, DataConfig, Images, ModelConfig, with_fields
-from jaxptd.data import NOT_COUNTED, Data
+from jaxptd.data import NOT_COUNTED, Data, Field
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
-from jaxptd.models.family import Family, Field, Loss, Sequence, Work
+from jaxptd.models.family import Family, Loss, Sequence, Work
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.ends import Table
 from jaxptd.parts.mlp import MLPShape

@@ -9,7 +9,7 @@ from jaxptd import UserError
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.param_plans import COLUMNS, Group, explain
 from jaxptd.layout import Layout
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.zero.plan import StateShapes
 
 CASES: list[Any] = [

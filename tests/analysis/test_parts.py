@@ -11,8 +11,7 @@ from jaxptd.analysis.traffic import StepPart, parts
 from jaxptd.config import Config
 from jaxptd.costs.collective import ALL_GATHER, Collective, add_up
 from jaxptd.layout import Layout
-from jaxptd.models.parameters import parameter_infos
-from jaxptd.models.stages import make_plan
+from jaxptd.models.stages import make_plan, parameter_infos
 from jaxptd.zero.plan import layers_plan
 
 IN_LAYERS, IN_MICRO_BATCHES = {"tensor", "ring", "zero"}, {"tensor", "ring", "zero", "ends"}

@@ -133,7 +133,7 @@ def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
         size = lax.axis_size(axis)
         return lax.ppermute(x, axis, [((i + 1) % size, i) for i in range(size)])
 
-    monkeypatch.setattr("jaxptd.attention.ring.shift", backwards)
+    monkeypatch.setattr("jaxptd.attention.attend.shift", backwards)
     assert verified(Layout(cp=4, ring=ring)).wrong
 
 

@@ -10,7 +10,7 @@ from jaxptd.analysis import memory_model
 from jaxptd.analysis.traffic import expected
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.models.stages import make_plan
 from jaxptd.zero.plan import StateShapes
 

@@ -9,10 +9,8 @@ from jax import Array
 from turns import slow
 
 from jaxptd import ring_attention
-from jaxptd.attention.attend import attend
-from jaxptd.attention.groups import Rows
-from jaxptd.attention.kernel import Kernel, Lengths, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
+from jaxptd.attention.attend import AttentionInputs, Ring, attend
+from jaxptd.attention.kernel import Kernel, Lengths, Rows, Scores
 from jaxptd.collectives import all_gather
 from jaxptd.context_parallel import (
     BLOCKS,

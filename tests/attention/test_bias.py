@@ -9,9 +9,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.attention.groups import add_bias, bias_gradient, check_distances
-from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
+from jaxptd.attention.attend import AttentionInputs, Ring
+from jaxptd.attention.kernel import (
+    Dropout,
+    ScoreCoordinates,
+    Scores,
+    add_bias,
+    bias_gradient,
+    check_distances,
+)
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.ring_attention import attend

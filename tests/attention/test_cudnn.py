@@ -10,10 +10,10 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention import cudnn as flash_cudnn
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.cudnn import Cudnn, unproven
 from jaxptd.attention.kernel import Dropout, Kernel, Saved, ScoreCoordinates, Scores
 from jaxptd.attention.obstacle import obstacle
-from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.attention.xla import Xla
 from jaxptd.collectives import varying_axes
 from jaxptd.layers.dropout import keep_mask

@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.count import collectives_of
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Lengths
-from jaxptd.attention.ring import AttentionInputs, Ring, travel, travel_back
+from jaxptd.attention.ring import travel, travel_back
 from jaxptd.collectives import as_varying
 from jaxptd.costs.collective import Collective
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh

@@ -12,7 +12,7 @@ from turns import slow
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.attention.ring import AttentionInputs
+from jaxptd.attention.attend import AttentionInputs
 from jaxptd.costs.collective import Collective, add_up, subtract
 from jaxptd.mesh import Layout
 from jaxptd.remat import SAVED_ATTENTION_OUT

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.data.batches import ShuffledWindows, WindowsInOrder, number_documents
-from jaxptd.data.mapped import Concatenated
+from jaxptd.data.batches import Concatenated, ShuffledWindows, WindowsInOrder, number_documents
 from jaxptd.data.token_files import open_tokens, write_bin
 from jaxptd.errors import UserError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxptd.data.mapped import EACH, PLACES, Concatenated, change, identity_of
+from jaxptd.data.batches import EACH, PLACES, Concatenated, change, identity_of
 
 TOKENS = np.arange(100_000, dtype=np.uint16)
 LONG = PLACES * EACH

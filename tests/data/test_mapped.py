@@ -5,8 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from jaxptd.data.batches import WindowsInOrder
-from jaxptd.data.mapped import whole
+from jaxptd.data.batches import WindowsInOrder, whole
 from jaxptd.data.token_files import open_tokens, write_bin
 from jaxptd.errors import UserError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxptd.config import DataConfig
 from jaxptd.data import ByteTokenizer, Data, WindowsInOrder, corpus, open_data
-from jaxptd.data import mapped as ids_module
+from jaxptd.data import batches as ids_module
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import UserError
 

@@ -9,7 +9,7 @@ import pytest
 from limited import largest_file
 
 from jaxptd.data import token_files
-from jaxptd.data.mapped import Concatenated, locate
+from jaxptd.data.batches import Concatenated, locate
 from jaxptd.data.token_files import (
     Layout,
     is_token_file,

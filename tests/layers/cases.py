@@ -28,11 +28,17 @@ from jaxptd.config import ModelConfig
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, SquareLinear
+from jaxptd.layers.linear import (
+    ColumnParallelLinear,
+    PositionEmbedding,
+    RowParallelLinear,
+    SquareLinear,
+    VocabParallelEmbedding,
+)
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
+from jaxptd.layers.tensor_parallel import block_along
 from jaxptd.mesh import Axis
 from jaxptd.models.decoder import architecture
 from jaxptd.params import normal
@@ -254,7 +260,7 @@ CASES = [
         ),
         lambda layer, x, targets: vocab_parallel_cross_entropy(
             layer.logits(x),
-            layer.tensor_parallel.axes.local_logit_tokens(targets),
+            block_along(targets, layer.tensor_parallel.axes.logit_tokens, 1),
             layer.tensor_parallel.axes,
             V,
         )[0],

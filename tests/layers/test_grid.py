@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.layers.for_layout import for_decoding
 from jaxptd.layers.grid import DecodeGrid2D
 from jaxptd.layers.megatron import TensorParallel1D
-from jaxptd.layers.tensor_parallel import PackedWeight
+from jaxptd.layers.tensor_parallel import PackedWeight, block_along
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all sharded dims split; tokens do not
@@ -115,11 +115,7 @@ def test_tokens_are_cut_nowhere() -> None:
     tensor_parallel = form_of(LAYOUTS[0])
     positions = np.arange(3)
     assert tensor_parallel.axes.tokens == tensor_parallel.axes.logit_tokens == ()
-    assert (
-        tensor_parallel.axes.local_tokens(positions)
-        is tensor_parallel.axes.local_logit_tokens(positions)
-        is positions
-    )
+    assert block_along(positions, tensor_parallel.axes.tokens, 0) is positions
     for steps in (False, True):
         tensor_parallel = for_decoding(
             Layout(tp=4, sequence_parallel=True, collective_matmul=steps)

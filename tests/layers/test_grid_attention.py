@@ -11,8 +11,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
-from jaxptd.attention.ring import AttentionInputs, Ring
 from jaxptd.layers.grid_attention import attend
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import panels

@@ -22,7 +22,8 @@ def moments(x_BTD: np.ndarray) -> list[np.ndarray]:
     """Mean and variance in float32, as a norm on one device has them."""
     options, tensor_parallel = ModelConfig().block, make_tensor_parallel(Layout())
     norm = Norm(SIZE, options=options, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(0))
-    return [np.asarray(m) for m in norm.over.mean_and_variance(jnp.asarray(x_BTD, jnp.float32))]
+    both = norm.over.mean_and_variance(jnp.asarray(x_BTD), jnp.float32)
+    return [np.asarray(m) for m in both]
 
 
 @pytest.mark.parametrize(

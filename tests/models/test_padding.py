@@ -16,7 +16,7 @@ from jaxptd.analysis.memory_report import counted
 from jaxptd.costs.collective import subtract
 from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.mesh import Layout
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 
 UNITS = {"ffn_hidden_size": 23}
 FEWER = {"ffn_hidden_size": 5}  # of tp=4 one device has no unit

@@ -8,7 +8,7 @@ import tiny
 from turns import by_turns, slow
 
 from jaxptd.layout import Layout
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.shapes import ParamShape
 
 ODD = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}

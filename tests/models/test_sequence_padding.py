@@ -13,7 +13,7 @@ from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.memory_report import counted
 from jaxptd.costs.collective import subtract
 from jaxptd.mesh import Layout
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.step.batch import given_shapes
 
 TEN, ODD = {"seq_length": 10}, {"seq_length": 13}

@@ -32,7 +32,7 @@ from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layout import Layout
 from jaxptd.mesh import make_mesh
 from jaxptd.models.families import FAMILIES
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.params import normal
 from jaxptd.parts import mlp
 from jaxptd.parts.mlp import MLPShape, mlp_of, register_mlp

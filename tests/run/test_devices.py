@@ -25,7 +25,7 @@ from jaxptd.run.devices import prepare
 from jaxptd.attention.kernel import Dropout, Scores
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.attention.ring import AttentionInputs, Ring
+from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.ring_attention import attend
 
 layout = Layout(cp=8, ring="rsa")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxptd.data import ShuffledWindows, mapped
+from jaxptd.data import ShuffledWindows, batches
 from jaxptd.data.token_files import write_bin
 
 
@@ -114,7 +114,7 @@ def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, ShuffledWindows]
 @pytest.mark.slow
 def test_an_id_outside_the_vocabulary_stops_the_run_and_spoils_nothing(train, monkeypatch):
     """One that was not found before the run, as in a file that is too large to be read then."""
-    monkeypatch.setattr(mapped, "SCANNED", 0)
+    monkeypatch.setattr(batches, "SCANNED", 0)
     path, windows = token_file(train.folder, vocab_size=257)
     place = int(windows.starts(np.arange(8 * 6, 8 * 7))[3]) + 5  # in a batch of step 7
     tokens = np.fromfile(path, "<u2")

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from jaxptd.layout import Layout
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.zero.plan import WHOLE, explained, layers_plan, plan_of
 
 NARROW = {"dtype": "bfloat16"}

@@ -15,7 +15,7 @@ import functools
 
 import numpy as np
 
-from jaxptd.data.mapped import NOT_COUNTED, Samples
+from jaxptd.data.batches import NOT_COUNTED, Samples
 from jaxptd.data.objectives.prepared import MaskIds, check_window, draw, shuffle
 from jaxptd.errors import UserError
 

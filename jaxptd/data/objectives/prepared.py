@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxptd.data.mapped import Samples
+from jaxptd.data.batches import Samples
 from jaxptd.data.tokenizers import Tokenizer
 from jaxptd.errors import UserError
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxptd.data.mapped import NOT_COUNTED, Samples
+from jaxptd.data.batches import NOT_COUNTED, Samples
 from jaxptd.data.objectives.prepared import SpanIds, check_window, draw, shuffle
 from jaxptd.errors import UserError
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxptd.attention.attend import AttentionInputs
 from jaxptd.attention.kernel import ScoreCoordinates, Scores
-from jaxptd.attention.ring import AttentionInputs
 from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply

@@ -15,7 +15,7 @@ from jaxptd.costs.terms import Term
 from jaxptd.hardware import Cluster
 from jaxptd.layout import Layout
 from jaxptd.models.families import architecture_of
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed, StepDescription, StepTime
 from jaxptd.planner.cost.collectives import BESIDE, exposed_terms

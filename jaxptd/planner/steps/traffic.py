@@ -13,7 +13,7 @@ from jaxptd.config import Config, Remat
 from jaxptd.costs.collective import BROADCAST, PERMUTE, Collective
 from jaxptd.costs.terms import HBM, WAITING, Term, total
 from jaxptd.models.families import architecture_of
-from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import parameter_infos
 from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed, StepTime
 from jaxptd.planner.cost.collectives import BESIDE, HIDING, Place, Under

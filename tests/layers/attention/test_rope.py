@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxptd.attention.rope import rotate
 from jaxptd.config import Rope
 from jaxptd.config.block import frequencies
+from jaxptd.layers.attention.self_attention import rotate
 
 SIZE, THETA = 16, 1e4
 TURNS = THETA ** -(np.arange(0, SIZE, 2) / SIZE)
