@@ -46,7 +46,7 @@ __all__ = [
 
 @checked("jaxptd.comms")
 def comms(config: Config, *, compiled: bool = True) -> CommsReport:
-    """Counts the collectives of a config's training step; runs nothing and makes no parameter.
+    """Counts the bytes a training step sends, by collective and mesh axis. Runs nothing.
 
     >>> import jaxptd
     >>> config = jaxptd.load_config("test-tiny", ["--layout.dp=2", "--model.num_layers=1"])
@@ -55,7 +55,8 @@ def comms(config: Config, *, compiled: bool = True) -> CommsReport:
 
     Args:
         config: of a run; its data is not read.
-        compiled: count those of XLA's program, too, which takes most of the time.
+        compiled: also count the collectives of XLA's compiled program; compiling takes most of the
+            time.
 
     Raises:
         UserError: too few devices.

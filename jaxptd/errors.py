@@ -26,7 +26,7 @@ LONG_WORD = 200  # characters of a path or a number that a message shows whole
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line that gives the error, its numbers and the remedy.
+    """Raised for bad input. Its message is one line: what is wrong, the values, the remedy.
 
     A word of more than `LONG_WORD` characters, a path or a number that a person gave, is cut in
     its middle.

@@ -118,7 +118,7 @@ def generate(
     layout: Layout | None = None,
     platform: Literal["auto", "cpu"] = "auto",
 ) -> str:
-    """The prompt, and the text that the model of a run directory adds to it, or its answer.
+    """Generates text with a run's model: the prompt and its continuation, or an answer.
 
     The text ends at any of the model's end tokens: all of `eos_token_id` of a Hugging Face
     directory.
@@ -135,7 +135,7 @@ def generate(
         top_k: draw from the k most likely tokens; 0 from all.
         seed: of the draws.
         tp: devices to hold the model on.
-        stop: texts before which the text ends, too.
+        stop: strings that also end the text; they are left out.
         layout: of more axes than tp.
         platform: as `train.platform`.
 

@@ -21,7 +21,7 @@ from jaxptd.fields import check_fields, named_fields
 
 
 class Axis(StrEnum):
-    """A mesh axis. The order here is the order in the mesh, slowest link first."""
+    """An axis of the device mesh, declared in mesh order: the first spans the slowest links."""
 
     PP = "pp"  # pipeline stages
     DP = "dp"  # data parallelism: shards the batch
@@ -45,7 +45,7 @@ SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as c
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Sizes of the mesh's axes, and the algorithms that are used along them.
+    """How a model is split over devices: the size of each axis, and the algorithm along it.
 
     >>> layout = Layout(dp=2, tp=4, sequence_parallel=True)
     >>> layout
@@ -55,38 +55,38 @@ class Layout:
 
     Args:
         pp: pipeline stages.
-        dp: data-parallel replicas, each with its share of the batch.
-        cp: devices that share each sequence, for ring attention (context parallel), or each image,
+        dp: data-parallel replicas; each takes a share of the batch.
+        cp: devices that split each sequence, with ring attention (context parallel), or each image,
             in strips.
         tp: devices that shard each weight matrix along one dimension (Megatron). Either this or
             row x col.
-        row: rows of the grid that shards every matrix in blocks; it shards the sequence too.
-        col: columns of that grid; it shards hidden units too.
-        sequence_parallel: shard the sequence over tp too, between the matrix products.
+        row: rows of the grid that shards every matrix in blocks; also shards the sequence.
+        col: columns of that grid; also shards hidden units.
+        sequence_parallel: also shard the sequence over tp, between the matmuls.
         collective_matmul: with sequence_parallel, gather and reduce-scatter in ring steps, each
-            overlapped with a piece of the product that needs it.
-        keep_gathered: with sequence_parallel, keep what was gathered for products until backward,
-            where false gathers it again and layers keep less.
+            overlapped with a slice of the matmul that needs it.
+        keep_gathered: with sequence_parallel, true saves all-gathered activations for backward;
+            false gathers them again (less memory, more traffic).
         ring: ring attention over cp (and row): zigzag (balanced), blockwise (contiguous shards), or
             rsa (whole rows of scores, as first published).
-        matmul2d: matrix products on the grid: gather, summa, or on a square grid fox or cannon.
-        matmul2d_slices: slices in which gather gathers, each during the product of the slice
+        matmul2d: matmuls on the grid: gather, summa, or, on a square grid, fox or cannon.
+        matmul2d_slices: slices in which gather works, each gathered during the matmul of the one
             before.
         attention2d: attention on the grid: heads (heads over col, a ring over row), or blocks
             (blocks of every head, none of which is padded).
         schedule: pipeline schedule: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, or the path of a
             table (.csv).
-        virtual_stages: parts of the model that each stage holds, where the schedule has several;
-            null is the schedule's own number.
-        stage_layers: layers of each stage (of each part of the model in its order, where stages
-            hold several; an encoder's layers, then the decoder's); null spreads them as evenly as
-            possible.
-        zero: ZeRO stage, sharded over dp x cp: 1 parameters and optimizer state between steps, 2
-            gradients too, 3 parameters during a step too; 0 nothing.
-        offload: kept in host memory: none, optimizer (master parameters and moments), parameters
-            (master parameters, of which a device has one layer at a time), activations (what
-            model.remat=dots keeps), or a list of them.
-        update_on: with offload optimizer, computes the update on the device, or on the host's CPUs.
+        virtual_stages: model chunks per stage, for schedules with several; null is the schedule's
+            default.
+        stage_layers: layers of each stage (of each chunk in model order where stages hold several;
+            an encoder's layers, then the decoder's); null splits them as evenly as possible.
+        zero: ZeRO stage, sharding over dp x cp: 1 shards parameters and optimizer state between
+            steps, 2 also gradients, 3 also parameters during a step; 0 shards nothing.
+        offload: what lives in host memory: none, optimizer (master parameters and moments),
+            parameters (master parameters; a device holds one layer at a time), activations (what
+            model.remat=dots saves), or a list of these.
+        update_on: with offload=optimizer, where the update runs: on the device, or on the host's
+            CPUs.
     """
 
     pp: int = 1

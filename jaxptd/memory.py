@@ -2,7 +2,7 @@
 
 `python -m jaxptd.memory --config F [overrides] [--json]` prints, for one device, the bytes that the
 literature gives, this library's formula (`analysis/memory_model.py`), the bytes that the jaxpr of
-the step keeps, and those of the compiled program. Nothing is run, and no parameter is made.
+the step keeps, and those of the compiled program. Runs nothing and allocates no parameters.
 `--explain` prints instead what the step does with each group of parameters, and why: where they
 are, when they are gathered, and how their gradients are summed (`zero/plan.py`).
 From Python: `jaxptd.memory(config)`, `jaxptd.memory.explain(config)`; of one program
@@ -34,7 +34,7 @@ __all__ = ["MemoryReport", "ParamPlans", "counted", "explain", "main", "memory",
 
 @checked("jaxptd.memory")
 def memory(config: Config, *, compiled: bool = True) -> MemoryReport:
-    """Predicts what a device holds in a config's training step, and compiles it to compare.
+    """Predicts what a device holds during a training step, and compiles the step to compare.
 
     Nothing is run, and no parameter is made.
 
@@ -45,7 +45,7 @@ def memory(config: Config, *, compiled: bool = True) -> MemoryReport:
 
     Args:
         config: of a run; its data is not read.
-        compiled: compile the step, too, which takes most of the time.
+        compiled: also compile the step, which takes most of the time.
 
     Raises:
         UserError: too few devices.

@@ -90,7 +90,7 @@ def ranks_along(layout: Layout, *axes: Axis) -> Groups:
 
 @checked("jaxptd.rank_groups")
 def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, Groups]:
-    """Every process group of the layout, by name.
+    """Lists the devices of every process group of a layout, under Megatron's names.
 
     >>> rank_groups(Layout(dp=2, tp=2))["dp"]
     [[0, 2], [1, 3]]
@@ -171,7 +171,7 @@ class MeshDescription:
 
 @checked("jaxptd.describe_mesh")
 def describe_mesh(mesh: Layout | Mesh) -> MeshDescription:
-    """Shows which devices a layout, or a mesh that `make_mesh` made, puts where.
+    """Draws, in text, which device stands where in a layout or a mesh made by `make_mesh`.
 
     >>> describe_mesh(Layout(dp=2, tp=2))
     4 devices: dp=2 tp=2

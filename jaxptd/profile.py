@@ -38,7 +38,7 @@ MAX_STEPS = 1000  # the trace of more would fill a disk
 
 @checked("jaxptd.profile")
 def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> ProfileReport:
-    """Measures where the time of a config's training step goes, on the devices at hand.
+    """Measures where a training step spends its time, on this machine's devices.
 
     >>> import jaxptd
     >>> config = jaxptd.load_config("test-tiny", ["--model.num_layers=1"])

@@ -78,7 +78,7 @@ def parser() -> ConfigParser:
 
 @checked("jaxptd.train")
 def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -> Run:
-    """Trains a model, or goes on with the run in `train.run_dir`; shows the progress.
+    """Trains a model and shows progress. Resumes the run in `train.run_dir` if there is one.
 
     >>> import jaxptd
     >>> config = jaxptd.load_config("test-tiny", ["--train.steps=2", "--train.run_dir=run"])

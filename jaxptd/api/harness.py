@@ -162,7 +162,7 @@ NAMES_OF_NUMBER = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completi
 
 @checked("jaxptd.lm_eval_model")
 def lm_eval_model(run: Run, *, begin: str | None = None) -> Any:
-    """A model that lm-evaluation-harness evaluates, on the run's layout.
+    """Wraps a run for lm-evaluation-harness, which then scores it on the run's layout.
 
     >>> model = lm_eval_model(jaxptd.from_hf("models/gpt2"))  # doctest: +SKIP
     >>> lm_eval.simple_evaluate(model, tasks=["hellaswag"])["results"]  # doctest: +SKIP

@@ -28,7 +28,7 @@ def load(
     *,
     platform: Literal["auto", "cpu"] | None = None,
 ) -> Run:
-    """Restores the newest good checkpoint of a run, on any layout.
+    """Restores a run from its newest good checkpoint, on the same or any other layout.
 
     >>> load("runs/quickstart", Layout(tp=4)).evaluate()  # doctest: +SKIP
 
@@ -67,12 +67,12 @@ def from_hf(
     platform: Literal["auto", "cpu"] = "auto",
     **model_options: Any,
 ) -> Run:
-    """Reads the weights of a Hugging Face directory onto any layout: a run at step 0.
+    """Loads a Hugging Face model onto any layout, as a run at step 0.
 
     >>> run = from_hf("models/gpt2", layout=Layout(tp=2))  # doctest: +SKIP
     >>> loss, gradients = run.loss_and_gradients(batch)  # doctest: +SKIP
 
-    Nothing is written unless the run is saved, which it is in `runs/NAME`.
+    Writes nothing until the run is saved, to `runs/NAME`.
 
     Args:
         path: of the directory.

@@ -90,7 +90,7 @@ LAST_SAMPLE = 2**62  # with a batch after it, still an int64
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Run:
-    """A run and its newest state; made by `jaxptd.train` and `jaxptd.load`.
+    """A run with its newest state, as `train`, `load` and `from_hf` return it.
 
     >>> run = jaxptd.load("runs/quickstart")  # doctest: +SKIP
     >>> run.metrics["loss"][-1], run.evaluate(), run.sample("def ")  # doctest: +SKIP

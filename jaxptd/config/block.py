@@ -30,14 +30,13 @@ class Rope(Section):
 
     Args:
         theta: base of the wavelengths.
-        scaling: stretches the wavelengths for longer texts, in the way of linear, llama3 or yarn;
-            null does not.
-        factor: by which scaling stretches.
-        original_length: tokens in the sequences before scaling; llama3 and yarn need it.
+        scaling: stretches the wavelengths for longer texts: linear, llama3 or yarn; null does not.
+        factor: how much scaling stretches.
+        original_length: sequence length before scaling; llama3 and yarn need it.
         range: turns of a wave within the original length between which llama3 and yarn
             interpolate, as [low, high]; null is [1, 4] for llama3 and [1, 32] for yarn.
-        attention_factor: of turned queries and keys, with yarn; null is yarn's own,
-            0.1 ln(factor) + 1.
+        attention_factor: with yarn, factor on rotated queries and keys; null is yarn's own, 0.1
+            ln(factor) + 1.
     """
 
     theta: float = 1e4
@@ -114,16 +113,17 @@ class Relative:
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoder(Section):
-    """A model that makes one sequence of another: its decoder, and what both its stacks share.
+    """An encoder-decoder: its decoder, and what both stacks share.
 
     Args:
         num_layers: blocks of the decoder; null is model.num_layers.
         seq_length: tokens in the targets; null is model.seq_length.
-        start_token: id that the decoder reads first; 0 is padding in T5's tokenizers, and a byte
-            that texts do not have.
-        relative_buckets: of distances, each with a bias, half of them with a single distance.
-        relative_distance: tokens that are farther apart share a bias.
-        output_scale: factor of x before the output layer; null is hidden_size ** -0.5 with
+        start_token: token id that the decoder reads first; 0 is padding in T5's tokenizers, and a
+            byte that does not occur in texts.
+        relative_buckets: buckets of distances, each with a bias; half of them hold a single
+            distance.
+        relative_distance: distance from which on all tokens share a bias.
+        output_scale: factor on the output layer's input; null is hidden_size ** -0.5 with
             tie_embeddings, else 1.
     """
 
@@ -142,10 +142,7 @@ class EncoderDecoder(Section):
         require_not_negative(section, self, "start_token")
         buckets, distance = self.relative_buckets, self.relative_distance
         if buckets % 2 or buckets < 4:
-            raise UserError(
-                f"{section}.relative_buckets={buckets}: half of them are of keys before a query, "
-                "and half of these of single distances; use an even number, 4 or more"
-            )
+            raise UserError(f"{section}.relative_buckets={buckets}: must be even and at least 4")
         if distance <= buckets // 2:
             raise UserError(
                 f"{section}.relative_distance={distance} leaves nothing to share the upper half of "

@@ -19,23 +19,23 @@ Dice = Literal["image", "batch"]
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class Images(Section):
-    """A model of images: its levels of patches and windows.
+    """An image model: its levels of patches and windows.
 
-    Level l has patches of `patch * 2**l` pixels, hidden_size * 2**l numbers each, and
+    Level l has patches of `patch * 2**l` pixels, hidden size hidden_size * 2**l, and
     num_heads * 2**l heads.
 
     Args:
-        size: pixels in a row of a square image, and rows.
-        channels: numbers of a pixel.
-        classes: classes of pixels (swin-unet) or of images (swin).
-        patch: pixels in a row of a patch of level 0.
-        window: patches in a row of a window, in which attention is.
+        size: side of a square image in pixels.
+        channels: channels of a pixel.
+        classes: number of classes, of pixels (swin-unet) or images (swin).
+        patch: side of a patch at level 0 in pixels.
+        window: side of an attention window in patches.
         depths: blocks of each level on the way down, in pairs of plain and shifted windows.
-        decoder_depths: blocks of each level on the way up, the finest first; none of an encoder;
+        decoder_depths: blocks of each level on the way up, finest level first; an encoder has none;
             null is as many as on the way down.
-        dice: Dice losses of swin-unet are of each image, or of a batch as published.
-        drop_path: share of samples for which the last block is left out; it grows from 0 at the
-            first block (stochastic depth).
+        dice: swin-unet's Dice loss, per image, or per batch as published.
+        drop_path: stochastic depth: fraction of samples that skip the last block; it grows from 0 at
+            the first block.
     """
 
     size: int = 224

@@ -35,65 +35,61 @@ AttentionKind = Literal["auto", "xla", "cudnn"]
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The model.
+    """The architecture of a model, and how its layers compute.
 
     Args:
-        family: architecture; gpt is GPT-2. It decides the options of a block that are null, and
-            which of the sections rope, encoder_decoder and images a model has.
-        num_layers: transformer blocks; of an encoder-decoder those of the encoder.
+        family: architecture; gpt is GPT-2. It sets every option of a block that is null, and which
+            of the sections rope, encoder_decoder and images the model has.
+        num_layers: transformer blocks; in an encoder-decoder, those of the encoder.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
         num_kv_heads: heads of keys and values, a divisor of num_heads; null is num_heads.
         head_size: width of a head; null is hidden_size / num_heads.
         ffn_hidden_size: width inside the MLP; null is 4 * hidden_size.
-        mlp: kind of the MLP: dense, or the name of one of your own.
+        mlp: kind of MLP: dense, or one that you registered with register_mlp.
         norm: layernorm or rmsnorm; null is the family's.
         norm_eps: added to the variance; null is the family's.
         norm_order: pre normalises the input of attention and of the MLP, and x at the end; post
             each sum with their output, and x at the beginning; null is the family's.
-        activation: of the MLP; null is the family's.
-        gated: the MLP multiplies act(x w_gate) with x w_up; null is the family's.
-        linear_bias: biases of all products, of qkv only, or none; null is the family's.
+        activation: function inside the MLP; null is the family's.
+        gated: gated MLP, act(x w_gate) * (x w_up); null is the family's.
+        linear_bias: biases of all matmuls, of qkv only, or none; null is the family's.
         positions: learned, rope (rotated queries and keys), relative (a bias of scores by
             distance, of encoder-decoders) or none; null is the family's.
         qk_norm: normalises queries and keys of each head; null is the family's.
-        causal: a token attends to itself and those before it; false is to all, as in encoders;
-            null is the family's.
-        token_types: kinds of tokens with an embedding of their own; null is the family's.
-        attention_scale: factor of the scores of queries and keys; null is head_size ** -0.5, in
-            the family t5 1.
-        window: tokens that a token attends to, itself and those before it (sliding window); null
-            is no limit.
-        seq_length: tokens in a sequence; of an encoder-decoder in a source.
-        max_positions: positions that the model can tell apart, the rows of the table of learned
-            ones; null is seq_length.
-        vocab_size: number of token ids; null is the tokenizer's.
-        vocab_multiple: pads the token table with unused rows, so that each device has a multiple
-            of it; GPUs multiply matrices faster when sizes are multiples of 128.
-        dropout: share of values dropped after the embedding, in attention and before each
-            residual sum.
+        causal: a token attends only to itself and earlier tokens; false attends to all, as encoders
+            do; null is the family's.
+        token_types: number of token types (segments), each with an embedding; null is the family's.
+        attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5).
+        window: sliding window: tokens a token attends to, counting itself; null is no limit.
+        seq_length: tokens in a sequence; in an encoder-decoder, in a source.
+        max_positions: rows of the learned position table, the longest sequence the model can take;
+            null is seq_length.
+        vocab_size: size of the vocabulary; null is the tokenizer's.
+        vocab_multiple: pads the token table with unused rows so that each device holds a multiple
+            of this; GPU matmuls are faster at multiples of 128.
+        dropout: rate after the embedding, in attention and before each residual sum.
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
             float16 scales the loss.
-        products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
-            numbers with a scale for each tensor.
-        tie_embeddings: use the embedding as output layer.
-        logit_softcap: limit of the logits, as limit * tanh(logits / limit); null has none.
+        products: precision of a block's four matmuls: native is dtype, fp8 is 8-bit with one scale
+            per tensor.
+        tie_embeddings: share the embedding table with the output layer.
+        logit_softcap: caps logits, as limit * tanh(logits / limit); null does not.
         z_loss: weight of the mean square of log sum exp(logits), added to the training loss.
-        remat: recomputed in backward: none, attention (its core), dots (all but matrix products
-            and attention), full (the block).
-        remat_layers: number of layers that recompute, the first ones (in a pipeline, the first of
-            each part of the model); null is all.
-        attention: attention kernel; auto is cudnn where the device and the shapes allow it, else
-            xla.
-        kernels: of norms, activations and the loss over a vocabulary; triton's take less time, on
-            NVIDIA GPUs without a grid; auto is triton there, else xla. XLA's in any case: norms of
-            over 8192 numbers; gelu, and activations whose input a loop over layers keeps.
-        scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
-            loop (slower to compile, can run faster).
+        remat: what backward recomputes: none, attention (its core), dots (all but matmuls and
+            attention), full (the whole block).
+        remat_layers: how many layers recompute, counted from the first (in a pipeline, from the
+            first of each chunk); null is all.
+        attention: its kernel; auto is cudnn where device and shapes allow it, else xla.
+        kernels: those of norms, activations and the loss over a vocabulary: triton's are faster, on
+            NVIDIA GPUs without a grid; auto is triton there, else xla. Always XLA's: norms over
+            more than 8192 elements; gelu, and activations whose input a loop over layers saves.
+        scan_layers: compile one block and loop over it num_layers times; false unrolls the loop
+            (slower to compile, can run faster).
         rope: rotary positions; null is the family's.
         encoder_decoder: the decoder of an encoder-decoder; null is the family's.
-        images: levels of a model of images, whose hidden_size and num_heads are those of the
-            first; null is the family's.
+        images: levels of an image model; hidden_size and num_heads are those of the first level;
+            null is the family's.
     """
 
     family: FamilyName = "gpt"

@@ -34,7 +34,7 @@ from jaxptd.layout import Layout
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
-    """The processes of a run. Null fields are read from Slurm, Open MPI, Kubernetes or torchrun.
+    """How processes find each other. Null: read from Slurm, Open MPI, Kubernetes or torchrun.
 
     Args:
         coordinator: host:port of process 0, as the others reach it, with a port that is free there;
@@ -42,9 +42,9 @@ class ProcessesConfig:
         count: number of processes; 1, or null without a launcher, is this process alone.
         id: number of this process, from 0.
         wait: seconds that processes wait for each other when a run starts.
-        stuck_after: the run ends when a process has sent no sign of life for so many seconds, or
-            spent them in one phase (in a step, ten times the usual duration if that is longer); 0
-            is never.
+        stuck_after: ends the run when a process has been silent for this many seconds, or has spent
+            them in one phase (in a step: this or ten times its usual duration, whichever is
+            longer); 0 is never.
     """
 
     coordinator: str | None = dataclasses.field(default=None, metadata={"paths": False})
@@ -101,7 +101,7 @@ def _is_ipv6(host: str) -> bool:
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The configuration of a run. Checks that the sections fit each other.
+    """Everything a run needs to know. Checks that the sections fit together.
 
     >>> Config(layout=Layout(tp=2), train=TrainConfig(steps=100))
     Config(layout=Layout(tp=2), train=TrainConfig(steps=100))

@@ -43,18 +43,17 @@ LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The corpus.
+    """What a run trains on, and how it is read.
 
     Args:
-        source: stdlib (the Python standard library's source text), or paths or globs of text,
-            jsonl, json, csv, parquet, also compressed, or of ids (.bin of jaxptd, nanoGPT, llm.c,
-            Megatron); or a mixture, the weight of each of these. Of
-            images shapes (phantoms of a heart), or folders or globs of .npz.
+        source: stdlib (the Python standard library's source text); paths or globs of text, jsonl,
+            json, csv or parquet, also compressed, or of token ids (.bin of jaxptd, nanoGPT, llm.c,
+            Megatron); or a mixture, with a weight for each. For images: shapes (drawn by the
+            package), or folders or globs of images.
         tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
             one (needs the hf extra).
-        validation_fraction: share of the corpus held out for evaluation, from its end.
-        documents: joined, or apart (attention never crosses from one document of a sequence into
-            another).
+        validation_fraction: fraction of the corpus, taken from its end, held out for evaluation.
+        documents: joined, or apart (attention never crosses a document boundary within a sequence).
         special_tokens: parse (a special token's spelling in a text, such as </s>, is read as the
             token), text (it is read as plain text), or auto, as transformers: text if the
             tokenizer's folder says split_special_tokens, else parse.
@@ -63,7 +62,8 @@ class DataConfig:
         text_field: field of records (jsonl, json, csv, parquet) that holds a document.
         prompt_field: field of records that holds a prompt, whose tokens are left out of the loss;
             null without prompts.
-        augment: turns images by quarters and mirrors them, by their numbers.
+        augment: rotates images by quarter turns and mirrors them; which one is a function of the
+            seed and the image's number.
     """
 
     source: str | list[str] | dict[str, float] = "stdlib"
@@ -114,22 +114,22 @@ class OptimizerConfig:
     """The optimizer and its learning rate.
 
     Args:
-        name: adamw, lion (one moment, steps by the sign), sgd (momentum beta1), muon (momentum of
-            the layers' matrices, made orthogonal; adamw for the rest), or adafactor (means of
-            squares by row and column). Weight decay is decoupled from the gradient in all of them.
+        name: adamw, lion (one moment, sign updates), sgd (momentum beta1), muon (orthogonalised
+            momentum for the layers' matrices, adamw for the rest), or adafactor (second moments by
+            row and column). All decouple weight decay from the gradient.
         learning_rate: peak learning rate, after warm-up.
         warmup_steps: steps of linear warm-up.
-        decay: how the rate falls from the peak to min_learning_rate: cosine or linear, after the
-            warm-up; wsd (stable, then linear over cooldown_steps); or constant, which stays.
-        decay_steps: step at which the decay ends; null is train.steps. With a number the rate of a
-            step does not depend on train.steps, so that a run can be made longer.
+        decay: how the rate falls from its peak to min_learning_rate: cosine or linear after
+            warm-up, wsd (stable, then linear over cooldown_steps), or constant.
+        decay_steps: step at which the decay ends; null is train.steps. Set a number to be able to
+            extend the run later: the rate then does not depend on train.steps.
         cooldown_steps: for wsd; null is a tenth of decay_steps.
-        min_learning_rate: after the decay; null is a tenth of learning_rate.
-        weight_decay: for matrices; norms and biases have none.
+        min_learning_rate: learning rate after the decay; null is a tenth of learning_rate.
+        weight_decay: for matrices; norms and biases are not decayed.
         beta1: decay of the running mean of gradients.
-        beta2: decay of the running mean of squared gradients (lion: of the mean that is kept).
-        epsilon: added to the root of the mean of squared gradients.
-        momentum: of muon's matrices, decay of the running mean of gradients.
+        beta2: decay of the running mean of squared gradients (lion: of the stored mean).
+        epsilon: added to the root of the mean squared gradient.
+        momentum: decay of the running mean of gradients, for muon's matrices.
         grad_clip: largest global gradient norm; 0 never clips.
         skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
     """
@@ -178,22 +178,23 @@ class OptimizerConfig:
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The run.
+    """How long a run trains, on which batches, and what it writes.
 
     Args:
         steps: optimizer steps in total.
         global_batch_size: sequences per step, over all devices.
-        micro_batches: equal slices of each device's batch, run one after the other.
-        max_skipped: number of consecutive skipped steps that ends the run.
-        seed: seed of initial parameters, dropout and the order of the data.
+        micro_batches: equal slices of each device's batch, run one after another with their
+            gradients summed.
+        max_skipped: consecutive skipped steps after which the run ends.
+        seed: of initial parameters, dropout and data order.
         log_every: steps between log lines; 0 is never.
         eval_every: steps between evaluations; 0 is never.
         eval_batches: global batches per evaluation.
-        sample_tokens: tokens of text that the trained model writes at the end; 0 is none.
+        sample_tokens: tokens of sample text to generate at the end; 0 is none.
         run_dir: folder for everything the run writes.
-        loggers: where the rows of metrics.jsonl go besides: tensorboard, csv, wandb, mlflow; null
-            is tensorboard, if its package is installed.
-        profile: first and last step that JAX's profiler traces into run_dir; null traces none.
+        loggers: where metrics go besides metrics.jsonl: tensorboard, csv, wandb, mlflow; null is
+            tensorboard if its package is installed.
+        profile: first and last step to trace with JAX's profiler, into run_dir; null traces none.
         platform: auto, or cpu to simulate devices on the CPU.
     """
 
@@ -243,19 +244,19 @@ class TrainConfig:
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """Saving and resuming.
+    """When a run saves checkpoints, which it keeps, and what it resumes from.
 
     Args:
         every: steps between checkpoints; 0 is never.
         keep: number of newest checkpoints to keep.
-        keep_best: number of further checkpoints to keep, those with the lowest validation loss.
-        asynchronous: train on while a checkpoint is written.
-        resume: auto (from the newest valid checkpoint of run_dir, if any), best (from the one with
+        keep_best: how many more checkpoints to keep, by lowest validation loss.
+        asynchronous: keep training while a checkpoint is written.
+        resume: auto (the newest valid checkpoint in run_dir, if there is one), best (the one with
             the lowest validation loss; later ones are set aside), never, or the path of a
             checkpoint.
-        start: weights that a new run starts from, at step 0: the path of a Hugging Face directory,
-            of a checkpoint or of a run; random and null draw them.
-        data: same (a run resumes with the data that it began with, and data that has grown or was
+        start: initial weights of a new run: the path of a Hugging Face directory, a checkpoint or a
+            run; random and null initialise them at random.
+        data: same (a run resumes only with the data it began with; data that has grown or been
             replaced is refused), or any.
     """
 

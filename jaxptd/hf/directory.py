@@ -32,7 +32,7 @@ def is_directory(path: str | Path) -> bool:
 
 
 class Directory:
-    """A directory of Hugging Face's. Reads headers only, until a tensor is asked for slices.
+    """A Hugging Face model directory. Only headers are read until a tensor is sliced.
 
     Args:
         path: of the directory.

@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 def names(
     program: Program, params: Mapping[str, Any], *, is_canonical: bool | None = None
 ) -> Arrays:
-    """Parameters or gradients under the names and in the shapes of Hugging Face's files.
+    """Converts parameters or gradients to the names and shapes of Hugging Face's files.
 
     Args:
         program: with the model.

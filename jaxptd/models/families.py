@@ -40,7 +40,7 @@ FAMILIES: dict[str, Family] = {
 
 @checked("jaxptd.register_family")
 def register_family(name: str, *, like: str, **changes: Any) -> None:
-    """Adds a family of models, which `model.family` names from then on.
+    """Adds a model family of your own; `model.family` accepts its name from then on.
 
     Call it before you use a config, in every process. A file that calls it and then
     `jaxptd.__main__.run()` has all commands; see `examples/own_model.py`.

@@ -128,7 +128,7 @@ _KINDS: dict[str, Callable[[ModelConfig], Part]] = {"dense": MLPShape.of}
 
 @checked("jaxptd.register_mlp")
 def register_mlp(name: str, make: Callable[[ModelConfig], Part]) -> None:
-    """Adds a kind of MLP, which `model.mlp` names from then on.
+    """Adds an MLP of your own; `model.mlp` accepts its name from then on.
 
     Call it before you use a config, in every process. A file that calls it and then
     `jaxptd.__main__.run()` has all commands; see `examples/own_part.py`.

@@ -48,7 +48,7 @@ MAX_CELLS = 2**20
 def make_schedule(
     name: str | Path, *, stages: int, micro_batches: int, virtual_stages: int | None = None
 ) -> Schedule:
-    """The schedule of a name, or of a file that ends in `.csv` (see `table.read_csv`).
+    """Makes a pipeline schedule by name, or reads one from a `.csv` file (see `table.read_csv`).
 
     >>> make_schedule("zb-h1", stages=4, micro_batches=8)
     Schedule zb-h1: 4 stages, 8 micro-batches, 1 chunks a stage, 27 ticks

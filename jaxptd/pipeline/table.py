@@ -33,7 +33,7 @@ F, B, W = Operation.F, Operation.B, Operation.W
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """A table of operations.
+    """A pipeline schedule: which stage does what at which tick.
 
     Args:
         name: one of `SCHEDULES`, or the path of the file that it was read from.

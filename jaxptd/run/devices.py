@@ -30,7 +30,7 @@ FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 @checked("jaxptd.simulate")
 def simulate(devices: int) -> None:
-    """Simulates devices on the CPU; to be called before anything uses JAX.
+    """Simulates devices on the CPU, to try layouts without GPUs. Call it before anything uses JAX.
 
     >>> import jaxptd
     >>> jaxptd.simulate(8)
@@ -60,10 +60,9 @@ def simulate(devices: int) -> None:
 
 @checked("jaxptd.use_devices")
 def use_devices(number: int) -> str:
-    """Uses this machine's accelerators, or simulates devices where it has none.
+    """Uses this machine's accelerators, or simulates CPU devices if there are none.
 
-    So the same notebook runs on a host with GPUs and on a laptop. To be called before anything
-    uses JAX.
+    The same notebook then runs on a GPU host and on a laptop. Call it before anything uses JAX.
 
     >>> import jaxptd
     >>> jaxptd.use_devices(8)

@@ -139,7 +139,7 @@ class CompiledStep:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A config's compiled steps on a mesh.
+    """The compiled steps of a config on a mesh, for a training loop of your own.
 
     >>> import jaxptd
     >>> config = jaxptd.Config(jaxptd.ModelConfig(vocab_size=257), jaxptd.Layout(tp=2))
