@@ -256,7 +256,7 @@ def layer_at(stack: Any, i: Any) -> Any:
 def arguments_at(
     params: tuple[Any, Any], inputs: LayerInputs, i: Any, blocks: list[Array]
 ) -> tuple[tuple[Any, Any], LayerInputs]:
-    """What layer i takes besides x; blocks: its gathered ones."""
+    """The arguments of layer i besides x; blocks: its gathered ones."""
     stack, common = params
     layer = with_gathered(stack, blocks, partial(layer_at, i=i))
     return (layer, common), LayerInputs(inputs.token_info, *layer_at(inputs[1:], i))
