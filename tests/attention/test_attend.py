@@ -1,16 +1,19 @@
 """Attention through `attend`: a new strategy needs one row of the table and nothing else."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import Array
+from jax.sharding import PartitionSpec as P
 from turns import slow
 
 from jaxptd import ring_attention
 from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, attend
-from jaxptd.attention.kernel import Lengths, Rows
+from jaxptd.attention.kernel import Dropout, Lengths, Rows, Scores
+from jaxptd.attention.xla import Xla
 from jaxptd.collectives import all_gather
 from jaxptd.context_parallel import (
     BLOCKS,
@@ -23,9 +26,11 @@ from jaxptd.context_parallel import (
     TokenOrder,
 )
 from jaxptd.layout import Axis, Layout
+from jaxptd.mesh import make_mesh
 from tests.test_ring_attention import Case, both_ways, hold, moved
 
 CALLS: list[int] = []
+KERNEL = Xla(Dropout(0.0, lambda *_: True))
 
 
 def attend_gathered(
@@ -126,3 +131,25 @@ def test_one_device_exchanges_nothing() -> None:
 
 def test_ring_attention_has_the_same_entrance() -> None:
     assert ring_attention.attend is attend
+
+
+def test_backward_computes_no_scores_before_its_gradient_arrives() -> None:
+    """Else XLA computes them in forward, and a layer saves them: `_backward` in `attend.py`."""
+    inputs, spec = AttentionInputs(), P(None, Axis.CP)
+    run = partial(attend, inputs=inputs, ring=Ring(Axis.CP), kernel=KERNEL, scores=Scores(1.0))
+
+    def both_passes(q: Array, k: Array, v: Array, do: Array) -> tuple[Array, ...]:
+        gradients: tuple[Array, ...] = jax.vjp(run, q, k, v)[1](do)
+        return gradients
+
+    x, mesh = jax.ShapeDtypeStruct((1, 8, 2, 4), jnp.float32), make_mesh(Layout())
+    mapped = jax.shard_map(both_passes, mesh=mesh, in_specs=(spec,) * 4, out_specs=(spec,) * 3)
+    (whole,) = jax.make_jaxpr(mapped)(x, x, x, x).eqns
+    body = whole.params["jaxpr"]
+    waiting, early = {body.invars[3]}, 0
+    for equation in body.eqns:
+        if waiting & {each for each in equation.invars if not hasattr(each, "val")}:
+            waiting |= set(equation.outvars)
+        else:
+            early += str(equation).count("dot_general[")
+    assert early == 2  # forward's scores and output
