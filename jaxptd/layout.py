@@ -45,7 +45,7 @@ SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as c
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a model is split over devices: the size of each axis, and the algorithm along it.
+    """The split of a model over devices: the size of each axis, and the algorithm along it.
 
     >>> layout = Layout(dp=2, tp=4, sequence_parallel=True)
     >>> layout

@@ -21,8 +21,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.analysis.count import collectives_of, per_layer
 from jaxptd.analysis.hardware import PEAK_FLOPS
-from jaxptd.attention.attend import AttentionInputs, Ring
-from jaxptd.attention.kernel import Kernel, Lengths, Saved, Scores
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec
+from jaxptd.attention.kernel import Lengths, Saved
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.context_parallel import CONTIGUOUS, STRATEGIES, ContextParallel, Exchange
 from jaxptd.costs.collective import (
@@ -45,43 +45,34 @@ Pass = Literal["forward", "backward"]
 # ---- the plans ----------------------------------------------------------------------------------
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def attend_gathered(
-    q: Array,
-    k: Array,
-    v: Array,
-    tokens: AttentionInputs,
-    *,
-    ring: Ring,
-    kernel: Kernel,
-    scores: Scores,
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Array:
     """Computes `attend` with all keys and values gathered on every device."""
-    return _gathered(q, k, v, tokens, (ring, kernel, scores))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _gathered(q: Array, k: Array, v: Array, tokens: AttentionInputs, task: Any) -> Array:
-    return _gathered_fwd(q, k, v, tokens, task)[0]
+    return _gathered_fwd(q, k, v, inputs, spec)[0]
 
 
 def _gathered_fwd(
-    q: Array, k: Array, v: Array, tokens: AttentionInputs, task: Any
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, Any]:
-    ring, kernel, scores = task
+    ring, kernel, scores, _ = spec
     every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
     o, lse = kernel.fwd(
-        q, *every, ring.all_coordinates(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
+        q, *every, ring.all_coordinates(inputs, Lengths(q.shape[1], k.shape[1])), scores=scores
     )
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_MATMUL_OUT)
-    return o, (Saved(q, k, v, o, lse), tokens)
+    return o, (Saved(q, k, v, o, lse), inputs)
 
 
-def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
-    ring, kernel, scores = task
-    saved, tokens = residuals
+def _gathered_bwd(
+    spec: AttentionSpec, residuals: Any, do: Array
+) -> tuple[Array, Array, Array, None]:
+    ring, kernel, scores, _ = spec
+    saved, inputs = residuals
     every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
     whole = saved._replace(k=every[0], v=every[1])
-    coordinates = ring.all_coordinates(tokens, Lengths(do.shape[1], saved.k.shape[1]))
+    coordinates = ring.all_coordinates(inputs, Lengths(do.shape[1], saved.k.shape[1]))
     dq, dk, dv, _ = kernel.bwd(whole, do, coordinates, scores=scores)
     sums = jnp.stack((dk, dv)).astype(saved.lse.dtype)
     dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)
@@ -89,8 +80,8 @@ def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, A
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype), None
 
 
-_gathered.defvjp(_gathered_fwd, _gathered_bwd)
-GATHERED = ContextParallel(CONTIGUOUS, Exchange(f"{__name__}:{attend_gathered.__name__}"))
+attend_gathered.defvjp(_gathered_fwd, _gathered_bwd)
+GATHERED = ContextParallel(CONTIGUOUS, Exchange(attend_gathered))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Images(Section):
         decoder_depths: blocks of each level on the way up, finest level first; an encoder has none;
             null is as many as on the way down.
         dice: swin-unet's Dice loss, per image, or per batch as published.
-        drop_path: stochastic depth: fraction of samples that skip the last block; it grows from 0 at
+        drop_path: stochastic depth: share of samples that skip the last block; it grows from 0 at
             the first block.
     """
 

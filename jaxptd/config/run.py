@@ -34,7 +34,7 @@ from jaxptd.layout import Layout
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
-    """How processes find each other. Null: read from Slurm, Open MPI, Kubernetes or torchrun.
+    """The processes of a run. Null fields are read from Slurm, Open MPI, Kubernetes or torchrun.
 
     Args:
         coordinator: host:port of process 0, as the others reach it, with a port that is free there;

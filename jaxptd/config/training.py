@@ -43,7 +43,7 @@ LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What a run trains on, and how it is read.
+    """The corpus of a run, and how it is read.
 
     Args:
         source: stdlib (the Python standard library's source text); paths or globs of text, jsonl,
@@ -178,7 +178,7 @@ class OptimizerConfig:
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long a run trains, on which batches, and what it writes.
+    """The length of a run, its batches, and where it writes.
 
     Args:
         steps: optimizer steps in total.

@@ -238,7 +238,7 @@ class Cluster:
         return self.node or self.accelerator.nvlink_domain
 
     def links(self, group: Group) -> Links:
-        """How a group is spread; a plan asks for the same few groups many thousand times."""
+        """The links of a group; a plan asks for the same few groups thousands of times."""
         links = self._links.get(group)
         if links is None:
             links = self._links[group] = self._spread(group)

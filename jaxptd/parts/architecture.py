@@ -214,7 +214,7 @@ class Architecture:
             yield from end.parameters(sharding, vocab)
 
     def end_bytes(self, sizes: Sizes) -> EndBytes:
-        """What a device holds outside the layers."""
+        """Bytes that a device holds outside the layers."""
         return EndBytes.of_all(end.end_bytes(sizes) for end in self.ends)
 
     def at_ends(self, step: Scenario) -> Iterator[Collective]:

@@ -382,7 +382,7 @@ class HeadSizes:
 
     @property
     def exchange(self) -> Any:
-        """What the devices of a ring exchange costs, `parts.exchange.Blocks` or a subclass."""
+        """Costs of the exchange around a ring, `parts.exchange.Blocks` or a subclass."""
         return self.sizes.config.layout.context_parallel.exchange.costs(self)
 
     @property

@@ -129,7 +129,7 @@ class End(abc.ABC):
         yield from ()
 
     def end_bytes(self, sizes: Sizes) -> EndBytes:
-        """What it holds while the loss is computed."""
+        """Bytes that it holds while the loss is computed."""
         return EndBytes()
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""What the devices of a ring send each other, keep and compute with, for each kind of exchange.
+"""Costs of each kind of exchange around a ring: what devices send, save and hold.
 
 The rows of `context_parallel.py` name these classes. Letters: b sequences of a micro-batch on one
 device, S tokens of the keys, K heads of keys and values, H head size.
@@ -51,7 +51,7 @@ class Blocks:
             yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
 
     def kept(self, output: int) -> Iterator[Kept]:
-        """What backward needs; output: bytes of attention's."""
+        """Arrays that backward needs; output: bytes of attention's output."""
         return self.own.kernel_kept(output)
 
     def in_backward(self, queries: int, kv: int) -> int:
