@@ -64,10 +64,11 @@ class TokenOrder:
         Raises:
             ValueError: the tokens do not split into chunks.
         """
-        if length % self.chunks and devices > 1:
+        chunks = len(self.numbers)
+        if length % chunks and devices > 1:
             raise ValueError(f"a block of {length} tokens does not split into {self.described}")
-        size = length // self.chunks
-        sizes = [size] * (self.chunks - 1) + [length - size * (self.chunks - 1)]
+        size = length // chunks
+        sizes = [size] * (chunks - 1) + [length - size * (chunks - 1)]
         return [
             (number(device, devices) * size, held)
             for number, held in zip(self.numbers, sizes, strict=True)

@@ -61,21 +61,25 @@ def check_lengths(lengths: Lengths, scores: Scores) -> None:
 class Ring:
     """The devices along one or several mesh axes, and which block of a sequence each holds.
 
+    Args:
+        axis: the mesh axes.
+        kind: the name of the strategy.
+
+    Attributes:
+        strategy: the order of tokens, and how queries meet the keys of other devices.
+
     Raises:
         ValueError: no strategy has the name `kind`.
     """
 
     axis: Axes
     kind: RingKind = "zigzag"
+    strategy: ContextParallel = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in STRATEGIES:
             raise ValueError(f"a ring of kind {self.kind!r}: use one of {', '.join(STRATEGIES)}")
-
-    @property
-    def strategy(self) -> ContextParallel:
-        """The order of tokens, and how queries meet the keys of other devices."""
-        return STRATEGIES[self.kind]
+        object.__setattr__(self, "strategy", STRATEGIES[self.kind])
 
     def shift(self, x: Array, by: int = 1) -> Array:
         """Receives the x of the device `by` places before."""

@@ -443,21 +443,15 @@ class Field(NamedTuple):
         """The fields of `ModelConfig` that are the sizes of all dims behind B."""
         return self.others if self.length is None else (self.length, *self.others)
 
-    @property
-    def padding(self) -> int:
-        """The value after the end of a sequence: the lowest one, or one below 0 if any may be.
+    def padded(self, x: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+        """x with padding after each sequence, and after the last one, up to these sizes.
 
-        So no padding is a target, and none has a mask or is of a document. Other numbers than ids
-        have zeros.
+        Padding is the lowest value, or one below 0 if values have no lower bound: so it is no
+        target, is masked out, and belongs to no document. Float fields are padded with zeros.
         """
-        if self.dtype == "float32":
-            return 0
-        return NOT_COUNTED if self.lowest is None else self.lowest
-
-    def padded(self, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
-        """`[n, t]` or `[n]` with padding behind each sequence: `[n, *dims]`."""
-        missing = [(0, size - have) for size, have in zip(dims, x.shape[1:], strict=True)]
-        return np.pad(x, [(0, 0), *missing], constant_values=self.padding)
+        lowest = NOT_COUNTED if self.lowest is None else self.lowest
+        missing = [(0, size - have) for size, have in zip(sizes, x.shape, strict=True)]
+        return np.pad(x, missing, constant_values=0 if self.dtype == "float32" else lowest)
 
     def dims(self) -> str:
         """The dims in words, as `[B, T]`."""

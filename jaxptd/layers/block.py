@@ -50,6 +50,7 @@ class Block(nnx.Module):
         self.mlp = mlp.make_layer(config, **own)
         self.rate, self.tensor_parallel = config.dropout, tensor_parallel
         self.init_out, self.norms_first = init_out, options.norm_order == "pre"
+        self.remats = config.remats(stack.layers)
 
     def __call__(
         self,

@@ -90,12 +90,13 @@ def loop(
     So the numbers that the body gets are made to depend on the trip, and the body must change every
     array of the carry that it reads.
     """
-
-    def trip(i: Array, carry: Carry) -> Carry:
-        return body(carry, {key: number + i for key, number in instruction.items()})
-
     with jax.named_scope(name):
-        return lax.fori_loop(0, instruction[name], trip, carry)
+        return lax.fori_loop(
+            0,
+            instruction[name],
+            lambda i, carry: body(carry, {key: x + i for key, x in instruction.items()}),
+            carry,
+        )
 
 
 def apart(
@@ -120,22 +121,27 @@ def apart(
 
 def get(pool: Any, *where: Array | int) -> Any:
     """`pool[*where, ...]`, for every array of a tree."""
-
-    def one(x: Array) -> Array:
-        size = (*[1] * len(where), *x.shape[len(where) :])
-        return lax.dynamic_slice(x, _begin(x, where), size).reshape(x.shape[len(where) :])
-
-    return jax.tree.map(one, pool)
+    dims = len(where)
+    return jax.tree.map(
+        lambda x: lax.dynamic_slice(x, _begin(x, where), (*[1] * dims, *x.shape[dims:])).reshape(
+            x.shape[dims:]
+        ),
+        pool,
+    )
 
 
 def put(pool: Any, values: Any, *where: Array | int) -> Any:
     """The pool after `pool[*where, ...] = values`, for every array of a tree."""
-
-    def one(pool: Array, x: Array) -> Array:
-        x = as_varying(x, sorted(varying_axes(pool))).astype(pool.dtype)
-        return lax.dynamic_update_slice(pool, x[(None,) * len(where)], _begin(pool, where))
-
-    return jax.tree.map(one, pool, values)
+    lead = (None,) * len(where)
+    return jax.tree.map(
+        lambda pool, x: lax.dynamic_update_slice(
+            pool,
+            as_varying(x, sorted(varying_axes(pool))).astype(pool.dtype)[lead],
+            _begin(pool, where),
+        ),
+        pool,
+        values,
+    )
 
 
 def add(pool: Any, values: Any, where: Array) -> Any:

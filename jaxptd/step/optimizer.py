@@ -57,20 +57,14 @@ def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
 # old one, and reads it from there. With a choice afterwards it would compute the new moments twice,
 # for the state and for the direction, and keep a copy of the old ones through the whole step.
 
-Update: TypeAlias = optax.GradientTransformationExtraArgs  # `update` takes `sound`: see `chosen`
-
-
-@jax.named_scope("optimizer")
-def chosen(sound: Array | None, new: Any, old: Any) -> Any:
-    """The arrays of `new` if a step is sound, else those of `old`, bit for bit; None: of `new`."""
-    return new if sound is None else jax.tree.map(partial(jnp.where, sound), new, old)
+Update: TypeAlias = optax.GradientTransformationExtraArgs  # `update` takes `sound`
 
 
 def keeping(
     inner: optax.GradientTransformation,
     direction: Callable[[Any, Any, Any], Any] | None = None,
 ) -> Update:
-    """`inner`, whose moments stay as they were in a step that is not sound.
+    """`inner`, whose moments stay as they were, bit for bit, in a step that is not sound.
 
     Args:
         inner: computes new moments.
@@ -82,7 +76,9 @@ def keeping(
         grads: Any, state: Any, params: Any = None, *, sound: Array | None = None, **_: Any
     ) -> tuple[Any, Any]:
         found, new = inner.update(grads, state, params)
-        new = chosen(sound, new, state)
+        if sound is not None:
+            with jax.named_scope("optimizer"):
+                new = jax.tree.map(partial(jnp.where, sound), new, state)
         return found if direction is None else direction(grads, new, state), new
 
     return Update(inner.init, update)
@@ -122,9 +118,7 @@ DIRECTIONS: Mapping[OptimizerName, Direction] = {
 }
 
 
-def make_optimizer(
-    config: OptimizerConfig, stored: Mapping[str, Stored]
-) -> Update:
+def make_optimizer(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Update:
     """The direction plus the weight decay of parameters; scale it by minus the rate.
 
     `update` takes all parameters, or some of them with their moments, and also `sound`: whether the
@@ -224,14 +218,13 @@ def updated(
     return {"params": params, "optimizer": structure.unflatten(joined)}
 
 
-def _updated(
-    rule: Update, name: str, old: Params, kept: Any, *others: Array
-) -> tuple[Array, Any]:
+def _updated(rule: Update, name: str, old: Params, kept: Any, *others: Array) -> tuple[Array, Any]:
     """A new parameter and its moments; others: gradient, rate, whether the step is taken."""
     gradient, rate, sound = others
     direction, new = rule.update({name: gradient}, kept, old, sound=sound)
     step = rate.astype(old[name].dtype) * direction[name]
-    return chosen(sound, old[name] - step, old[name]), new
+    with jax.named_scope("optimizer"):
+        return jnp.where(sound, old[name] - step, old[name]), new
 
 
 def _after(others: list[Array], tree: Any) -> Any:

@@ -1,7 +1,8 @@
 """The compiled steps of any layout, and where their state and batches are placed."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,9 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxptd.config import Config
+from jaxptd.config.xla import GPU_MEMORY, permutes
+from jaxptd.distributed import coordination
+from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.matmul.precision import exact_products
@@ -21,9 +25,9 @@ from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches
 from jaxptd.step.body import StepBody
-from jaxptd.step.compiler_options import compiler_options
 from jaxptd.step.resolved import ResolvedConfig, resolve
 from jaxptd.step.state import Metrics, State, States, state_memory
+from jaxptd.zero.plan import layers_plan
 from jaxptd.zero.shards import on_device
 
 # ---- states that Python code gives: compared with those that a program takes ---------------------
@@ -132,6 +136,62 @@ class CompiledStep:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.jitted, name)
+
+
+# ---- XLA's options beyond its defaults for a training step ---------------------------------------
+
+_SCHEDULED = 0.80  # of a GPU's memory: on so much of it XLA's scheduler counts, times an option
+
+
+def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
+    """Chooses options for compiling a training step on GPUs; None elsewhere.
+
+    The scheduler may count on all memory that a run takes: where it believes a step to be larger
+    than the memory, it lets no collective overlap with work. Two collectives at a time, where XLA
+    would by default finish one before it starts the next: backward of a ring sends keys and values,
+    and also their gradients' sums; products on a grid send along row and along col; a loop over
+    layers gathers a layer and reduce-scatters the gradients of another. For fp8, cuBLASLt's 8-bit
+    products: XLA would prefer its Triton kernels.
+
+    XLA joins products of one operand, and splits the result by copies; those of queries, keys and
+    values, whose biases they can add as they write, stay apart. So do the steps of a product whose
+    blocks arrive one after another.
+
+    A loop over layers writes each slice of what it keeps for backward, and of its gradients. XLA
+    fills them with zeros before unless it is told to look whether anything would read those. With
+    moments on the host it then needs more memory, so there it may fill them.
+
+    XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
+    is off; where a loop has its blocks it then starts a trip's message too late to be hidden.
+
+    A trip of a loop that fetches layers copies the next one's parameters, and its own gradients, to
+    where the next trip reads them. Of two trips in one only the second does.
+
+    A permute joins the devices that it connects, and not by default all of them, which by XLA's own
+    account makes one inside a node ten to twenty times slower. XLA asks that a group of devices is
+    part of one division of all devices only, and may hang otherwise: so it is with rings along axes
+    and with the hops of pipelines, but not when Cannon's algorithm moves blocks to their start.
+    """
+    if not on_gpus:
+        return None
+    layout, plan = config.layout, layers_plan(config)
+    options: dict[str, Any] = {
+        "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED),
+        "xla_gpu_dot_merger_threshold_mb": 0,
+        "xla_gpu_enable_dus_accumulator_zero_init_elimination": not layout.hosts_moments,
+    }
+    moves = plan.prefetches or plan.reduce == "last_microbatch"
+    if layout.ring_size > 2 or layout.has_grid or moves:
+        options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
+    if plan.gather == "first_microbatch":
+        options["xla_disable_hlo_passes"] = "dynamic-slice-copy-fusion-async-wrapper"
+    if plan.joins_trips:
+        options["xla_gpu_enable_while_loop_double_buffering"] = True
+    if permutes(layout) and layout.matmul2d != "cannon":
+        options["xla_gpu_collective_permute_connected_components"] = True
+    if config.model.products == "fp8":
+        options["xla_gpu_enable_triton_gemm"] = False
+    return options
 
 
 # ---- the program of a config ---------------------------------------------------------------------
@@ -347,3 +407,43 @@ class Program:
 
     def _check_params(self, params: Params) -> None:
         as_state(params, self.abstract_state["params"], name="params")
+
+
+# ---- programs, compiled in all processes together ------------------------------------------------
+
+
+class Programs:
+    """Compiles each jitted program of a run when it is first used, and tells the watchdog so."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog, self._alone = watchdog, coordination.is_alone()
+        self._compiled: dict[str, Callable] = {}
+
+    @contextlib.contextmanager
+    def ready(self, name: str, program: Callable, *args: Any) -> Iterator[Callable]:
+        """Yields the program, compiled, for one call with these arguments.
+
+        Args:
+            name: of the program in this run.
+            program: jitted.
+            args: what it will be called with; of the same shapes each time.
+        """
+        first = name not in self._compiled
+        with self._watchdog.phase(Phase.COMPILING if first else Phase.WAITING):
+            if first:  # a run places its batches itself
+                jitted = program.jitted if isinstance(program, CompiledStep) else program
+                if not self._alone:  # else the first call compiles
+                    jitted = compile_together(name, jitted, *args)
+                self._compiled[name] = jitted
+            yield self._compiled[name]
+
+
+def compile_together(name: str, program: Callable, *args: Any) -> Callable:
+    """Compiles a jitted program for these arguments, and waits until all processes have done so.
+
+    Without that, the process that runs it first would wait for the others to compile it, and gloo
+    waits for 30 s only.
+    """
+    compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
+    coordination.barrier(f"compile.{name}", seconds=coordination.DAY)
+    return compiled

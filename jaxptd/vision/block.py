@@ -134,6 +134,7 @@ class WindowPair(nnx.Module):
         self.first = WindowBlock(level, tensor_parallel=tensor_parallel, rngs=rngs)
         self.second = WindowBlock(level, tensor_parallel=tensor_parallel, rngs=rngs)
         self.level, self.start, self.strips = level, first, Strips.of(tensor_parallel)
+        self.remats = level.config.remats(len(level.paths) // 2)
 
     def __call__(
         self, x: Skipping, token_info: TokenInfo, layer: Array, cache: None, common: None

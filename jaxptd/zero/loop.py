@@ -45,33 +45,26 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import after
-from jaxptd.config import ModelConfig
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.pools import LayerInputs, X
 from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
 from jaxptd.remat import with_remat
 from jaxptd.zero.plan import WHOLE
-from jaxptd.zero.shards import (
+from jaxptd.zero.zero import (
     behind_barriers,
     gathered,
     is_lazy,
     missing_blocks,
+    read_with_slot,
     reduce_scattered,
     regathered,
     with_blocks,
     with_gathered,
     zeros_for_gathered,
 )
-from jaxptd.zero.zero import read_with_slot
 
 LAYERS = "layers"  # named scope of the loop over layers
 LayerFunction = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
-
-
-def number_of_layers(stack: Any) -> int:
-    """L of a stack with parameters `[L, ...]`."""
-    count: int = jax.tree.leaves(stack)[0].shape[0]
-    return count
 
 
 def run_blocks(
@@ -80,39 +73,40 @@ def run_blocks(
     token_info: Any,
     *,
     cache: Any,
-    config: ModelConfig,
+    scanned: bool,
     offload: bool = False,
     common: Any = None,
-    first: int = 0,
+    first: int,
 ) -> tuple[X, Any]:
     """x -> x after all layers of a stack, scanned or unrolled.
 
     Args:
-        blocks: the stack.
+        blocks: the stack; its `remats` say what its layers recompute in backward.
         x: before its first layer.
         token_info: of the tokens.
         cache: the layers' state, arrays with a leading dim L; None without any.
-        config: of the model.
+        scanned: whether layers run in a loop.
         offload: whether `remat: dots` saves to host memory.
         common: parameters that all layers read.
         first: the number of the first layer in the model.
     """
-    count = number_of_layers(blocks)
-    layer_L = jnp.arange(first, first + count, dtype=jnp.int32)
-    remats = config.remats(count)
-    stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
+    counts = [count for _, count in blocks.remats]
+    layer_L = jnp.arange(first, first + sum(counts), dtype=jnp.int32)
+    stacks = _split((blocks, layer_L, cache), counts)
     caches = []
 
-    for (remat, layers), (stack, number_L, layer_inputs) in zip(remats, stacks, strict=True):
-        run = with_remat(
-            lambda params, inputs, x: params[0](x, *inputs, params[1]),
-            remat,
-            scanned=config.scan_layers and layers > 1,  # XLA runs one trip without a loop
-            offload=offload,
-        )
+    def plain(params: tuple[Any, Any], inputs: LayerInputs, x: X) -> tuple[X, Any]:
+        result: tuple[X, Any] = params[0](x, *inputs, params[1])
+        return result
+
+    for (remat, count), (stack, number_L, layer_inputs) in zip(blocks.remats, stacks, strict=True):
+        run = plain
+        if remat != "none":
+            in_scan = scanned and count > 1  # XLA runs one iteration without a loop
+            run = with_remat(plain, remat, scanned=in_scan, offload=offload)
         inputs = LayerInputs(token_info, number_L, layer_inputs)
         with jax.named_scope(LAYERS):
-            x, new = _in_turn(run, (stack, common), inputs, x, scanned=config.scan_layers)
+            x, new = _in_turn(run, (stack, common), inputs, x, scanned=scanned)
         caches.append(new)
     return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
