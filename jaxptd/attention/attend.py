@@ -4,7 +4,7 @@
 
 One device has all keys. Otherwise the devices of a ring share the sequence, and the strategy of
 `context_parallel.py` says which tokens each of them holds and which function brings queries and
-keys together. `context_parallel.py` has the orders of tokens, too; in a `Ring` they become arrays.
+keys together. It also has the orders of tokens, which a `Ring` turns into arrays.
 
 Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size.
 """
@@ -111,7 +111,7 @@ class Ring:
         return position
 
     def run(self, length: int) -> int:
-        """Tokens that follow one another without a gap, of the `length` of a device."""
+        """How many of a device's `length` tokens follow one another without a gap."""
         chunks = self.strategy.order.split(length, 0, lax.axis_size(self.axis))
         return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
 
@@ -217,10 +217,10 @@ def attend(
 
 
 def pin_to_backward(residuals: Any) -> Any:
-    """Residuals behind a barrier that waits for all of them, at the start of a backward pass.
+    """Puts a barrier on all residuals at the start of a backward pass.
 
-    Without it XLA starts backward's first hop in forward, or finds that forward has made the same
-    hop, and keeps the received block until backward.
+    Without it XLA would start backward's first hop in forward, or find that forward made the same
+    hop, and keep the received block until backward.
     """
     return lax.optimization_barrier(residuals)
 
@@ -248,7 +248,7 @@ def _backward(
 ) -> tuple[Array, Array, Array, AttentionInputs]:
     saved, inputs = residuals
     saved = pin_to_backward(saved)
-    # Scores wait for do, or XLA computes them in forward.
+    # Scores wait for do, or XLA would compute them in forward.
     q, do = lax.optimization_barrier((saved.q, do))
     coordinates = _coordinates(q, saved.k, inputs)
     gradients = kernel.bwd(saved._replace(q=q), do, coordinates, scores=scores)

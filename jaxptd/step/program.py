@@ -140,37 +140,40 @@ class CompiledStep:
 
 # ---- XLA's options beyond its defaults for a training step ---------------------------------------
 
-_SCHEDULED = 0.80  # of a GPU's memory: on so much of it XLA's scheduler counts, times an option
+_SCHEDULED = 0.80  # share of a GPU's memory that XLA's scheduler counts on, times an option
 
 
 def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     """Chooses options for compiling a training step on GPUs; None elsewhere.
 
-    The scheduler may count on all memory that a run takes: where it believes a step to be larger
-    than the memory, it lets no collective overlap with work. Two collectives at a time, where XLA
-    would by default finish one before it starts the next: backward of a ring sends keys and values,
-    and also their gradients' sums; products on a grid send along row and along col; a loop over
-    layers gathers a layer and reduce-scatters the gradients of another. For fp8, cuBLASLt's 8-bit
-    products: XLA would prefer its Triton kernels.
+    Memory: the scheduler may count on all memory that a run takes. If it believes that a step does
+    not fit, it overlaps no collective with work.
 
-    XLA joins products of one operand, and splits the result by copies; those of queries, keys and
-    values, whose biases they can add as they write, stay apart. So do the steps of a product whose
-    blocks arrive one after another.
+    Collectives: two at a time, while XLA by default finishes one before it starts the next.
+    Backward of a ring sends keys and values, and also the sums of their gradients. Matmuls on a
+    grid send along row and along col. A loop over layers gathers one layer and reduce-scatters the
+    gradients of another.
 
-    A loop over layers writes each slice of what it keeps for backward, and of its gradients. XLA
-    fills them with zeros before unless it is told to look whether anything would read those. With
-    moments on the host it then needs more memory, so there it may fill them.
+    Matmuls: XLA would join matmuls of the same operand and split the result by copies. Separate
+    ones of queries, keys and values can add their biases as they write. The steps of a matmul whose
+    blocks arrive one after another also stay separate. For fp8, cuBLASLt's 8-bit matmuls replace
+    the Triton kernels that XLA prefers.
 
-    XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
-    is off; where a loop has its blocks it then starts a trip's message too late to be hidden.
+    Zeros: a loop over layers writes each slice of what it saves for backward, and of its gradients.
+    XLA would first fill these arrays with zeros, unless told to check whether anything reads them.
+    With moments on the host that check costs memory, so there it is off.
 
-    A trip of a loop that fetches layers copies the next one's parameters, and its own gradients, to
-    where the next trip reads them. Of two trips in one only the second does.
+    Slices: XLA by default overlaps copies into and out of a loop's stacks with other kernels. A
+    loop whose first micro-batch gathers would then start its collectives too late to hide them.
 
-    A permute joins the devices that it connects, and not by default all of them, which by XLA's own
-    account makes one inside a node ten to twenty times slower. XLA asks that a group of devices is
-    part of one division of all devices only, and may hang otherwise: so it is with rings along axes
-    and with the hops of pipelines, but not when Cannon's algorithm moves blocks to their start.
+    Iterations: in a loop that fetches layers, each iteration copies the next layer's parameters and
+    its own gradients to where the next one reads them. With two iterations in one, only the second
+    does.
+
+    Permutes: a permute synchronises only the devices that it connects, not all as by default, which
+    by XLA's own account makes one inside a node ten to twenty times slower. XLA may hang unless
+    each group of devices belongs to only one partition of all devices. That holds for rings along
+    axes and for the hops of pipelines, but not when Cannon's algorithm moves blocks to their start.
     """
     if not on_gpus:
         return None
