@@ -111,7 +111,7 @@ class Ring:
         return position
 
     def run(self, length: int) -> int:
-        """How many of a device's `length` tokens follow one another without a gap."""
+        """Number of a device's `length` tokens that follow one another without a gap."""
         chunks = self.strategy.order.split(length, 0, lax.axis_size(self.axis))
         return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
 

@@ -50,7 +50,6 @@ class Block(nnx.Module):
         self.mlp = mlp.make_layer(config, **own)
         self.rate, self.tensor_parallel = config.dropout, tensor_parallel
         self.init_out, self.norms_first = init_out, options.norm_order == "pre"
-        self.remats = config.remats(stack.layers)
 
     def __call__(
         self,
@@ -124,6 +123,8 @@ def make_blocks(
 ) -> Any:
     """One block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
     keys = jax.random.split(rngs(), stack.layers)
-    return stacked(
+    blocks = stacked(
         lambda key: kind(stack, config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
     )
+    blocks.remats = config.remats(stack.layers)
+    return blocks

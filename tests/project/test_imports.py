@@ -10,12 +10,11 @@ PACKAGE = Path(__file__).parents[2] / "jaxptd"
 CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
 # Each with its reason. All others import at the top of the file, or from `commands.table`.
 ALLOWED = {
-    "attention/attend.py": "strategies, which plans know without JAX",
     "__init__.py": "names that are imported when they are used",
+    "context_parallel.py": "strategies, layers and models, which plans know without JAX",
     "commands/table.py": "commands, and what only some of their options need",
     "data/parquet.py": "pyarrow, an optional extra",
     "mesh.py": "`python -m jaxptd.mesh`, whose command is in a folder above",
-    "parts/part.py": "layers and models, whose descriptions are known without JAX",
     "plot/__init__.py": "figures, which need matplotlib, an optional extra",
 }
 HIDDEN = {"import_module", "__import__", "run_module", "run_path", "reload"}
