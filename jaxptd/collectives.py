@@ -1,4 +1,4 @@
-"""Collectives in conjugate pairs: what one moves forward, its partner moves backward.
+"""Collectives in conjugate pairs: a collective's backward is its partner's forward.
 
 | function         | forward                      | backward          | partner          |
 |------------------|------------------------------|-------------------|------------------|
@@ -15,12 +15,13 @@
 The first two pairs convert between replicated values and blocks (tensor parallelism), the third
 between blocks of the sequence and blocks of the hidden dim (sequence parallelism): every device has
 the same result of `all_gather`, but computes something different from it. Rings use `shift`, and
-products on a grid use all of the last three; the grid defines its backward itself. `all_gather` and
-`reduce_scatter` move blocks along a new leading dim: given the real dim, XLA for GPUs gives all
-arrays around it a layout with that dim first, and copies where a kernel wants another.
+matmuls on a grid use all of the last three pairs; the grid defines its backward itself.
+`all_gather` and `reduce_scatter` move blocks along a new leading dim: given the real dim, XLA for
+GPUs would put that dim first in the layout of all arrays around it, and copy for kernels that want
+another layout.
 
-Under `check_vma=True` the type of a value says along which axes it varies; only `varying_axes`
-and `as_varying` use that part of the type, because its spelling differs between versions of JAX.
+Under `check_vma=True` the type of a value says along which axes it varies. Only `varying_axes` and
+`as_varying` use that part of the type, because its spelling differs between versions of JAX.
 
 Source: Shoeybi et al., arXiv 1909.08053 (f and g); Korthikanti et al., arXiv 2205.05198 (g, g-bar).
 """
@@ -47,7 +48,7 @@ def varying_axes(x: Array | jax.ShapeDtypeStruct) -> frozenset[str]:
 
 
 def as_varying(x: Array, axes: Iterable[str]) -> Array:
-    """`x`, typed as varying over `axes` too: no communication; the gradient is summed over them."""
+    """Types `x` as varying also over `axes`, without communication; backward: all-reduce."""
     known = varying_axes(x)
     missing = tuple(axis for axis in axes if axis not in known)
     return lax.pcast(x, missing, to="varying") if missing else x
@@ -66,10 +67,10 @@ def alike(*arrays: Array) -> tuple[Array, ...]:
 
 
 def after(tree: T, others: Any) -> T:
-    """A tree whose arrays XLA reads only when all of them, and those of another tree, are there.
+    """Makes XLA read a tree's arrays only when all of them and all of another tree are computed.
 
-    Where nobody reads an array from here, XLA may forget to wait for it. Before jax 0.11 all would
-    vary over the same axes; there it is the tree as it is.
+    XLA may not wait for an array that nobody reads from here. Before jax 0.11 all results of a
+    barrier vary over the same axes, so there the tree is returned without one.
     """
     if jax.__version_info__ < (0, 11):
         return tree
@@ -168,8 +169,8 @@ def permute(x: Array, axis: Axes, pairs: Sequence[tuple[int, int]]) -> Array:
 def permutes_natively() -> bool:
     """True if every loop of this mesh's devices can use XLA's permute.
 
-    XLA for CPUs synchronises all devices of the mesh in a permute, which deadlocks in a loop whose
-    trips differ from device to device, as between the stages of a pipeline.
+    XLA for CPUs synchronises all devices of the mesh in a permute. That deadlocks in a loop whose
+    number of iterations differs between devices, as it does between the stages of a pipeline.
     """
     return traced_for_gpus() or jax.sharding.get_abstract_mesh().shape.get(Axis.PP, 1) == 1
 
@@ -181,9 +182,9 @@ def traced_for_gpus() -> bool:
 
 
 def permute_by_gather(x: Array, axis: Axes, pairs: Sequence[tuple[int, int]]) -> Array:
-    """`permute` without XLA's: an all-gather along the axes that values move along, then a choice.
+    """`permute` as an all-gather along the axes that values move along, followed by a choice.
 
-    An all-gather synchronises only the devices along its axes.
+    Unlike XLA's permute, an all-gather synchronises only the devices along its axes.
     """
     axes = axis if isinstance(axis, tuple) else (axis,)
     sizes = [lax.axis_size(each) for each in axes]
@@ -214,8 +215,8 @@ def moved_along(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> list[
 def broadcast(x: Array, axis: str, source: int | Array) -> Array:
     """Receives the x of device `source` along `axis`. Partner: `reduce_to`.
 
-    GPUs run XLA's broadcast. CPUs have none, and it needs a source that all groups along `axis`
-    share; otherwise an all-reduce, to which the other devices add zeros.
+    GPUs run XLA's broadcast, which needs the same source for all groups along `axis`. In other
+    cases, and on CPUs, it is an all-reduce to which the other devices add zeros.
 
     Args:
         x: one value per device.

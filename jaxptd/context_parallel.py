@@ -1,13 +1,13 @@
-"""Context parallelism: the strategies by which devices share a sequence, and what each costs.
+"""Context parallelism: the strategies by which devices share a sequence, and the cost of each.
 
 A strategy is an order of tokens, which says what each device holds, and an exchange, in which its
 queries meet the keys of all devices. A new strategy is a row of `STRATEGIES`, with its name in
-`RingKind`; if its exchange is also new, the row has its function and its costs.
+`RingKind`. If its exchange is also new, the row has its function and its costs.
 Layouts, plans and formulas read this file, so it imports no JAX: a function is imported when a step
 calls it.
 
-Contiguous: device i of n holds block i of n. A causal query sees nothing of the blocks after its
-own, so the last device has 2n-1 times the work of the first.
+Contiguous: device i of n holds block i of n. A causal query sees no block after its own, so the
+last device has 2n-1 times the work of the first.
 Zigzag: device i holds chunks i and 2n-1-i of 2n. Of any two devices' four pairs of chunks, two
 are entirely visible and two not at all, whichever device comes first: all devices do equal work.
 
@@ -64,10 +64,11 @@ class TokenOrder:
         Raises:
             ValueError: the tokens do not split into chunks.
         """
-        if length % self.chunks and devices > 1:
+        chunks = len(self.numbers)
+        if length % chunks and devices > 1:
             raise ValueError(f"a block of {length} tokens does not split into {self.described}")
-        size = length // self.chunks
-        sizes = [size] * (self.chunks - 1) + [length - size * (self.chunks - 1)]
+        size = length // chunks
+        sizes = [size] * (chunks - 1) + [length - size * (chunks - 1)]
         return [
             (number(device, devices) * size, held)
             for number, held in zip(self.numbers, sizes, strict=True)
@@ -93,11 +94,11 @@ class Exchange:
     Args:
         attend: attention, `(q, k, v, inputs, spec) -> o`, shaped as in `attention.attend.attend`;
             q, k and v vary over the same axes, and spec is an `attention.attend.AttentionSpec`.
-        costs: makes what it sends, keeps and has in backward, `parts.exchange.Blocks` or a
-            subclass, of the `HeadSizes` of attention.
-        whole_rows: a device forms the scores of its queries with all keys, visible or not, and
-            keeps their probabilities; no fused kernel computes them. Otherwise a kernel visits
-            block after block.
+        costs: makes a `parts.exchange.Blocks`, or a subclass, from the `HeadSizes` of attention. It
+            says what the exchange sends, saves and holds in backward.
+        whole_rows: whether a device forms the scores of its queries with all keys, visible or not,
+            and saves their probabilities, without a fused kernel. Otherwise a kernel visits one
+            block after the other.
     """
 
     attend: Callable[..., Any]

@@ -29,12 +29,10 @@ def with_remat(run: Any, remat: str, *, scanned: bool, offload: bool = False) ->
 
     Args:
         run: a layer's forward pass, `run(params, inputs, x)`.
-        remat: the policy.
+        remat: the policy, not none.
         scanned: whether `run` is the body of a scan, where XLA cannot undo the recomputation.
         offload: saves to host memory; for the policy dots only.
     """
-    if remat == "none":
-        return run
     if offload:
         return jax.checkpoint(partial(_named, run), policy=_to_host(), prevent_cse=not scanned)
     policy = jax.checkpoint_policies.save_only_these_names(*_SAVES[remat])

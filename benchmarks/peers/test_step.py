@@ -45,7 +45,7 @@ def test_row_sets_both_programs_side_by_side() -> None:
 
 
 # XLA's own scheduler and kernels, which runs of these layouts have and tests do not, see
-# `step/compiler_options.py`.
+# `step/program.py`.
 KERNELS = ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "REDUCE")
 NEW = jax.__version_info__ >= (0, 12)
 OWN: dict[str, Any] = (

@@ -21,18 +21,12 @@ from jaxptd.generate import Sampling, check_tokens, write_text
 from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
 from jaxptd.run.checkpoints import RunCheckpoints
-from jaxptd.run.evaluation import (
-    Programs,
-    evaluated_samples,
-    mean_losses,
-    read_batch,
-    require_targets,
-)
+from jaxptd.run.evaluation import evaluated_samples, mean_losses, require_targets
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
 from jaxptd.run.metrics import columns
 from jaxptd.step import Batch, Program, State
-from jaxptd.step.program import as_state, check_unused
+from jaxptd.step.program import Programs, as_state, check_unused
 from jaxptd.vision.masks import classes_of
 
 # ---- the state, shown ----------------------------------------------------------------------------
@@ -304,8 +298,8 @@ class Run:
         """Reads a batch as `read` does, without a check of the arguments."""
         end = self.tokenizer.end_of_document
         with self.watchdog.phase(Phase.READING):
-            return read_batch(
-                self.program, windows, first=first, end_of_document=end, beyond=beyond
+            return self.program.batches.of_samples(
+                windows, first, end_of_document=end, beyond=beyond
             )
 
     def _good_steps(self) -> list[int]:

@@ -159,8 +159,7 @@ def _logits_function(program: Program) -> Any:
 def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarray:
     """`[rows, T, ..]` of the model's T, or `[rows]`, with padding after each sequence and all."""
     sizes = (rows, *(option(config.model, size) for size in field.sizes))
-    missing = [(0, size - have) for size, have in zip(sizes, x.shape, strict=True)]
-    return np.pad(x, missing, constant_values=field.padding)
+    return field.padded(x, sizes)
 
 
 # ---- checks ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 
 One device has all keys. Otherwise the devices of a ring share the sequence, and the strategy of
 `context_parallel.py` says which tokens each of them holds and which function brings queries and
-keys together. `context_parallel.py` has the orders of tokens, too; in a `Ring` they become arrays.
+keys together. It also has the orders of tokens, which a `Ring` turns into arrays.
 
 Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size.
 """
@@ -61,21 +61,25 @@ def check_lengths(lengths: Lengths, scores: Scores) -> None:
 class Ring:
     """The devices along one or several mesh axes, and which block of a sequence each holds.
 
+    Args:
+        axis: the mesh axes.
+        kind: the name of the strategy.
+
+    Attributes:
+        strategy: the order of tokens, and how queries meet the keys of other devices.
+
     Raises:
         ValueError: no strategy has the name `kind`.
     """
 
     axis: Axes
     kind: RingKind = "zigzag"
+    strategy: ContextParallel = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in STRATEGIES:
             raise ValueError(f"a ring of kind {self.kind!r}: use one of {', '.join(STRATEGIES)}")
-
-    @property
-    def strategy(self) -> ContextParallel:
-        """The order of tokens, and how queries meet the keys of other devices."""
-        return STRATEGIES[self.kind]
+        object.__setattr__(self, "strategy", STRATEGIES[self.kind])
 
     def shift(self, x: Array, by: int = 1) -> Array:
         """Receives the x of the device `by` places before."""
@@ -107,7 +111,7 @@ class Ring:
         return position
 
     def run(self, length: int) -> int:
-        """Tokens that follow one another without a gap, of the `length` of a device."""
+        """Number of a device's `length` tokens that follow one another without a gap."""
         chunks = self.strategy.order.split(length, 0, lax.axis_size(self.axis))
         return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
 
@@ -213,10 +217,10 @@ def attend(
 
 
 def pin_to_backward(residuals: Any) -> Any:
-    """Residuals behind a barrier that waits for all of them, at the start of a backward pass.
+    """Puts a barrier on all residuals at the start of a backward pass.
 
-    Without it XLA starts backward's first hop in forward, or finds that forward has made the same
-    hop, and keeps the received block until backward.
+    Without it XLA would start backward's first hop in forward, or find that forward made the same
+    hop, and keep the received block until backward.
     """
     return lax.optimization_barrier(residuals)
 
@@ -244,7 +248,7 @@ def _backward(
 ) -> tuple[Array, Array, Array, AttentionInputs]:
     saved, inputs = residuals
     saved = pin_to_backward(saved)
-    # Scores wait for do, or XLA computes them in forward.
+    # Scores wait for do, or XLA would compute them in forward.
     q, do = lax.optimization_barrier((saved.q, do))
     coordinates = _coordinates(q, saved.k, inputs)
     gradients = kernel.bwd(saved._replace(q=q), do, coordinates, scores=scores)

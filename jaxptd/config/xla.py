@@ -1,4 +1,4 @@
-"""XLA's flags for a whole process, by layout; those of a step: `step/compiler_options.py`."""
+"""XLA's flags for a whole process, by layout; those of a step: `step/program.py`."""
 
 from jaxptd.layout import Layout
 

@@ -6,9 +6,8 @@ next sample.
 
 N tokens in the corpus, T = seq_length; a sequence is T + 1 tokens, for T predictions.
 
-A file may change while a run reads it. Where it was truncated, its mapping has no pages any more:
-to read there ends the process with SIGBUS, without a message. So the size is looked at before each
-read.
+A file may change while a run reads it. Reading a mapping of a truncated file ends the process with
+SIGBUS and no message, so the size is checked before each read.
 """
 
 import abc
@@ -83,7 +82,7 @@ def _address(array: np.ndarray) -> int:
 class MappedFiles:
     """The files that an array of tokens maps, as they were when this object was made.
 
-    A file that is deleted or replaced is no error: its mapping keeps the ids.
+    A deleted or replaced file is no error, because its mapping keeps the ids.
     """
 
     def __init__(self, tokens: np.ndarray | Concatenated) -> None:
@@ -119,7 +118,7 @@ def _changed(mapped: np.memmap, before: os.stat_result | None) -> bool:
 
 
 def _stat(mapped: np.memmap) -> os.stat_result | None:
-    """The state of the file at a mapping's path, by now perhaps another file; None without one."""
+    """The state of the file now at a mapping's path, perhaps another file; None without one."""
     with contextlib.suppress(OSError):
         return os.stat(str(mapped.filename))
     return None
@@ -177,12 +176,11 @@ class Samples(abc.ABC):
 
 
 # ---- whether data are the same as before ---------------------------------------------------------
-# The identity of a run's data: a run that is resumed goes on with the data it began with.
-#
-# A source has its number of tokens and a digest of some of them: files may be moved, copied or
-# split, but not grown, replaced or read with another tokenizer.
+# A resumed run continues with the data it began with. Each source is identified by its number of
+# tokens and a digest of some of them: files may be moved, copied or split, but not grown, replaced
+# or read with another tokenizer.
 
-PLACES, EACH = 16, 4096  # that a digest is made of: places, evenly spaced, and tokens at each
+PLACES, EACH = 16, 4096  # a digest reads so many evenly spaced places, so many tokens at each
 
 # Name of each source of a mixture, else "" -> its tokens and digest. Hosts may have other names.
 Identity = Mapping[str, Mapping[str, Any]]
@@ -213,7 +211,7 @@ def change(now: Identity, before: Identity) -> str | None:
 
 # ---- token ids that the model's vocabulary does not have -----------------------------------------
 
-SCANNED = 2**26  # tokens that are looked at before a run begins: a tenth of a second from memory
+SCANNED = 2**26  # tokens checked before a run begins: a tenth of a second from memory
 BLOCK = 2**20  # tokens at a time
 
 
@@ -235,14 +233,14 @@ def check_ids(tokens: np.ndarray | Concatenated, start: int, *, end: int, vocab_
 def scan_ids(tokens: np.ndarray | Concatenated, vocab_size: int) -> None:
     """Raises as `check_ids` for any of the tokens, or of many if there are very many.
 
-    A tokenizer that is not the model's is found at once in this way, before the run writes a file.
+    So a tokenizer that is not the model's is found at once, before the run writes a file.
     """
     for start in _starts(len(tokens)):
         check_ids(tokens, start, end=start + BLOCK, vocab_size=vocab_size)
 
 
 def _starts(count: int) -> Iterable[int]:
-    """First tokens of the blocks to scan: all, or as many as `SCANNED` has, evenly spaced."""
+    """First tokens of the blocks to scan: all blocks, or `SCANNED` tokens' worth, evenly spaced."""
     if count <= SCANNED:
         return range(0, count, BLOCK)
     return np.linspace(0, count - BLOCK, SCANNED // BLOCK).astype(np.int64).tolist()
@@ -391,8 +389,8 @@ def number_documents(rows: np.ndarray, end_of_document: int) -> np.ndarray:
 def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarray]:
     """Draws a random number for the shift, and order[num_windows], as a pure function.
 
-    Philox is counter-based: (seed, epoch) is its key. Its raw output never changes, while numpy may
-    change `Generator.permutation` (NEP 19), which would change a resumed run's data.
+    Philox is counter-based, with (seed, epoch) as its key. Its raw output never changes, whereas
+    numpy may change `Generator.permutation` (NEP 19), and with it a resumed run's data.
     """
     drawn = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(
         num_windows + 1
@@ -406,7 +404,7 @@ def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarra
 
 
 class Derived(NamedTuple):
-    """A field that follows from another one: users and samples do not have it.
+    """The rule for a field that is computed from another one, and that users do not give.
 
     Args:
         field: the other one.
@@ -443,21 +441,15 @@ class Field(NamedTuple):
         """The fields of `ModelConfig` that are the sizes of all dims behind B."""
         return self.others if self.length is None else (self.length, *self.others)
 
-    @property
-    def padding(self) -> int:
-        """The value after the end of a sequence: the lowest one, or one below 0 if any may be.
+    def padded(self, x: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+        """x with padding after each sequence, and after the last one, up to these sizes.
 
-        So no padding is a target, and none has a mask or is of a document. Other numbers than ids
-        have zeros.
+        Padding is the lowest value, or one below 0 if values have no lower bound: so it is no
+        target, is masked out, and belongs to no document. Float fields are padded with zeros.
         """
-        if self.dtype == "float32":
-            return 0
-        return NOT_COUNTED if self.lowest is None else self.lowest
-
-    def padded(self, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
-        """`[n, t]` or `[n]` with padding behind each sequence: `[n, *dims]`."""
-        missing = [(0, size - have) for size, have in zip(dims, x.shape[1:], strict=True)]
-        return np.pad(x, [(0, 0), *missing], constant_values=self.padding)
+        lowest = NOT_COUNTED if self.lowest is None else self.lowest
+        missing = [(0, size - have) for size, have in zip(sizes, x.shape, strict=True)]
+        return np.pad(x, missing, constant_values=0 if self.dtype == "float32" else lowest)
 
     def dims(self) -> str:
         """The dims in words, as `[B, T]`."""

@@ -123,6 +123,8 @@ def make_blocks(
 ) -> Any:
     """One block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
     keys = jax.random.split(rngs(), stack.layers)
-    return stacked(
+    blocks = stacked(
         lambda key: kind(stack, config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
     )
+    blocks.remats = config.remats(stack.layers)
+    return blocks

@@ -29,9 +29,6 @@ class DropoutSite(IntEnum):
     MLP_PATH = 7
 
 
-Segments = tuple[Array | None, ...]
-
-
 class TokenInfo(NamedTuple):
     """The global numbers of a device's tokens, and the dropout seed.
 
@@ -46,23 +43,6 @@ class TokenInfo(NamedTuple):
     seed: Array | None
     segment_BCT: Array | None = None
     source: "TokenInfo | None" = None
-
-    @property
-    def segments(self) -> Segments:
-        """The documents of each sequence, its source before it."""
-        before = () if self.source is None else self.source.segments
-        return (*before, self.segment_BCT)
-
-    def of(self, sample_B: Array, segments: Segments) -> "TokenInfo":
-        """The same positions in other samples.
-
-        Args:
-            sample_B: their numbers.
-            segments: their documents, as the property has them.
-        """
-        *before, segment_BCT = segments
-        source = self.source and self.source.of(sample_B, tuple(before))
-        return self._replace(sample_B=sample_B, segment_BCT=segment_BCT, source=source)
 
     def at_rows(self, unit: int) -> "TokenInfo":
         """The same places, with rows of patches, `unit` pixels high, in place of rows of pixels."""

@@ -8,7 +8,7 @@ own block, without a reduction, and a layout, a micro-batch or a ring still comp
 does. The exceptions are elements below about 2**-14 of the largest (e4m3; 2**-29, e5m2): their last
 bits depend on the scale, as they do on a sum's order.
 
-XLA for GPUs turns this into cuBLASLt's 8-bit products (by an option: `step/compiler_options.py`);
+XLA for GPUs turns this into cuBLASLt's 8-bit products (by an option: `step/program.py`);
 elsewhere it computes in wider precision, with the same results.
 Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433; power-of-two scales:
 DeepSeek-AI, arXiv 2412.19437, section 3.3.

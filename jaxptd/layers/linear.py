@@ -39,7 +39,7 @@ INIT = normal(0.02)  # GPT-2's
 
 class ColumnParallelLinear(nnx.Module):
     """`x[B, T, D] -> h[B, T, *out]`; the weight `[D, *out]` is sharded over one dim of `out`, and
-    on a grid over D, too.
+    on a grid also over D.
 
     Args:
         in_features: D.
@@ -47,11 +47,11 @@ class ColumnParallelLinear(nnx.Module):
         shard_dim: the dim of `out` that is sharded.
         tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
-        padded: that dim with its padding; None: as the layout rounds it up.
+        padded: size of that dim including padding; None rounds up to what the layout needs.
         bias: whether a bias `[*out]` is added.
         gather_output: whether every device gets all of h.
         init: initialiser of the weight.
-        parts: leading dims of `out` that number matrices of their own: 1 for `(3, N, H)`, else 0.
+        parts: leading dims of `out` that number separate matrices: 1 for `(3, N, H)`, else 0.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
@@ -103,9 +103,9 @@ class ColumnParallelLinear(nnx.Module):
         return None if self.b is None else self.b[...]
 
     def kept(self, x_BTD: Array, *, bare: bool = False) -> Array:
-        """x -> h, not gathered; backward keeps it, and not the product without the bias.
+        """x -> h, not gathered; h is saved for backward, not the product without the bias.
 
-        bare: without its bias.
+        bare: leaves out the bias.
         """
         w = PackedWeight(self.w[...], None if bare else self.bias)
         (h,) = self.tensor_parallel.column_parallel(x_BTD, [w])
@@ -123,7 +123,7 @@ class ColumnParallelLinear(nnx.Module):
 
 class RowParallelLinear(nnx.Module):
     """`h[B, T, *in] -> y[B, T, D]`; the weight `[*in, D]` is sharded over one dim of `in`, and on a
-    grid over D, too.
+    grid also over D.
 
     Args:
         in_features: the shape `in`; `(N, H)` for attention, `(F,)` for the MLP.
@@ -131,7 +131,7 @@ class RowParallelLinear(nnx.Module):
         shard_dim: the dim of `in` that is sharded.
         tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial weight.
-        padded: that dim with its padding; None: as the layout rounds it up.
+        padded: size of that dim including padding; None rounds up to what the layout needs.
         bias: whether a bias `[D]` is added, once, after the sum over devices.
         input_is_parallel: whether h is sharded already; else each device takes its block of it.
         init: initialiser of the weight.
@@ -187,11 +187,10 @@ class RowParallelLinear(nnx.Module):
 
 
 class SquareLinear(nnx.Module):
-    """`x[B, T, D] -> y[B, T, D']`, both as the residual stream has them: a product by itself.
+    """`x[B, T, D] -> y[B, T, D']`, both as the residual stream has them: a single matmul.
 
-    In 1D it needs no collective.
-
-    The weight `[D, D']` is whole on every device in 1D, on a grid in blocks.
+    In 1D every device has the whole weight `[D, D']`, and no collective is needed. A grid has it in
+    blocks.
 
     Args:
         in_features: D.
@@ -228,7 +227,7 @@ def declare(layer: nnx.Module, parameters: Named, rngs: nnx.Rngs, **inits: Initi
     """Declares the parameters of a layer by their names.
 
     Args:
-        layer: that gets them as attributes.
+        layer: gets them as attributes.
         parameters: their descriptions, in the order in which random keys are drawn.
         rngs: random keys of the initial values.
         inits: initialisers by name; biases `b` begin as zeros.
@@ -243,7 +242,7 @@ def declare(layer: nnx.Module, parameters: Named, rngs: nnx.Rngs, **inits: Initi
 class VocabParallelEmbedding(nnx.Module):
     """A table `[V, D]` sharded over the vocabulary, on a grid over D too; also the output layer.
 
-    A vocabulary that does not split evenly is padded with zero rows. They are never looked up, and
+    A vocabulary that does not split evenly is padded with zero rows. They are never looked up and
     the loss gives them no probability, so they get no gradient and stay zero.
 
     Args:
@@ -251,7 +250,7 @@ class VocabParallelEmbedding(nnx.Module):
         size: D.
         tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial table.
-        rows: V with its padding; None: as `tensor_parallel` pads it.
+        rows: V including padding; None pads to what `tensor_parallel` needs.
         init: initialiser of the table.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
@@ -279,14 +278,14 @@ class VocabParallelEmbedding(nnx.Module):
         return self.tensor_parallel.lookup(tokens_BT, self.table[...], dtype)
 
     def logits(self, x_BTD: Array) -> Array:
-        """x -> logits[B, T, V], sharded over V, with those of the padding."""
+        """x -> logits[B, T, V], sharded over V, including those of the padding."""
         return self.tensor_parallel.logits(x_BTD, self.table[...].T)
 
 
 class PositionEmbedding(nnx.Module):
     """A learned vector for each position, table `[S, D]`: replicated, or in blocks on a grid.
 
-    Positions from S on, those of padding, have any finite vector.
+    Positions from S on belong to padding, and their vectors may be any finite ones.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
     """
@@ -307,7 +306,7 @@ class PositionEmbedding(nnx.Module):
 class TypeEmbedding(nnx.Module):
     """A learned vector for each type of token, `w[K, D]` of K types; in 1D every device has all.
 
-    There are few types, so that x w of one-hot rows costs less than a look-up, and no collective.
+    There are few types, so a matmul of one-hot rows costs less than a look-up, and no collective.
 
     Source: Devlin et al., arXiv 1810.04805, section 3.2.
     """

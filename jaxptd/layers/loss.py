@@ -21,7 +21,7 @@ from jaxptd.layers.tensor_parallel import ShardingAxes, local_numbers
 
 @partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
 def soft_cap(logits_BTV: Array, limit: float) -> Array:
-    """limit * tanh(logits / limit): between -limit and limit; keeps the logits for backward.
+    """limit * tanh(logits / limit), between -limit and limit; saves the logits for backward.
 
     Source: Gemma Team, arXiv 2408.00118, section 2.
     """
@@ -39,15 +39,15 @@ def vocab_parallel_cross_entropy(
 ) -> tuple[Array, Array]:
     """-log softmax(logits)[target] of each token, and log sum exp(logits); float32 at least.
 
-    Both are `[B, T]`. Saves the logits in their own precision and the logsumexp for backward, which
-    is one elementwise pass, `softmax - one_hot`, without a scatter.
+    Both are `[B, T]`. The logits, in their own precision, and the logsumexp are saved for backward,
+    which is one elementwise pass, `softmax - one_hot`, without a scatter.
 
     Args:
         logits_BTV: this device's shard of V, perhaps with padding ids at V and beyond.
         targets_BT: ids in [0, vocab_size), the same on every device; other ids give the logsumexp.
         axes: say how the vocabulary is sharded.
         vocab_size: V without padding.
-        kernels: that pass over the logits.
+        kernels: run the passes over the logits.
     """
     return _cross_entropy(logits_BTV, targets_BT, axes, vocab_size, kernels)[0]
 
@@ -141,15 +141,15 @@ def _by_kernel(
 def _by_loop(
     logits_RV: Array, rows_R: Sequence[Array], axes: ShardingAxes, vocab_size: int
 ) -> Array:
-    """Writes the gradient over the logits: XLA does that to what a loop carries.
+    """Writes the gradient over the logits, as XLA does with the carry of a loop.
 
-    To the result of cuBLAS it would not, and the logits would be in memory twice.
+    XLA would not overwrite the result of cuBLAS, and the logits would be in memory twice.
     """
-    trips = 2 if len(logits_RV) % 2 == 0 else 1
-    size = len(logits_RV) // trips
+    count = 2 if len(logits_RV) % 2 == 0 else 1
+    size = len(logits_RV) // count
 
-    def differentiate(trip: Array, x_RV: Array) -> Array:
-        take = partial(lax.dynamic_slice_in_dim, start_index=trip * size, slice_size=size)
+    def differentiate(i: Array, x_RV: Array) -> Array:
+        take = partial(lax.dynamic_slice_in_dim, start_index=i * size, slice_size=size)
         wide_RV, ids_V = _wide(take(x_RV), axes, vocab_size)
         targets_R, logsumexp_R, d_R, *d_logsumexp_R = map(take, rows_R)
         softmax_RV = jnp.exp(wide_RV - logsumexp_R[:, None])
@@ -157,9 +157,9 @@ def _by_loop(
         d_RV = jnp.where(target_RV, softmax_RV - 1, softmax_RV) * d_R[:, None]
         for each_R in d_logsumexp_R:
             d_RV += softmax_RV * each_R[:, None]
-        return lax.dynamic_update_slice_in_dim(x_RV, d_RV.astype(x_RV.dtype), trip * size, 0)
+        return lax.dynamic_update_slice_in_dim(x_RV, d_RV.astype(x_RV.dtype), i * size, 0)
 
-    return lax.fori_loop(0, trips, differentiate, logits_RV)
+    return lax.fori_loop(0, count, differentiate, logits_RV)
 
 
 vocab_parallel_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)

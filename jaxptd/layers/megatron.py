@@ -1,9 +1,9 @@
 """1D tensor parallelism: matrices sharded one way, over tp.
 
-In `TensorParallel1D` a collective stands before the first and after the second product of a pair:
+`TensorParallel1D` has a collective before the first and after the second matmul of a pair:
 `copy_to` and `reduce_from`, or, with sequence parallelism, `all_gather` and `reduce_scatter`. In
-`CollectiveMatmul1D` (also sequence parallelism) gather and scatter run in steps inside the
-products. For each method's purpose, and the letters, see `tensor_parallel.py`.
+`CollectiveMatmul1D` (also sequence parallelism) gather and scatter run in steps inside the matmuls.
+`tensor_parallel.py` has each method's purpose, and the letters.
 
 Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 """
@@ -43,12 +43,12 @@ from jaxptd.remat import SAVED_MATMUL_IN
 
 @dataclasses.dataclass(frozen=True)
 class Base1D(TensorParallel):
-    """Everything but the two products of a pair.
+    """Everything but the two matmuls of a pair.
 
     Args:
         size: number of devices along tp.
-        gather_input: x as the residual stream has it -> x with all tokens, for a first product.
-        reduce_output: partial sums of a second product -> x as the residual stream has it.
+        gather_input: x as the residual stream has it -> x with all tokens, for a first matmul.
+        reduce_output: partial sums of a second matmul -> x as the residual stream has it.
     """
 
     size: int
@@ -63,11 +63,11 @@ class Base1D(TensorParallel):
         return rounded_up(size, self.size)
 
     def square(self, x: Array, w: Array) -> Array:
-        """Every device has all of w: it multiplies the tokens that it has."""
+        """Every device has all of w and multiplies its own tokens."""
         return matmul(x, w, 1)
 
     def logits(self, x: Array, w: Array) -> Array:
-        x, w = both_gradients(x, w.astype(x.dtype))  # the product's gradient is rounded to it
+        x, w = both_gradients(x, w.astype(x.dtype))  # the matmul's gradient is rounded to it
         return matmul(self.gather_input(x, Axis.TP), w, 1)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
@@ -92,12 +92,12 @@ class Base1D(TensorParallel):
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallel1D(Base1D):
-    """A collective before the first product of a pair and one after the second.
+    """A collective before the first matmul of a pair and one after the second.
 
-    Backward has all that a first product takes: layers keep it, or gather it a second time.
+    Backward needs a first matmul's whole input, which layers save or gather a second time.
 
     Args:
-        precision: of the products of a layer's matrices.
+        precision: multiplies a layer's matrices.
     """
 
     precision: MatmulPrecision = NATIVE
@@ -109,8 +109,8 @@ class TensorParallel1D(Base1D):
             return joined_products(self._of_all_tokens(lambda x, w: multiply(x, w, 1)), x, weights)
         products: Any = partial(_products, multiply=multiply, parts=parts)
         if any(parts):
-            # Backward takes the matrices of a w that has several from it again, or a scan would
-            # keep copies. All products are in one checkpoint, or x would be kept for each.
+            # Backward splits a w of several matrices again, or a scan would save copies. All
+            # matmuls share one checkpoint, or x would be saved for each.
             policy = jax.checkpoint_policies.nothing_saveable
             products = jax.checkpoint(products, policy=policy, prevent_cse=False)
         found = self._of_all_tokens(products)(x, [packed.w for packed in weights])
@@ -118,7 +118,7 @@ class TensorParallel1D(Base1D):
         return [h for products, packed in pairs for h in packed.with_biases(products)]
 
     def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
-        """`multiply(x, w)` of x with all tokens."""
+        """Makes `multiply(x, w)` gather x's tokens first."""
         return lambda x, w: multiply(
             checkpoint_name(self.gather_input(x, Axis.TP), SAVED_MATMUL_IN), w
         )
@@ -131,12 +131,12 @@ class TensorParallel1D(Base1D):
 @final
 @dataclasses.dataclass(frozen=True)
 class GatheringAgain1D(TensorParallel1D):
-    """Sequence parallelism whose layers keep their device's x; backward gathers all of it again.
+    """Sequence parallelism whose layers save their device's x; backward gathers all of it again.
 
-    The gradient of a first product's matrix needs all of x.
+    The gradient of a first matmul's matrix needs all of x.
 
     Args:
-        scanned: in the body of a scan, where XLA cannot undo the second gather.
+        scanned: whether it runs in the body of a scan, where XLA cannot undo the second gather.
     """
 
     scanned: bool = False
@@ -149,10 +149,10 @@ class GatheringAgain1D(TensorParallel1D):
 def _products(
     x: Array, arrays: Sequence[Array], *, multiply: Matmul, parts: Sequence[bool]
 ) -> list[list[Array]]:
-    """x times each matrix of each w; parts: of each w, whether it has several matrices."""
+    """x times each matrix of each w; parts: whether each w has several matrices."""
     found = []
     for w, several in zip(arrays, parts, strict=True):
-        # All of w is typed as x, so that its gradient is one sum over devices.
+        # The whole w is typed as x, so that its gradient is one sum over devices.
         each_x, each_w = alike(x, w) if several else (x, w)
         matrices = separated(each_w, 1) if several else [each_w]
         found.append([multiply(each_x, matrix, 1) for matrix in matrices])
@@ -165,7 +165,7 @@ class CollectiveMatmul1D(Base1D):
     """Sequence parallelism whose gathers and scatters run in steps around a ring.
 
     Args:
-        block_matmul: the product of two blocks.
+        block_matmul: multiplies two blocks.
     """
 
     block_matmul: BlockMatmul = block_matmul

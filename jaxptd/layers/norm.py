@@ -1,4 +1,4 @@
-"""Normalisation over the hidden units, or over the numbers of a head.
+"""Normalisation over the hidden units, or over the elements of a head.
 
 Letters: B batch, T position, D model, N heads, H head size.
 """
@@ -28,16 +28,16 @@ from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 class Norm(nnx.Module):
     """LayerNorm, `(x - mean) / sqrt(variance + eps) * w + b` over D, or RMSNorm: no mean and no b.
 
-    Statistics are in float32 at least. Where D is sharded, each is a sum over its shards. Where
-    each device holds a slice of the sequence, its gradient of w and b is a partial sum: the type of
-    x says so, and the partial sums are added where w is made to vary (by autodiff, or once a step).
+    Statistics are in float32 at least. If D is sharded, each is a sum over its shards. If each
+    device holds a slice of the sequence, its gradient of w and b is a partial sum. The type of x
+    says so, and the partial sums are added where w is made to vary (by autodiff, or once a step).
 
     Args:
         size: D / each.
         options: the kind of norm, and eps.
         tensor_parallel: how matrices are sharded.
         rngs: random keys of the parameters.
-        each: neighbouring numbers of D that stay together where it is sharded.
+        each: neighbouring elements of D that stay together when it is sharded.
 
     Source: Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467 (RMSNorm).
     """
@@ -69,9 +69,9 @@ class Norm(nnx.Module):
 
     @jax.named_scope("norm")
     def beside(self, x_BTD: Array, *, added: bool = True) -> tuple[Array, Array]:
-        """x as the residual stream has it -> x, for what is added to it later, and its norm.
+        """x as the residual stream has it -> x, to add a layer's output to, and its norm.
 
-        added: whether something is.
+        added: whether something is added to x later.
         """
         x_BTD = checkpoint_name(x_BTD, SAVED_MATMUL_IN)
         weights = [each[...] for each in (self.w, self.b) if each is not None]
@@ -86,14 +86,14 @@ class Norm(nnx.Module):
 class HeadNorm(nnx.Module):
     """RMSNorm of queries or keys `[B, T, N, H]` over H, with one `w[H]` for all heads.
 
-    The heads may be sharded: then the gradient of w is a sum over them, made once a step.
+    The heads may be sharded. The gradient of w is then a sum over them, computed once a step.
 
     Args:
         size: H.
         options: eps.
         tensor_parallel: how matrices are sharded.
         rngs: random key of the parameter.
-        unit: numbers of H that stay together where H is sharded.
+        unit: elements of H that stay together when H is sharded.
 
     Source: Henry et al., arXiv 2010.04245; as Qwen3 has it.
     """
@@ -120,14 +120,14 @@ class HeadNorm(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Over:
-    """The dim that is normalised, a vector of D numbers, and the kind of norm.
+    """The dim that is normalised, of D elements, and the kind of norm.
 
     Args:
         axis: the mesh axis that shards it, if any.
         size: D without padding.
         eps: added to the variance.
         centred: whether the mean is subtracted.
-        stacked: whether x of backward comes from what a loop over layers kept, without a copy.
+        stacked: whether backward reads x from what a loop over layers saved, without a copy.
     """
 
     axis: Axis | None
@@ -146,16 +146,16 @@ class _Over:
         *,
         centred: bool,
     ) -> Self:
-        # Where devices share products, XLA hides fewer of their messages without the copy.
+        # If devices share matmuls, XLA hides fewer of their collectives without the copy.
         stacked = options.loops_keep_inputs and tensor_parallel.inner_devices == 1
         return cls(axis, size, options.norm_eps, centred, stacked)
 
     def mean_and_variance(self, x_BTD: Array, dtype: DTypeLike) -> tuple[Array, Array]:
-        """Mean and variance over D, in `dtype`, from two sums of which XLA makes one kernel.
+        """Mean and variance over D, in `dtype`, from two sums that XLA computes in one kernel.
 
-        They are sums about the median of three units, not about the mean, which would have to be
-        known first. The variance loses digits where that median is far from the mean, as it is when
-        two of the three are beyond all others: by less than 8 D roundings.
+        The sums are about the median of three units, because the mean is not known yet. The
+        variance loses digits if that median is far from the mean, as when two of the three lie
+        beyond all others. It loses less than 8 D roundings.
         Source: Chan et al., Algorithms for Computing the Sample Variance, 1983.
         """
         wide_BTD, size = x_BTD.astype(dtype), x_BTD.shape[-1]
@@ -171,7 +171,7 @@ class _Over:
         return mean_BT1, variance_BT1
 
     def means(self, *sums: Array) -> list[Array]:
-        """Sums over this device's D -> means over all of it, all in one message."""
+        """Sums over this device's D -> means over all of it, in one all-reduce."""
         sums = tuple(lax.psum(jnp.stack(sums), self.axis)) if self.axis else sums
         return [s / self.size for s in sums]
 
@@ -185,7 +185,7 @@ class _Over:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _normalise(over: _Over, x_BTD: Array, w_D: Array, b_D: Array | None = None) -> Array:
-    """Saves x for backward, which others save anyway, and the statistics of each token."""
+    """Saves x for backward, which other layers save anyway, and the statistics of each token."""
     return _forward(over, x_BTD, w_D, b_D)[0]
 
 
@@ -211,7 +211,7 @@ def _backward(
 ) -> tuple[Array, Array, Array | None]:
     """With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n)).
 
-    RMSNorm has neither of the two means that stand alone.
+    RMSNorm leaves out mean and mean(g).
     """
     x_BTD, w_D, mean_BT1, scale_BT1 = residuals
     dtype = scale_BT1.dtype
@@ -221,9 +221,9 @@ def _backward(
         centred_BTD = wide_BTD if mean_BT1 is None else wide_BTD - mean_BT1
         return over.pad(centred_BTD * scale_BT1), dy_BTD.astype(dtype)
 
-    # n and dy are computed twice, or XLA writes dy * n in float32: `results/experiments.md`. Both
-    # times with a barrier, or XLA computes n in forward and keeps it until now. Not before the x
-    # that a loop kept: it would be copied.
+    # n and dy are computed twice, or XLA would write dy * n in float32 (`results/experiments.md`).
+    # Both times behind a barrier, or XLA would compute n in forward and keep it until now. No
+    # barrier on an x that a loop saved: it would force a copy.
     inputs = [
         (x_BTD, lax.optimization_barrier(dy_BTD))
         if over.stacked

@@ -1,12 +1,12 @@
 """`TensorParallel`, the interface through which layers see tensor parallelism.
 
 A layer never names a mesh axis. It asks `tensor_parallel.axes` for specs and for the numbers of its
-tokens, hidden units, heads and token ids, and itself for products, look-ups and attention.
-The implementations: `megatron.py` (1D) and `grid.py` (2D); `for_layout.py` chooses one for a
+tokens, hidden units, heads and token ids, and `tensor_parallel` for matmuls, look-ups and
+attention. `megatron.py` (1D) and `grid.py` (2D) implement it; `for_layout.py` chooses one for a
 layout.
 
-`x` is an activation as the residual stream has it; `h` one between the two products of a pair,
-where heads, or the MLP's hidden units, are sharded; `w` and `table` are this device's blocks.
+`x` is an activation as the residual stream has it, `h` one between the two matmuls of a pair, where
+heads or the MLP's hidden units are sharded. `w` and `table` are this device's blocks.
 Letters: B batch, T query position, D model, F hidden, N heads, H head size, V vocabulary.
 """
 
@@ -36,16 +36,16 @@ from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
 @dataclasses.dataclass(frozen=True)
 class ShardingAxes(Specs):
-    """The axes, and the blocks and sums that a device computes with them."""
+    """The mesh axes of each dim, and the blocks and sums that a device computes with them."""
 
-    # ---- dims between the products of a pair ----
+    # ---- dims between the matmuls of a pair ----
 
     def gather(self, h: Array, dim: int) -> Array:
         """Gathers `dim` of h from all devices along `inner`. Partner: `scatter`."""
         return collectives.gather_from(h, self.inner, dim)
 
     def scatter(self, h: Array, dim: int) -> Array:
-        """Takes this device's block of `dim`, of an h that every device has. Partner: `gather`."""
+        """Takes this device's block of `dim` from a replicated h. Partner: `gather`."""
         return collectives.scatter_to(h, self.inner, dim)
 
     def local_heads(self, size: int) -> Array:
@@ -61,14 +61,14 @@ class ShardingAxes(Specs):
         return lax.psum(s, self.hidden) if self.hidden else s
 
     def local_head_numbers(self, size: int) -> Array:
-        """Numbers of this device's `size` numbers of a head among the H, int32."""
+        """Indices, among the H elements of a head, of the `size` that this device holds, int32."""
         return local_numbers(self.head_slices, size)
 
     def own_kv_heads(self, kv: Array, head_size: int) -> Array:
         """kv[.., K, H/inner] -> [.., K/inner or 1, H]: the kv heads of this device's query heads.
 
-        For kv heads that do not split over the devices: each makes a slice of all of them, and all
-        gather the slices.
+        Used if kv heads do not split over the devices. Each device computes a slice of every head,
+        and all gather the slices.
 
         Args:
             kv: keys or values.
@@ -90,8 +90,7 @@ class ShardingAxes(Specs):
     def local_images(self, x_B: Array) -> Array:
         """This device's block of a value per image `[B, ..]`.
 
-        `axes.tokens` shard a residual stream `[1, B T, D]` of images, so each device has whole
-        ones.
+        `axes.tokens` shard a residual stream `[1, B T, D]`, so that each device has whole images.
         """
         return block_along(x_B, self.tokens, 0)
 
@@ -102,7 +101,7 @@ class ShardingAxes(Specs):
         return x_b
 
     def logit_images(self, x_B: Array) -> Array:
-        """`local_images` of the images between the products of a pair."""
+        """`local_images` of the images between the matmuls of a pair."""
         return block_along(x_B, self.logit_tokens, 0)
 
 
@@ -127,19 +126,19 @@ def block_along(x: Array, axes: Sequence[Axis], dim: int) -> Array:
     return x
 
 
-# ---- products ------------------------------------------------------------------------------------
+# ---- matmuls -------------------------------------------------------------------------------------
 
 Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
 
 
 class MatmulPrecision(NamedTuple):
-    """The way in which a block's matrices are multiplied.
+    """The functions that multiply a block's matrices.
 
     Args:
-        matmul: of whole operands, as `matmul`.
-        block_matmul: of two blocks, in products that several devices share.
-        apart: whether matrices that multiply one x are products of their own: then no copies split
-            their results and join gradients, but each has a gradient of x.
+        matmul: multiplies whole operands, as `matmul`.
+        block_matmul: multiplies two blocks of a matmul that several devices share.
+        apart: whether matrices that multiply the same x have separate matmuls. No copies then split
+            their results and join their gradients, but each has its own gradient of x.
     """
 
     matmul: Matmul
@@ -148,12 +147,12 @@ class MatmulPrecision(NamedTuple):
 
 
 class PackedWeight(NamedTuple):
-    """A weight of first products and its bias: of one matrix, or of several.
+    """The weight and bias of a first matmul, for one matrix or several.
 
     Args:
         w: this device's block, `[D, *out]`.
-        b: of the bias, `[*out]`; None: there is none.
-        parts: whether the first of `out` numbers matrices of their own.
+        b: this device's block of the bias, `[*out]`, or None.
+        parts: whether the first dim of `out` numbers separate matrices.
     """
 
     w: Array
@@ -161,10 +160,10 @@ class PackedWeight(NamedTuple):
     parts: bool = False
 
     def with_biases(self, products: Sequence[Array]) -> list[Array]:
-        """The h of each matrix. Backward keeps it, and not the product without the bias."""
+        """Adds the bias to each matrix's product: -> h, which is what is saved for backward."""
         biases: Sequence[Array | None] = [self.b] * len(products)
         if self.b is not None and self.parts:
-            # Typed as h before they are taken apart: so their gradient is one sum over devices.
+            # Typed as h before they are split, so that their gradient is one sum over devices.
             biases = separated(alike(products[0], self.b)[1], 0)
         sums = (h if b is None else add_bias(h, b) for h, b in zip(products, biases, strict=True))
         return [checkpoint_name(h, SAVED_MATMUL_OUT) for h in sums]
@@ -182,26 +181,26 @@ class TensorParallel(Sharding, abc.ABC):
     axes: ShardingAxes
     ring: Ring
 
-    # ---- products ----
+    # ---- matmuls ----
 
     @abc.abstractmethod
     def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
-        """First products of a pair: x -> the h of every matrix, with the tokens of the logits.
+        """First matmul of a pair: x -> h of every matrix with its bias, for the logits' tokens.
 
-        x is gathered once for all of them; an h has its bias.
+        x is gathered once for all of them.
         """
 
     @abc.abstractmethod
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
-        """Second product of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x."""
+        """Second matmul of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x."""
 
     @abc.abstractmethod
     def square(self, x: Array, w: Array) -> Array:
-        """A product by itself, `w[D, D']`: x -> x as the residual stream has it."""
+        """A single matmul, `w[D, D']`: x -> x as the residual stream has it."""
 
     @abc.abstractmethod
     def logits(self, x: Array, w: Array) -> Array:
-        """The output layer: a first product, but never in less than the precision of `x`."""
+        """The output layer: a first matmul, but never in less than the precision of `x`."""
 
     # ---- tables ----
 
@@ -228,7 +227,7 @@ class TensorParallel(Sharding, abc.ABC):
     ) -> Array:
         """Attention: q `[B, T, N, H]`, k, v `[B, S, K, H]`, sharded as h -> o, sharded as h.
 
-        A bias in `tokens` is of this device's heads.
+        A bias in `inputs` is for this device's heads.
         """
 
     def join_heads(self, h: Array, head_size: int) -> Array:
@@ -244,32 +243,32 @@ class TensorParallel(Sharding, abc.ABC):
 
 
 def separated(x: Array, dim: int) -> list[Array]:
-    """The n arrays that x has along a dim of size n.
+    """Splits a dim of size n into n arrays.
 
-    By a split, whose transpose is one concatenation. If that dim were moved in front, XLA would
-    stack the gradients in a loop, and then transpose them.
+    The transpose of a split is one concatenation. Moving the dim in front instead would make XLA
+    stack the gradients in a loop and then transpose them.
     """
     return [jnp.squeeze(each, dim) for each in lax.split(x, [1] * x.shape[dim], dim)]
 
 
 def add_bias(x: Array, b: Array) -> Array:
-    """x + b in the precision of x; the gradient of b, a sum over all tokens, in the precision of b.
+    """x + b in the precision of x, with b's gradient, a sum over all tokens, in that of b.
 
-    A sum of thousands in bfloat16 stops growing: 2**8 + 1 is 2**8 there.
+    In bfloat16 a sum of thousands stops growing, because 2**8 + 1 rounds to 2**8.
     """
     return _add_bias(*alike(x, b))
 
 
 @jax.custom_vjp
 def _add_bias(x: Array, b: Array) -> Array:
-    # Another kernel casts b: XLA's products add a bias as they write, but do not cast it, and only
-    # one of one dim.
+    # The barrier makes another kernel cast b: XLA's matmuls add a bias as they write, but only one
+    # of one dim, and without a cast.
     flat = lax.optimization_barrier(b.astype(x.dtype).reshape(-1))
     return (x.reshape(*x.shape[: x.ndim - b.ndim], -1) + flat).reshape(x.shape)
 
 
 def _add_bias_fwd(x: Array, b: Array) -> tuple[Array, Array]:
-    return _add_bias(x, b), jnp.zeros((0,) * b.ndim, b.dtype)  # of b's kind, without its numbers
+    return _add_bias(x, b), jnp.zeros((0,) * b.ndim, b.dtype)  # b's rank and dtype, no elements
 
 
 def _add_bias_bwd(kind: Array, dy: Array) -> tuple[Array, Array]:
@@ -281,10 +280,10 @@ _add_bias.defvjp(_add_bias_fwd, _add_bias_bwd)
 
 @jax.custom_vjp
 def both_gradients(x: Array, w: Array) -> tuple[Array, Array]:
-    """(x, w); backward goes on with the gradient of x when that of w is there, too.
+    """Returns (x, w); backward continues once both gradients, of x and of w, are computed.
 
-    For XLA there is no hurry with that of w, and until then the gradient of the logits stays. Both
-    are read from the barrier, or it forgets the other one.
+    XLA would schedule w's gradient late and keep the logits' gradient alive until then. Both are
+    read from the barrier, or XLA would drop the unread one.
     """
     return x, w
 
@@ -303,14 +302,14 @@ both_gradients.defvjp(_both_gradients_fwd, _both_gradients_bwd)
 def joined_products(
     multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[PackedWeight]
 ) -> list[Array]:
-    """The h of every matrix from one `multiply(x, w[D, *out])`, for which x moves once."""
+    """The h of every matrix from one `multiply(x, w[D, *out])`, so that x moves once."""
     lead = x.ndim - 1
     if len(weights) == 1:
         (packed,) = weights
         (h,) = packed._replace(parts=False).with_biases([multiply(x, packed.w)])
         return separated(h, lead) if packed.parts else [h]
 
-    # Joins weights again in backward: a scan would keep second copies of them.
+    # Concatenates weights again in backward, because a scan would save second copies of them.
     policy = jax.checkpoint_policies.save_only_these_names(SAVED_MATMUL_IN)
 
     @partial(jax.checkpoint, policy=policy, prevent_cse=False)
@@ -329,7 +328,7 @@ def joined_products(
 def matmul(x: Array, w: Array, contract: int) -> Array:
     """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`.
 
-    Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
+    Backward casts `w` again, so that a scan over layers saves no second copy of all weights.
     """
     return _product(*alike(x, w), contract)
 
@@ -349,10 +348,10 @@ def _product_fwd(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Array,
 def _product_bwd(contract: int, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
     w_DF = w.reshape(math.prod(w.shape[:contract]), -1)
-    # Matrices, because with more dims XLA transposes dy in memory.
+    # As matrices, because XLA transposes a dy of more dims in memory.
     dy = dy.reshape(*dy.shape[: x.ndim - contract], -1)
     dw = jnp.matmul(x.reshape(-1, w_DF.shape[0]).T, dy.reshape(-1, w_DF.shape[1]))
-    # Where w is wider, XLA may skip this rounding, and layouts would round differently.
+    # If w is wider, XLA could skip this rounding, and layouts would round differently.
     precision = jnp.finfo(x.dtype)
     dw = lax.reduce_precision(dw.astype(w.dtype), precision.nexp, precision.nmant)
     dx = jnp.matmul(dy, w_DF.astype(x.dtype).T)

@@ -6,7 +6,7 @@ Letters: B batch, T position, S maximum length, D model, L layers, N heads, H he
 vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.models.decoder import architecture
 from jaxptd.params import Initialiser
 from jaxptd.pipeline.pools import X
-from jaxptd.zero.loop import number_of_layers, run_blocks
+from jaxptd.zero.loop import run_blocks
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
 # Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
@@ -49,9 +49,9 @@ class Model(Protocol):
     def stacks(self) -> Mapping[str, Any]:
         """The stacks of layers, in the order in which x goes through them; named as attributes.
 
-        A stack has the parameters of L layers, `[L, ...]`. A layer of it is called with
-        (x, places, number of the layer in the model, its state, `common`) and returns x and its
-        state.
+        A stack has the parameters of L layers, `[L, ...]`, and `remats`, that of `ModelConfig`
+        for L. A layer of it is called with (x, places, number of the layer in the model, its state,
+        `common`) and returns x and its state.
         """
 
     @property
@@ -61,8 +61,12 @@ class Model(Protocol):
     def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
         """A batch, of which targets may be missing -> x before the first layer."""
 
-    def enter(self, stack: str, x: X) -> X:
-        """x after the stack before, or `embed` -> x as the first layer of a stack takes it."""
+    @property
+    def enter(self) -> Callable[[str, X], X] | None:
+        """(name of a stack, x after the stack before, or `embed`) -> x as its first layer takes it.
+
+        None if every stack takes x as it is.
+        """
 
     def losses(self, x: X, batch: Mapping[str, Array], token_info: TokenInfo) -> dict[str, Array]:
         """x after all layers -> sums over this device's targets, as its family names them.
@@ -96,13 +100,14 @@ def run_layers(
     state: GenerationState | None = None,
 ) -> tuple[X, GenerationState]:
     """A batch -> x after all layers, and the state: with these tokens, if one was given."""
-    run = partial(run_blocks, config=model.config, offload=model.offload, common=model.common)
+    scanned = model.config.scan_layers
+    run = partial(run_blocks, scanned=scanned, offload=model.offload, common=model.common)
     x, new, first = model.embed(batch, token_info), {}, 0
     for name, stack in model.stacks.items():
         cache = state[name] if state else None
-        x = model.enter(name, x)
+        x = model.enter(name, x) if model.enter else x
         x, new[name] = run(stack, x, token_info, cache=cache, first=first)
-        first += number_of_layers(stack)
+        first += sum(count for _, count in stack.remats)
     return x, new
 
 
@@ -123,6 +128,7 @@ class TextModel(nnx.Module):
     """
 
     common: nnx.Module | None = None  # layers share no parameters
+    enter: Callable[[str, Array], Array] | None = None  # there is one stack
     block: type[Block] = Block
     architecture = staticmethod(architecture)
 
@@ -137,6 +143,7 @@ class TextModel(nnx.Module):
         check_made(self, config, tensor_parallel)
         size, options = config.hidden_size, config.block
         self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
+        self.norms_first = options.norm_order == "pre"
         self.tokens = self.table(rngs)
         learned = options.positions == "learned"
         self.positions = (
@@ -176,7 +183,7 @@ class TextModel(nnx.Module):
             x_BTD = x_BTD + self.positions(token_info.position_T, dtype)
         if self.types is not None:
             x_BTD = x_BTD + self.types(batch["token_types"], dtype)
-        if self.config.block.norm_order == "post":
+        if not self.norms_first:
             x_BTD = self.norm(x_BTD)
         if not self.config.dropout:
             return x_BTD
@@ -185,13 +192,9 @@ class TextModel(nnx.Module):
             x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
         )
 
-    def enter(self, stack: str, x_BTD: Array) -> Array:
-        """x as it is: there is one stack."""
-        return x_BTD
-
     def last_norm(self, x_BTD: Array) -> Array:
         """x after all blocks -> x for a head, normalised if the blocks do not do it."""
-        return self.norm(x_BTD) if self.config.block.norm_order == "pre" else x_BTD
+        return self.norm(x_BTD) if self.norms_first else x_BTD
 
     def empty_state(self, batch: int) -> dict[str, Cache]:
         """Empty caches for up to seq_length tokens and this device's heads."""

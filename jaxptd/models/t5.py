@@ -5,7 +5,7 @@ Source: Raffel et al., arXiv 1910.10683; gates and an output layer of its own: S
 2002.05202, and T5's release 1.1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -136,6 +136,8 @@ class DecoderLayer(Block):
 class T5(nnx.Module):
     """An encoder-decoder; arguments and errors are those of `TextModel`."""
 
+    enter: Callable[[str, Any], Any] | None = None  # both stacks change their own part of x
+
     def __init__(
         self,
         config: ModelConfig,
@@ -181,10 +183,6 @@ class T5(nnx.Module):
         return drop_residual(
             x, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
         )
-
-    def enter(self, stack: str, x: X) -> X:
-        """x as it is: both stacks change their own part of it."""
-        return x
 
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""

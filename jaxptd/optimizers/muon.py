@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from jaxptd.optimizers.kept import Update, chosen
 from jaxptd.optimizers.matrices import apply_to_whole
 from jaxptd.params import Stored
 
@@ -30,37 +29,38 @@ class Momentum(NamedTuple):
     mu: Any
 
 
-def scale_by_orthogonal(momentum: float, stored: Mapping[str, Stored]) -> Update:
-    """Turns gradients of matrices into their Nesterov momentum, made orthogonal.
-
-    Args:
-        momentum: decay of the running mean.
-        stored: how each parameter is held, so that whole matrices can be made of shards.
-    """
+def running_mean(momentum: float) -> optax.GradientTransformation:
+    """The running mean of gradients; momentum: its decay."""
 
     def init(params: Any) -> Momentum:
         return Momentum(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
-    def update(
-        grads: Any,
-        state: Momentum,
-        params: Any = None,
-        *,
-        sound: Array | None = None,
-        **_: Any,
-    ) -> tuple[Any, Momentum]:
-        steps, mu = state.steps + 1, optax.tree.update_moment(grads, state.mu, momentum, 1)
-        mu = chosen(sound, mu, state.mu)
-        ahead = optax.tree.bias_correction(mu, momentum, steps + 1)
-        corrected = optax.tree.bias_correction(grads, momentum, steps)
-        nesterov = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, ahead, corrected)
-        direction = jax.tree_util.tree_map_with_path(_orthogonal, nesterov)
-        return direction, Momentum(chosen(sound, steps, state.steps), mu)
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Momentum]:
+        mu = optax.tree.update_moment(grads, state.mu, momentum, 1)
+        return grads, Momentum(state.steps + 1, mu)
 
-    def _orthogonal(path: Any, x: Array) -> Array:
-        return apply_to_whole(orthogonalised, x, stored[path[0].key])
+    return optax.GradientTransformation(init, update)
 
-    return Update(init, update)
+
+def orthogonal_direction(
+    momentum: float, stored: Mapping[str, Stored], grads: Any, new: Momentum, old: Momentum
+) -> Any:
+    """The Nesterov momentum of gradients of matrices, made orthogonal.
+
+    Args:
+        momentum: decay of the running mean.
+        stored: how each parameter is held, so that whole matrices can be made of shards.
+        grads: gradients.
+        new: moments after the step, or the old ones if it is not taken.
+        old: moments before it.
+    """
+    steps = old.steps + 1
+    ahead = optax.tree.bias_correction(new.mu, momentum, steps + 1)
+    corrected = optax.tree.bias_correction(grads, momentum, steps)
+    nesterov = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, ahead, corrected)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: apply_to_whole(orthogonalised, x, stored[path[0].key]), nesterov
+    )
 
 
 @jax.named_scope("muon")

@@ -1,8 +1,8 @@
 """Pools of slots, and conditionals and loops that update them in place.
 
-A pool is an array `[slots, ...]`, or a tree of them. XLA updates the carry of a loop in place, that
-of a conditional of which one branch does nothing, and that of a switch whose branches that read a
-pool come before those that write it; in another order it copies the pool.
+A pool is an array `[slots, ...]`, or a tree of them. XLA updates the carry of a loop in place, also
+that of a conditional with one empty branch, and that of a switch if the branches that read a pool
+come before those that write it. In another order it copies the pool.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
 
-Instruction = dict[str, Array]  # the numbers that a plan has for a stage and tick
+Instruction = dict[str, Array]  # a plan's numbers for a stage and tick
 Carry = TypeVar("Carry")
 Body = Callable[[Carry, Instruction], Carry]  # the operation of a conditional or of a loop
 
@@ -34,8 +34,8 @@ def run_if(
 ) -> Carry:
     """Runs `body` if `instruction[name]` is 1.
 
-    A conditional: the host of a GPU waits for its predicate once, where a loop of one trip makes it
-    wait for two. Between them and the loops over layers there is nothing that XLA could move out.
+    The host of a GPU waits once for a conditional's predicate, but twice for a loop of one
+    iteration. Between the conditional and the loops over layers XLA finds nothing to move out.
     """
     if not CONDITIONALS:
         return loop(name, carry, instruction, body)
@@ -53,13 +53,13 @@ def run_one(
 ) -> Carry:
     """Runs the body of the key for which `instruction[key]` is 1; nothing if all are 0.
 
-    A switch, whose last branch does nothing: the host of a GPU waits once for all bodies.
+    It is a switch with an empty last branch, so the host of a GPU waits once for all bodies.
 
     Args:
-        name: of the switch; its branches are numbered in the order of the bodies.
-        carry: what the bodies change.
-        instruction: at most one of the numbers of these keys is 1.
-        bodies: those that read a pool before those that write it.
+        name: of the switch, whose branches are numbered in the order of the bodies.
+        carry: the arrays that the bodies change.
+        instruction: 1 for at most one of these keys, else 0.
+        bodies: by key, those that read a pool before those that write it.
     """
     if not CONDITIONALS:
         for key, body in reversed(tuple(bodies.items())):  # loops copy nothing in this order
@@ -73,7 +73,7 @@ def run_one(
 
 
 def _taken(body: Body[Carry], instruction: Instruction, carry: Carry) -> Carry:
-    """The carry after a body, varying as before it: all branches return the same types."""
+    """The carry after a body, varying as before, because all branches return the same types."""
     updated = body(carry, instruction)
     return jax.tree.map(lambda x, like: as_varying(x, sorted(varying_axes(like))), updated, carry)
 
@@ -86,56 +86,62 @@ def loop(
 ) -> Carry:
     """Runs `body` zero times or once: `instruction[name]` times.
 
-    XLA moves loop-invariant code, collectives too, out of a loop, and would run it at every tick.
-    So the numbers that the body gets are made to depend on the trip, and the body must change every
-    array of the carry that it reads.
+    XLA moves loop-invariant code, even collectives, out of a loop, and would run it at every tick.
+    So the numbers that the body gets depend on the iteration, and the body must change every array
+    of the carry that it reads.
     """
-
-    def trip(i: Array, carry: Carry) -> Carry:
-        return body(carry, {key: number + i for key, number in instruction.items()})
-
     with jax.named_scope(name):
-        return lax.fori_loop(0, instruction[name], trip, carry)
+        return lax.fori_loop(
+            0,
+            instruction[name],
+            lambda i, carry: body(carry, {key: x + i for key, x in instruction.items()}),
+            carry,
+        )
 
 
 def apart(
     carry: Carry, body: Callable[[Carry, Any], Carry], xs: Any, *, first: int = 0, times: int = 1
 ) -> Carry:
-    """Runs `body` so many times, in a loop of which XLA does not know how many trips it has.
+    """Runs `body` a number of times that is hidden from XLA.
 
-    Outside of loops XLA allocates arrays at the beginning of the program: what is read and written
-    here would take memory all the time before. Two trips that XLA joined to one would need more,
-    too.
+    Outside of loops XLA allocates arrays at the beginning of the program, so arrays that are read
+    and written here would take memory from then on. Unrolling two iterations into one would also
+    take more.
 
     Args:
-        carry: what the body changes.
+        carry: the arrays that the body changes.
         body: `(carry, x) -> carry`.
-        xs: what the trips take, `[n, ...]`.
-        first: the number of x in the first trip; each next one takes the one after.
-        times: how often.
+        xs: the iterations' inputs, `[n, ...]`.
+        first: the index of the first iteration's x; each following one takes the next.
+        times: the number of iterations.
     """
-    trips = {"number": jnp.int32(first), APART: lax.optimization_barrier(jnp.int32(times))}
-    return loop(APART, carry, trips, lambda carry, now: body(carry, get(xs, now["number"])))
+    now = {"number": jnp.int32(first), APART: lax.optimization_barrier(jnp.int32(times))}
+    return loop(APART, carry, now, lambda carry, now: body(carry, get(xs, now["number"])))
 
 
 def get(pool: Any, *where: Array | int) -> Any:
     """`pool[*where, ...]`, for every array of a tree."""
-
-    def one(x: Array) -> Array:
-        size = (*[1] * len(where), *x.shape[len(where) :])
-        return lax.dynamic_slice(x, _begin(x, where), size).reshape(x.shape[len(where) :])
-
-    return jax.tree.map(one, pool)
+    dims = len(where)
+    return jax.tree.map(
+        lambda x: lax.dynamic_slice(x, _begin(x, where), (*[1] * dims, *x.shape[dims:])).reshape(
+            x.shape[dims:]
+        ),
+        pool,
+    )
 
 
 def put(pool: Any, values: Any, *where: Array | int) -> Any:
     """The pool after `pool[*where, ...] = values`, for every array of a tree."""
-
-    def one(pool: Array, x: Array) -> Array:
-        x = as_varying(x, sorted(varying_axes(pool))).astype(pool.dtype)
-        return lax.dynamic_update_slice(pool, x[(None,) * len(where)], _begin(pool, where))
-
-    return jax.tree.map(one, pool, values)
+    lead = (None,) * len(where)
+    return jax.tree.map(
+        lambda pool, x: lax.dynamic_update_slice(
+            pool,
+            as_varying(x, sorted(varying_axes(pool))).astype(pool.dtype)[lead],
+            _begin(pool, where),
+        ),
+        pool,
+        values,
+    )
 
 
 def add(pool: Any, values: Any, where: Array) -> Any:
@@ -158,7 +164,7 @@ def _begin(pool: Array, where: Sequence[Array | int]) -> list[Array]:
 
 
 def zeros(shapes: Any, *lead: int) -> Any:
-    """Zeros `[*lead, ...]` for every array of a tree; they vary over pp and as that array does."""
+    """Zeros `[*lead, ...]` for every array of a tree, which vary as that array does and over pp."""
     return jax.tree.map(
         lambda x: as_varying(
             jnp.zeros((*lead, *x.shape), x.dtype), sorted({Axis.PP, *varying_axes(x)})
@@ -168,7 +174,7 @@ def zeros(shapes: Any, *lead: int) -> Any:
 
 
 def wide_zeros(parameters: Any) -> Any:
-    """Zeros to add gradients to, float32 at least, for every array of a tree; they vary as it."""
+    """Zeros to add each array of a tree to, float32 at least, which vary as that array does."""
     return jax.tree.map(
         lambda p: as_varying(
             jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), sorted(varying_axes(p))
@@ -179,7 +185,7 @@ def wide_zeros(parameters: Any) -> Any:
 
 # ---- a model as a pipeline runs it: its functions, and the arrays that they run on ---------------
 
-X = Any  # what a layer takes and returns: a tree of arrays, all of which get gradients
+X = Any  # a layer's input and output: a tree of arrays, all of which get gradients
 
 
 class LayerInputs(NamedTuple):
@@ -207,10 +213,10 @@ class ModelFunctions(NamedTuple):
     gathered: a row of a stack in `ModelArrays.layers` -> a layer's parameters, for forward.
     regathered: the same, for backward.
     reduce_scattered: (gradients of those parameters, the row) -> gradients to accumulate.
-    keep: one function for each of `Plan.kinds`: arrays that layers save -> as pools keep them, such
-        as in host memory; none: as they are.
-    fetched: what pools keep -> on the device.
-    unroll: unrolls the loop over layers of a stack of which all parts have the same number.
+    keep: one function for each of `Plan.kinds`: arrays that layers save -> as pools store them, for
+        example in host memory. Empty stores them as they are.
+    fetched: stored arrays -> on the device.
+    unroll: unrolls the loop over a stack's layers if all its parts have equally many.
     """
 
     embed: Callable[[Any, Any, Any], X]
@@ -228,12 +234,12 @@ class ModelFunctions(NamedTuple):
 class ModelArrays(NamedTuple):
     """Parameters, which vary over pp, and the micro-batches of a step.
 
-    layers: of each stack, by its name, the parameters of this stage's layers.
+    layers: by stack, the parameters of this stage's layers.
     ends: parameters of the embedding and of the head.
-    micro: the micro-batches, `[M, ...]` of each array.
-    shared: what all micro-batches have in common.
+    micro: the micro-batches, each array `[M, ...]`.
+    shared: values that all micro-batches have in common.
     common: parameters that layers of any stack read, in every part of the model.
-    zeros: (of layers, of ends, of common), to add gradients to; a forward pass needs none.
+    zeros: arrays to add gradients of layers, ends and common to; a forward pass needs none.
     """
 
     layers: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """The backward pass of one layer: what forward saves for it, and its split into B and W.
 
-`jax.vjp` decides, under the layer's own rules (`model.remat`), which arrays backward needs. Those
-that the caller has anyway, parameters above all, are recognized and not saved a second time. If a
+`jax.vjp` decides, under the layer's own rules (`model.remat`), which arrays backward needs. Arrays
+that the caller has anyway, above all parameters, are recognized and not saved a second time. If a
 schedule splits backward, the traced backward program is split in two: *B* computes the gradient of
 the layer's input, *W* later those of its weights.
 
@@ -21,10 +21,10 @@ from jaxptd.matmul.ring import AGAIN
 from jaxptd.pipeline.pools import LayerInputs, X
 
 # ---- traced programs as lists of equations, any subset of which can be run by itself -------------
-# A program that is run in two halves hands arrays from the first to the second. A view (a slice,
-# an array of another shape) of what the second half has anyway takes no time, but as much memory
-# as any array if it waits. An array named `AGAIN` takes messages, no product: a block that has
-# passed around a ring passes once more. `evaluated_again` finds both.
+# A program that is run in two halves passes arrays from the first to the second. The second half
+# can recompute a view (a slice, another shape) of an array that it has anyway in no time, while
+# passing it would take as much memory as any array. An array named `AGAIN` costs collectives but no
+# matmul: a block that has passed around a ring passes once more. `evaluated_again` finds both.
 
 # Primitives that only call another program, and the parameter that holds that program.
 CALLS = {
@@ -84,10 +84,10 @@ class FlatProgram:
 
 
 def run_without_dead_code(program: Callable, *arguments: Any) -> Any:
-    """Runs `program(*arguments)`, but no equation that its results do not need.
+    """Runs only those equations of `program(*arguments)` that its results need.
 
-    Taking `jax.vjp` of a function and using only its gradients then skips the collectives of the
-    forward pass.
+    If a program takes `jax.vjp` of a function and uses only its gradients, this skips the
+    collectives of the forward pass.
     """
     flat = FlatProgram.trace(program, *arguments)
     return flat.run(needed(flat.equations, flat.results), flat.bind(*arguments))
@@ -135,23 +135,23 @@ def without(equations: Sequence[Any], some: Sequence[Any]) -> list[Any]:
     return [eqn for eqn in equations if id(eqn) not in excluded]
 
 
-# ---- what a second half computes again -----------------------------------------------------------
+# ---- arrays that the second half recomputes ------------------------------------------------------
 
 
 def is_heavy(equation: Any) -> bool:
-    """True for a matrix product, and for a loop or conditional that may contain some."""
+    """True for a matmul, and for a loop or conditional that may contain some."""
     return equation.primitive.name in _HEAVY
 
 
 def evaluated_again(
     passed: Sequence[Var], done: Sequence[Any], have: Iterable[Var], of_first: Iterable[Var]
 ) -> list[Any]:
-    """The first half's equations with which the second makes arrays that it would be passed.
+    """The first half's equations that the second runs again, instead of being passed their results.
 
-    A barrier keeps the operands that the second half needs.
+    A barrier keeps only the operands that the second half needs.
 
     Args:
-        passed: what the second half reads of the first, if it computes nothing again.
+        passed: what the second half would read of the first if it recomputed nothing.
         done: the first half's equations, in their order; without constants, which both compute.
         have: arguments of the second half.
         of_first: arguments that only the first half has.
@@ -176,7 +176,7 @@ def _made_of(
         each, is_named = todo.pop()
         if each in missing and each not in known:
             return None
-        if each in known or each not in maker:  # of constants there is no maker
+        if each in known or each not in maker:  # constants have no maker
             continue
         eqn = maker[each]
         is_named |= eqn.params.get("name") == AGAIN
@@ -188,7 +188,7 @@ def _made_of(
 
 
 def _sources(equation: Any, result: Var) -> list[Var]:
-    """The variables that a result depends on: of a barrier the operand that it is."""
+    """The variables that a result depends on; for a barrier, only the operand that it returns."""
     read = equation.invars
     if equation.primitive.name == _BARRIER:
         read = [read[equation.outvars.index(result)]]
@@ -276,7 +276,7 @@ def trace_layer(
 
 
 def _vjp(run: Callable, params: Any, inputs: LayerInputs, x: X) -> tuple[X, Any]:
-    """(y, the residuals, as a function of the gradient of y)."""
+    """(y, the residuals, a function of the gradient of y)."""
     y, vjp = jax.vjp(lambda params, x: run(params, inputs, x), params, x)
     return y, vjp
 
@@ -290,9 +290,9 @@ class SplitBackward:
         input_backward    dg = (dy @ b.T) * (1 - h * h)    dx = dg @ a.T    passes dy and dg
         weight_backward   da = x.T @ dg                    db = h.T @ dy
 
-    Gradients of params that need no matrix product, such as a bias's sum over tokens, are computed
-    by input_backward, too: each is smaller than what it would have to pass for them. Views of what
-    weight_backward has are not passed, see `programs.py`.
+    input_backward also computes gradients of params that need no matmul, such as a bias's sum over
+    tokens, because each is smaller than what it would have to pass for them. Views of arrays that
+    weight_backward has are not passed (see the top of this file).
 
     Args:
         program: (arguments, dy) -> (gradients of params, gradient of x).

@@ -1,91 +1,15 @@
-"""Evaluations of a run: the samples that they read, and the means of their losses."""
+"""Evaluations of a run: the number of samples that they read, and the means of their losses."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data import NOT_COUNTED, Samples
-from jaxptd.distributed import coordination
-from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
-from jaxptd.step import Batch, Program
-from jaxptd.step.program import CompiledStep
-
-# ---- batches -------------------------------------------------------------------------------------
-
-
-def read_batch(
-    program: Program,
-    windows: Samples,
-    *,
-    first: int,
-    end_of_document: int,
-    beyond: float = math.inf,
-) -> Batch:
-    """Reads the samples `first`, `first + 1`, ...; each process those of its own devices only.
-
-    Args:
-        program: takes the batch.
-        windows: of training or validation.
-        first: sample number of the batch's first row.
-        end_of_document: id of the token that ends a document.
-        beyond: samples from this number on are masked out of the loss.
-    """
-
-    def rows_of(field: str, numbers: slice) -> np.ndarray:
-        sample_B = first + np.arange(program.config.train.global_batch_size)[numbers]
-        rows = make_rows(windows, field, sample_B, end_of_document=end_of_document)
-        inside = (sample_B < beyond).reshape(-1, *[1] * (rows.ndim - 1))
-        return np.where(inside, rows, NOT_COUNTED) if field in batches.targets else rows
-
-    batches, make_rows = program.batches, program.resolved.family.rows
-    return batches.read(rows_of)
-
-
-# ---- programs, compiled in all processes together ------------------------------------------------
-
-
-class Programs:
-    """Compiles each jitted program of a run when it is first used, and tells the watchdog so."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog, self._alone = watchdog, coordination.is_alone()
-        self._compiled: dict[str, Callable] = {}
-
-    @contextlib.contextmanager
-    def ready(self, name: str, program: Callable, *args: Any) -> Iterator[Callable]:
-        """Yields the program, compiled, for one call with these arguments.
-
-        Args:
-            name: of the program in this run.
-            program: jitted.
-            args: what it will be called with; of the same shapes each time.
-        """
-        first = name not in self._compiled
-        with self._watchdog.phase(Phase.COMPILING if first else Phase.WAITING):
-            if first:  # a run places its batches itself
-                jitted = program.jitted if isinstance(program, CompiledStep) else program
-                if not self._alone:  # else the first call compiles
-                    jitted = compile_together(name, jitted, *args)
-                self._compiled[name] = jitted
-            yield self._compiled[name]
-
-
-def compile_together(name: str, program: Callable, *args: Any) -> Callable:
-    """Compiles a jitted program for these arguments, and waits until all processes have done so.
-
-    Without that, the process that runs it first would wait for the others to compile it, and gloo
-    waits for 30 s only.
-    """
-    compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
-    coordination.barrier(f"compile.{name}", seconds=coordination.DAY)
-    return compiled
-
 
 LARGEST_LOSS = 700.0  # whose exponential is a number
 

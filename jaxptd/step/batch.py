@@ -1,5 +1,6 @@
 """A batch: its fields, and how it is sharded over the mesh."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention.attend import Ring
 from jaxptd.config import Config, ModelConfig, option
+from jaxptd.data import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.families import family_of
@@ -46,7 +48,7 @@ class Batches:
 
     def __init__(self, config: Config, mesh: Mesh, ring: Ring) -> None:
         family, size = family_of(config.model), config.layout.ring_size
-        self.config, self.fields = config, family.fields(config)
+        self.config, self.fields, self._rows = config, family.fields(config), family.rows
         self.targets = {term.targets for term in family.losses(config.model).values()}
         self.shapes, self.specs = batch_shapes(config), batch_specs(config)
         self.shardings = {name: NamedSharding(mesh, spec) for name, spec in self.specs.items()}
@@ -65,6 +67,26 @@ class Batches:
             for name, shape in self.shapes.items()
         }
 
+    def of_samples(
+        self, samples: Samples, first: int, *, end_of_document: int, beyond: float = math.inf
+    ) -> Batch:
+        """Reads the samples `first`, `first + 1`, ...; each process those of its own devices only.
+
+        Args:
+            samples: of training or validation.
+            first: sample number of the batch's first row.
+            end_of_document: id of the token that ends a document.
+            beyond: samples from this number on are masked out of the loss.
+        """
+
+        def rows_of(field: str, numbers: slice) -> np.ndarray:
+            sample_B = first + np.arange(self.config.train.global_batch_size)[numbers]
+            rows = self._rows(samples, field, sample_B, end_of_document=end_of_document)
+            inside = (sample_B < beyond).reshape(-1, *[1] * (rows.ndim - 1))
+            return np.where(inside, rows, NOT_COUNTED) if field in self.targets else rows
+
+        return self.read(rows_of)
+
     def read(self, rows_of: Callable[[str, slice], np.ndarray]) -> Batch:
         """Builds a batch; each process reads the rows of its own devices only.
 
@@ -74,15 +96,13 @@ class Batches:
         """
         fields, shapes = self.fields, self.shapes
 
-        def rows(field: str, numbers: slice) -> np.ndarray:
-            derived = fields[field].derived
-            if derived is not None:
-                return derived.make(rows(derived.field, numbers))
-            return fields[field].padded(rows_of(field, numbers), shapes[field][1:])
-
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
-            rows_here = rows(field, index[0])
-            return rows_here[:, self.token_orders[field][index[1]]] if len(index) > 1 else rows_here
+            derived = fields[field].derived
+            given = derived.field if derived else field
+            rows = rows_of(given, index[0])
+            rows = fields[given].padded(rows, (len(rows), *shapes[given][1:]))
+            rows = derived.make(rows) if derived else rows
+            return rows[:, self.token_orders[field][index[1]]] if len(index) > 1 else rows
 
         make = jax.make_array_from_callback
         return {

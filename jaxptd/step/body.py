@@ -4,6 +4,8 @@ Letters: B batch, T position, C chunks of the ring, M micro-batches.
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping
 from typing import Self
 
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.data import Field
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.tensor_parallel import local_numbers
 from jaxptd.mesh import BATCH_AXES, Axis
@@ -19,7 +22,7 @@ from jaxptd.models.family import Loss
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
 from jaxptd.step.optimizer import Scalars, clip, global_norm, learning_rate, updated
-from jaxptd.step.passes import ForwardBackward, Losses, MicroBatches, total
+from jaxptd.step.passes import ForwardBackward, Losses, MicroBatches
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig
 from jaxptd.step.state import SCALED, Metrics, State, States, after_step, is_sound
@@ -35,6 +38,8 @@ class StepBody:
         passes: runs the micro-batches through the model.
         owed: axes over which the gradient of each parameter is a partial sum, see `owed_axes`.
         terms: of the loss.
+        fields: of a batch.
+        drops: whether training draws random numbers.
     """
 
     resolved: ResolvedConfig
@@ -42,12 +47,21 @@ class StepBody:
     passes: ForwardBackward
     owed: Mapping[str, tuple[str, ...]]
     terms: Mapping[str, Loss]
+    fields: Mapping[str, Field]
+    drops: bool
 
     @classmethod
     def of(cls, resolved: ResolvedConfig, states: States) -> Self:
         """Makes the body of a config's step."""
-        terms = resolved.family.losses(resolved.model)
-        return cls(resolved, states, make_passes(resolved), owed_axes(resolved), terms)
+        return cls(
+            resolved,
+            states,
+            make_passes(resolved),
+            owed_axes(resolved),
+            terms=resolved.family.losses(resolved.model),
+            fields=resolved.family.fields(resolved.config),
+            drops=resolved.model.drops,
+        )
 
     def train(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         """The next state, the step's metrics, and its gradients."""
@@ -71,8 +85,9 @@ class StepBody:
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
         clipped = clip(grads, norm, config.optimizer.grad_clip)
         terms = losses if len(losses) > 1 else {}
-        metrics = {"loss": total(losses), **terms, "grad_norm": norm, "learning_rate": rate}
-        sound = is_sound(metrics["loss"], norm, config.optimizer.skip_above)
+        total = functools.reduce(operator.add, losses.values())
+        metrics = {"loss": total, **terms, "grad_norm": norm, "learning_rate": rate}
+        sound = is_sound(total, norm, config.optimizer.skip_above)
         new = updated(config, resolved.optimizer, state, clipped, Scalars(rate, norm, sound))
         guard = after_step(guard, sound, norm, resolved.model.dtype)
         skips = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
@@ -116,8 +131,8 @@ class StepBody:
         step: its number, from which all its dropout is drawn; None: without dropout.
         """
         config, ring = self.resolved.config, self.resolved.tensor_parallel.ring
-        fields, seed, token_info = self.resolved.family.fields(config), None, None
-        if step is not None and self.resolved.model.drops:
+        seed, token_info, segments = None, None, []
+        if step is not None and self.drops:
             seed = jax.random.key_data(jax.random.fold_in(jax.random.key(config.train.seed), step))
         for sequence in self.resolved.family.sequences:
             size, length = batch[sequence.tokens].shape[:2]
@@ -125,11 +140,13 @@ class StepBody:
             segment_BT, segment_BCT = sequence.documents(batch), None
             if segment_BT is not None:
                 segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
-            positions = ring.positions_along if fields[sequence.tokens].ring else local_numbers
+            in_ring = self.fields[sequence.tokens].ring
+            positions = ring.positions_along if in_ring else local_numbers
             position_T = positions(Axis.CP, length)
+            segments.append(segment_BCT)
             token_info = TokenInfo(sample_B, position_T, seed, segment_BCT, token_info)
         assert token_info is not None
-        whole = MicroBatches(batch, token_info.sample_B, token_info.segments)
+        whole = MicroBatches(batch, token_info.sample_B, tuple(segments))
         M = config.train.micro_batches
         micro = jax.tree.map(lambda x: x.reshape(M, x.shape[0] // M, *x.shape[1:]), whole)
         return micro, token_info

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,8 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.config import Config, OptimizerConfig, OptimizerName
 from jaxptd.optimizers.adafactor import scale_by_factors
-from jaxptd.optimizers.kept import Update, chosen, keeping, scale_by_adam, scale_by_momentum
 from jaxptd.optimizers.moments import is_orthogonalised
-from jaxptd.optimizers.muon import scale_by_orthogonal
+from jaxptd.optimizers.muon import orthogonal_direction, running_mean
 from jaxptd.params import Params, Stored
 from jaxptd.zero.shards import computed_on_host, is_on_host, on_device
 
@@ -52,13 +51,53 @@ def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
     return jnp.float32(config.learning_rate) * warm * (last + (1 - last) * decayed)
 
 
-def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
-    return scale_by_adam(config.beta1, config.beta2, config.epsilon)
+# ---- directions ----------------------------------------------------------------------------------
+# A step that is not sound (`step/state.py`) keeps the old moments. Where a direction follows from
+# the new moments, they are chosen before it is computed: XLA then writes each new moment over the
+# old one, and reads it from there. With a choice afterwards it would compute the new moments twice,
+# for the state and for the direction, and keep a copy of the old ones through the whole step.
+
+Update: TypeAlias = optax.GradientTransformationExtraArgs  # `update` takes `sound`
 
 
-def _muon(config: OptimizerConfig, stored: Mapping[str, Stored]) -> optax.GradientTransformation:
+def keeping(
+    inner: optax.GradientTransformation,
+    direction: Callable[[Any, Any, Any], Any] | None = None,
+) -> Update:
+    """`inner`, whose moments stay as they were, bit for bit, in a step that is not sound.
+
+    Args:
+        inner: computes new moments.
+        direction: (gradients, chosen moments, old moments) -> the direction; None: `inner`'s, which
+            does not follow from the new moments.
+    """
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, sound: Array | None = None, **_: Any
+    ) -> tuple[Any, Any]:
+        found, new = inner.update(grads, state, params)
+        if sound is not None:
+            with jax.named_scope("optimizer"):
+                new = jax.tree.map(partial(jnp.where, sound), new, state)
+        return found if direction is None else direction(grads, new, state), new
+
+    return Update(inner.init, update)
+
+
+def _adam(config: OptimizerConfig) -> Update:
+    def direction(_: Any, new: Any, old: Any) -> Any:
+        mean = optax.tree.bias_correction(new.mu, config.beta1, new.count)
+        square = optax.tree.bias_correction(new.nu, config.beta2, new.count)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mean, square)
+
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    return keeping(adam, direction)
+
+
+def _muon(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Update:
     """Orthogonal momentum for the matrices of layers, Adam for everything else."""
-    rules = {"matrix": scale_by_orthogonal(config.momentum, stored), "other": _adam(config)}
+    direction = partial(orthogonal_direction, config.momentum, stored)
+    rules = {"matrix": keeping(running_mean(config.momentum), direction), "other": _adam(config)}
     kinds = {n: "matrix" if is_orthogonalised(each) else "other" for n, each in stored.items()}
 
     def update(grads: Params, state: Any, params: Any = None, **others: Any) -> tuple[Any, Any]:
@@ -69,19 +108,17 @@ def _muon(config: OptimizerConfig, stored: Mapping[str, Stored]) -> optax.Gradie
 
 
 # Of a config and of how parameters are held, optax's transformation of gradients; on shards.
-Direction = Callable[[OptimizerConfig, Mapping[str, Stored]], optax.GradientTransformation]
+Direction = Callable[[OptimizerConfig, Mapping[str, Stored]], Update]
 DIRECTIONS: Mapping[OptimizerName, Direction] = {
     "adamw": lambda c, _: _adam(c),
     "lion": lambda c, _: keeping(optax.scale_by_lion(c.beta1, c.beta2)),
-    "sgd": lambda c, _: scale_by_momentum(c.beta1),
+    "sgd": lambda c, _: keeping(optax.trace(c.beta1), lambda grads, new, old: new.trace),
     "muon": _muon,
     "adafactor": lambda _, stored: keeping(scale_by_factors(stored)),
 }
 
 
-def make_optimizer(
-    config: OptimizerConfig, stored: Mapping[str, Stored]
-) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Update:
     """The direction plus the weight decay of parameters; scale it by minus the rate.
 
     `update` takes all parameters, or some of them with their moments, and also `sound`: whether the
@@ -142,7 +179,7 @@ class Scalars(NamedTuple):
 
 def updated(
     config: Config,
-    rule: optax.GradientTransformationExtraArgs,
+    rule: Update,
     state: Mapping[str, Any],
     gradients: Params,
     scalars: Scalars,
@@ -181,14 +218,13 @@ def updated(
     return {"params": params, "optimizer": structure.unflatten(joined)}
 
 
-def _updated(
-    rule: optax.GradientTransformationExtraArgs, name: str, old: Params, kept: Any, *others: Array
-) -> tuple[Array, Any]:
+def _updated(rule: Update, name: str, old: Params, kept: Any, *others: Array) -> tuple[Array, Any]:
     """A new parameter and its moments; others: gradient, rate, whether the step is taken."""
     gradient, rate, sound = others
     direction, new = rule.update({name: gradient}, kept, old, sound=sound)
     step = rate.astype(old[name].dtype) * direction[name]
-    return chosen(sound, old[name] - step, old[name]), new
+    with jax.named_scope("optimizer"):
+        return jnp.where(sound, old[name] - step, old[name]), new
 
 
 def _after(others: list[Array], tree: Any) -> Any:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.layers.dropout import Segments, TokenInfo
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.models.model import GenerationState, Model, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
@@ -41,17 +41,20 @@ from jaxptd.zero.zero import (
 class MicroBatches(NamedTuple):
     """A step's micro-batches, `[M, B, ...]` each, or one of them, `[B, ...]`.
 
-    batch: its arrays. sample: the number of each sequence in the global batch.
-    segments: the documents of each sequence of tokens, as `TokenInfo.segments`.
+    batch: its arrays. sample: the number of each sample in the global batch. segments: for each
+    sequence of a sample, its source first, `TokenInfo.segment_BCT`.
     """
 
     batch: Batch
     sample: Array
-    segments: Segments
+    segments: tuple[Array | None, ...]
 
     def token_info(self, shared: TokenInfo) -> TokenInfo:
-        """The places of one micro-batch's tokens; `shared` has what all micro-batches share."""
-        return shared.of(self.sample, self.segments)
+        """The tokens of one micro-batch; it has the positions and the seed of `shared`."""
+        *before, segment_BCT = self.segments
+        of_source = self._replace(segments=tuple(before))
+        source = shared.source and of_source.token_info(shared.source)
+        return shared._replace(sample_B=self.sample, segment_BCT=segment_BCT, source=source)
 
 
 Losses = dict[str, Array]  # by name: sums over targets, or weights
@@ -88,14 +91,9 @@ class ForwardBackward(Protocol):
 
 
 def in_total(losses: Losses, weights: Losses) -> tuple[Array, Losses]:
-    """The sum of all losses that have a weight, each times its own, and these products."""
+    """The sum of the losses that have a weight, each multiplied by it, and its terms."""
     weighted = {name: losses[name] * weight for name, weight in weights.items()}
-    return total(weighted), weighted
-
-
-def total(losses: Losses) -> Array:
-    """The sum of all losses."""
-    return functools.reduce(operator.add, losses.values())
+    return functools.reduce(operator.add, weighted.values()), weighted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +106,13 @@ class GradientAccumulation:
     def gradients(
         self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
-        def add(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
-            """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
+        def add(
+            params: StepParams, total: tuple, micro: MicroBatches, *, in_place: bool = False
+        ) -> tuple:
+            """Adds a micro-batch's losses and gradients; also returns the blocks that it holds.
+
+            in_place: whether loops over layers add gradients to the sums, where the plan says so.
+            """
 
             def loss(slots: Params) -> tuple[Array, tuple[Losses, GenerationState]]:
                 given = attached(params, slots)
@@ -117,38 +120,36 @@ class GradientAccumulation:
                 sum_of_all, weighted = in_total(losses, weights)
                 return sum_of_all, (weighted, held)
 
+            losses, sums = total
+            if in_place:
+                params, sums = with_sums(params, sums)
             gradient = jax.value_and_grad(loss, has_aux=True)
-            (_, (loss_terms, held)), gradients = gradient(grad_slots_of(params))
-            losses = jax.tree.map(jnp.add, total[0], loss_terms)
-            return (losses, added(params, total[1], gradients)), held
+            (_, (terms, held)), gradients = gradient(grad_slots_of(params))
+            losses = jax.tree.map(jnp.add, losses, terms)
+            return (losses, added(params, sums, gradients)), held
 
-        def add_to_sums(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
-            having, rest = with_sums(params, total[1])
-            return add(having, (total[0], rest), micro)[0]
-
-        plan, many, one = self.zero.layers, len(micro.sample), pools.get(micro, 0)
+        plan, many = self.zero.layers, len(micro.sample)
         params = with_wide_gradients(params, self.zero.plans)
         waits = plan.reduce == "last_microbatch"
         first = first_microbatch_params(params) if waits else params
         slots = grad_slots_of(first)
-        terms = partial(self._terms, of=LOSSES)
-        like, _ = jax.eval_shape(terms, attached(first, slots), one, token_info)
-        losses = pools.zeros({name: like[name] for name in weights})
-        total = losses, pools.wide_zeros(slots)
-        if plan.gather == "layer" and plan.accumulate == "in_loop":
-            return pools.apart(total, partial(add_to_sums, params), micro, times=many)
+        given, of_first = attached(first, slots), partial(jax.tree.map, lambda x: x[0])
+        like, _ = jax.eval_shape(lambda: self._terms(given, of_first(micro), token_info, of=LOSSES))
+        total = pools.wide_zeros(({name: like[name] for name in weights}, slots))
         begin = int(plan.gather == "first_microbatch")
         end = many - waits
         if begin:
-            total, held = add(first, total, one)
+            total, held = add(first, total, pools.get(micro, 0))
             params = with_held(params, held, self.blueprint.infos)
         middle = middle_microbatch_params(params) if waits else params
-        each = partial(add_to_sums, middle)
-        if begin and end - begin == 1:  # without a loop XLA would run it beside the first
-            total = pools.apart(total, each, micro, first=1)
+        each = partial(add, middle, in_place=True)
+        if plan.gather == "layer" and plan.accumulate == "in_loop":
+            return pools.apart(total, lambda *both: each(*both)[0], micro, times=many)
+        if begin and end - begin == 1:  # without a loop XLA would overlap it with the first
+            total = pools.apart(total, lambda *both: each(*both)[0], micro, first=1)
         elif begin < end:
             between = jax.tree.map(lambda x: x[begin:end], micro)
-            total, _ = lax.scan(lambda *both: (each(*both), None), total, between)
+            total, _ = lax.scan(lambda *both: (each(*both)[0], None), total, between)
         if end == many:
             return total
         having, rest = with_sums(params, total[1])
@@ -161,8 +162,10 @@ class GradientAccumulation:
         def add(total: Losses, micro: MicroBatches) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, terms(params, micro, token_info)[0]), None
 
-        like, _ = jax.eval_shape(terms, params, pools.get(micro, 0), token_info)
-        return lax.scan(add, jax.tree.map(pools.zeros, like), micro)[0]
+        like, _ = jax.eval_shape(
+            lambda: terms(params, jax.tree.map(lambda x: x[0], micro), token_info)
+        )
+        return lax.scan(add, pools.wide_zeros(like), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
         return params

@@ -34,8 +34,17 @@ from jaxptd.step.passes import (
     in_total,
 )
 from jaxptd.step.resolved import ResolvedConfig
-from jaxptd.zero.shards import gathered, on_device, on_host, reduce_scattered, regathered
-from jaxptd.zero.zero import StepParams, Zero, attached, grad_slots_of, with_wide_gradients
+from jaxptd.zero.shards import on_device, on_host
+from jaxptd.zero.zero import (
+    StepParams,
+    Zero,
+    attached,
+    gathered,
+    grad_slots_of,
+    reduce_scattered,
+    regathered,
+    with_wide_gradients,
+)
 
 # ---- where a pipeline keeps what layers save -----------------------------------------------------
 # Where a pipeline's pools keep what layers save for backward: on the device, or on the host.
@@ -120,7 +129,10 @@ class PipelineSchedule:
         def head(ends: Params, micro: MicroBatches, x: X) -> Array:
             return outside(ends).output(x)
 
-        one = MicroBatches(batch, token_info.sample_B, token_info.segments)
+        segments, info = [token_info.segment_BCT], token_info.source
+        while info is not None:
+            segments, info = [info.segment_BCT, *segments], info.source
+        one = MicroBatches(batch, token_info.sample_B, tuple(segments))
         micro = jax.tree.map(lambda x: x[None], one)
         functions = self._functions(outside, self._layers(), head)
         arrays = self._arrays(params, micro, token_info)
@@ -164,7 +176,10 @@ class PipelineSchedule:
             run = partial(_without_cache, layer)
             remats = [] if self.plan.recompute else self.model.remats(self.plan.depth(stack))
             scanned = self.model.scan_layers
-            runs += [with_remat(run, remat, scanned=scanned) for remat, _ in remats] or [run]
+            runs += [
+                run if remat == "none" else with_remat(run, remat, scanned=scanned)
+                for remat, _ in remats
+            ] or [run]
         return runs
 
     def _layer(

@@ -1,7 +1,8 @@
 """The compiled steps of any layout, and where their state and batches are placed."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,9 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxptd.config import Config
+from jaxptd.config.xla import GPU_MEMORY, permutes
+from jaxptd.distributed import coordination
+from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.matmul.precision import exact_products
@@ -21,9 +25,9 @@ from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches
 from jaxptd.step.body import StepBody
-from jaxptd.step.compiler_options import compiler_options
 from jaxptd.step.resolved import ResolvedConfig, resolve
 from jaxptd.step.state import Metrics, State, States, state_memory
+from jaxptd.zero.plan import layers_plan
 from jaxptd.zero.shards import on_device
 
 # ---- states that Python code gives: compared with those that a program takes ---------------------
@@ -132,6 +136,65 @@ class CompiledStep:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.jitted, name)
+
+
+# ---- XLA's options beyond its defaults for a training step ---------------------------------------
+
+_SCHEDULED = 0.80  # share of a GPU's memory that XLA's scheduler counts on, times an option
+
+
+def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
+    """Chooses options for compiling a training step on GPUs; None elsewhere.
+
+    Memory: the scheduler may count on all memory that a run takes. If it believes that a step does
+    not fit, it overlaps no collective with work.
+
+    Collectives: two at a time, while XLA by default finishes one before it starts the next.
+    Backward of a ring sends keys and values, and also the sums of their gradients. Matmuls on a
+    grid send along row and along col. A loop over layers gathers one layer and reduce-scatters the
+    gradients of another.
+
+    Matmuls: XLA would join matmuls of the same operand and split the result by copies. Separate
+    ones of queries, keys and values can add their biases as they write. The steps of a matmul whose
+    blocks arrive one after another also stay separate. For fp8, cuBLASLt's 8-bit matmuls replace
+    the Triton kernels that XLA prefers.
+
+    Zeros: a loop over layers writes each slice of what it saves for backward, and of its gradients.
+    XLA would first fill these arrays with zeros, unless told to check whether anything reads them.
+    With moments on the host that check costs memory, so there it is off.
+
+    Slices: XLA by default overlaps copies into and out of a loop's stacks with other kernels. A
+    loop whose first micro-batch gathers would then start its collectives too late to hide them.
+
+    Iterations: in a loop that fetches layers, each iteration copies the next layer's parameters and
+    its own gradients to where the next one reads them. With two iterations in one, only the second
+    does.
+
+    Permutes: a permute synchronises only the devices that it connects, not all as by default, which
+    by XLA's own account makes one inside a node ten to twenty times slower. XLA may hang unless
+    each group of devices belongs to only one partition of all devices. That holds for rings along
+    axes and for the hops of pipelines, but not when Cannon's algorithm moves blocks to their start.
+    """
+    if not on_gpus:
+        return None
+    layout, plan = config.layout, layers_plan(config)
+    options: dict[str, Any] = {
+        "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED),
+        "xla_gpu_dot_merger_threshold_mb": 0,
+        "xla_gpu_enable_dus_accumulator_zero_init_elimination": not layout.hosts_moments,
+    }
+    moves = plan.prefetches or plan.reduce == "last_microbatch"
+    if layout.ring_size > 2 or layout.has_grid or moves:
+        options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
+    if plan.gather == "first_microbatch":
+        options["xla_disable_hlo_passes"] = "dynamic-slice-copy-fusion-async-wrapper"
+    if plan.joins_trips:
+        options["xla_gpu_enable_while_loop_double_buffering"] = True
+    if permutes(layout) and layout.matmul2d != "cannon":
+        options["xla_gpu_collective_permute_connected_components"] = True
+    if config.model.products == "fp8":
+        options["xla_gpu_enable_triton_gemm"] = False
+    return options
 
 
 # ---- the program of a config ---------------------------------------------------------------------
@@ -347,3 +410,43 @@ class Program:
 
     def _check_params(self, params: Params) -> None:
         as_state(params, self.abstract_state["params"], name="params")
+
+
+# ---- programs, compiled in all processes together ------------------------------------------------
+
+
+class Programs:
+    """Compiles each jitted program of a run when it is first used, and tells the watchdog so."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog, self._alone = watchdog, coordination.is_alone()
+        self._compiled: dict[str, Callable] = {}
+
+    @contextlib.contextmanager
+    def ready(self, name: str, program: Callable, *args: Any) -> Iterator[Callable]:
+        """Yields the program, compiled, for one call with these arguments.
+
+        Args:
+            name: of the program in this run.
+            program: jitted.
+            args: what it will be called with; of the same shapes each time.
+        """
+        first = name not in self._compiled
+        with self._watchdog.phase(Phase.COMPILING if first else Phase.WAITING):
+            if first:  # a run places its batches itself
+                jitted = program.jitted if isinstance(program, CompiledStep) else program
+                if not self._alone:  # else the first call compiles
+                    jitted = compile_together(name, jitted, *args)
+                self._compiled[name] = jitted
+            yield self._compiled[name]
+
+
+def compile_together(name: str, program: Callable, *args: Any) -> Callable:
+    """Compiles a jitted program for these arguments, and waits until all processes have done so.
+
+    Without that, the process that runs it first would wait for the others to compile it, and gloo
+    waits for 30 s only.
+    """
+    compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
+    coordination.barrier(f"compile.{name}", seconds=coordination.DAY)
+    return compiled

@@ -149,16 +149,15 @@ class WindowPair(nnx.Module):
         return x._replace(stream=stream), cache
 
 
-def make_pairs(
-    level: Level, first: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs
-) -> WindowPair:
+def make_pairs(level: Level, first: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs) -> Any:
     """One pair with the parameters of all pairs of a level, stacked.
 
     first: the number of the first one in the model.
     """
     keys = jax.random.split(rngs(), len(level.paths) // 2)
-    pairs: WindowPair = stacked(
+    pairs: Any = stacked(
         lambda key: WindowPair(level, first, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)),
         keys,
     )
+    pairs.remats = level.config.remats(len(keys))
     return pairs

@@ -1,6 +1,6 @@
-"""ZeRO: parameters, gradients and optimizer state sharded over data parallel devices.
+"""ZeRO: parameters, gradients and optimizer state sharded over data-parallel devices.
 
-plan.py is what formulas read, without jax; zero.py shards the state, and adds up gradients;
-shards.py has the shards, and gathers the parameters of a layer while it runs; loop.py runs the
-layers of a stack, and in a loop gathers one beside others.
+plan.py is what formulas read, without jax; shards.py has the shards that a state holds; zero.py
+gathers parameters and adds up gradients in a step; loop.py runs the layers of a stack, and in a
+loop gathers one while others compute.
 """

@@ -1,36 +1,38 @@
 """The layers of a stack, one after another: scanned, or unrolled.
 
-XLA moves collectives between layers that are unrolled, but not between trips of a loop. So a loop
-whose layers are gathered, or their gradients reduce-scattered, does it itself, while other layers
-compute (`traced_loop`); so does one that adds gradients to those of the micro-batches before.
+XLA moves collectives between unrolled layers, but not between iterations of a loop. So a loop that
+gathers layers, or reduce-scatters their gradients, overlaps that with other layers itself
+(`traced_loop`). The same loop adds gradients to those of the micro-batches before.
 
-A collective in a trip of a loop whose result the same trip needs has nothing to run beside. So a
-trip gathers the layer that the *next* trip runs, and reduce-scatters the gradients that the *last*
-trip computed: both depend on nothing of the trip itself. With L = 4 layers (G gathers a layer, R
-reduce-scatters its gradients; what is above each other runs at the same time):
+A collective whose result the same iteration needs has nothing to overlap with. So an iteration
+gathers the layer that the *next* one runs, and reduce-scatters the gradients that the *last* one
+computed. Neither depends on the iteration itself. With L = 4 layers (G gathers a layer, R
+reduce-scatters its gradients; entries above each other run at the same time):
 
-    forward         | trip 0 | trip 1 | trip 2 |
+    forward         | iter 0 | iter 1 | iter 2 |
            G0       |   G1   |   G2   |   G3   |
                     |  run 0 |  run 1 |  run 2 | run 3
 
-    backward        | trip 2 | trip 1 | trip 0 |
+    backward        | iter 2 | iter 1 | iter 0 |
            G2       | G1, R3 | G0, R2 | G0, R1 | R0
            back 3   | back 2 | back 1 | back 0 |
 
-In backward G waits for the gradient of x that enters the trip, and the one that leaves it for R:
-where XLA joins two trips of a loop that fetches layers, they still move one layer at a time.
+In backward G waits for the gradient of x that enters the iteration, and the one that leaves it
+waits for R. Where XLA joins two iterations of a loop that fetches layers, they still move one layer
+at a time.
 
-The last layer runs outside of the loop: forward has nothing left to gather under it, backward
-nothing yet to reduce-scatter, and its parameters stay for backward. So each layer is gathered twice
-and its gradients are sent once, as without the loop. (Layer 0 is gathered once in vain: all trips
-of a loop do the same.) Beside the layer that runs a device has another's parameters and gradients.
+The last layer runs outside of the loop: forward has nothing left to gather during it, backward has
+nothing to reduce-scatter yet, and its parameters stay for backward. So each layer is gathered twice
+and its gradients are sent once, as without the loop. (Layer 0 is gathered once too often, because
+all iterations do the same.) Besides the layer that runs, a device holds the parameters and
+gradients of one more.
 
 With ZeRO 1 and 2 forward of the first micro-batch does the same, but holds the blocks of all
 layers, so that backward and other micro-batches gather nothing (`zero.py`).
 
-Where nothing moves, a loop that adds to sums runs all layers, and a trip of backward adds a layer's
-gradients as it has them. What JAX makes of `lax.scan` stacks the gradients of all layers, and adds
-the stack to the sum over micro-batches afterwards: one stack more.
+A loop that moves nothing but adds to sums runs all layers, and each iteration of backward adds its
+layer's gradients. JAX's derivative of `lax.scan` would stack the gradients of all layers and then
+add the stack to the sum over micro-batches, which takes one more stack.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -45,33 +47,26 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import after
-from jaxptd.config import ModelConfig
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.pools import LayerInputs, X
 from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
 from jaxptd.remat import with_remat
 from jaxptd.zero.plan import WHOLE
-from jaxptd.zero.shards import (
+from jaxptd.zero.zero import (
     behind_barriers,
     gathered,
     is_lazy,
     missing_blocks,
+    read_with_slot,
     reduce_scattered,
     regathered,
     with_blocks,
     with_gathered,
     zeros_for_gathered,
 )
-from jaxptd.zero.zero import read_with_slot
 
 LAYERS = "layers"  # named scope of the loop over layers
 LayerFunction = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
-
-
-def number_of_layers(stack: Any) -> int:
-    """L of a stack with parameters `[L, ...]`."""
-    count: int = jax.tree.leaves(stack)[0].shape[0]
-    return count
 
 
 def run_blocks(
@@ -80,39 +75,40 @@ def run_blocks(
     token_info: Any,
     *,
     cache: Any,
-    config: ModelConfig,
+    scanned: bool,
     offload: bool = False,
     common: Any = None,
-    first: int = 0,
+    first: int,
 ) -> tuple[X, Any]:
     """x -> x after all layers of a stack, scanned or unrolled.
 
     Args:
-        blocks: the stack.
+        blocks: the stack; its `remats` say what its layers recompute in backward.
         x: before its first layer.
         token_info: of the tokens.
         cache: the layers' state, arrays with a leading dim L; None without any.
-        config: of the model.
+        scanned: whether layers run in a loop.
         offload: whether `remat: dots` saves to host memory.
         common: parameters that all layers read.
         first: the number of the first layer in the model.
     """
-    count = number_of_layers(blocks)
-    layer_L = jnp.arange(first, first + count, dtype=jnp.int32)
-    remats = config.remats(count)
-    stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
+    counts = [count for _, count in blocks.remats]
+    layer_L = jnp.arange(first, first + sum(counts), dtype=jnp.int32)
+    stacks = _split((blocks, layer_L, cache), counts)
     caches = []
 
-    for (remat, layers), (stack, number_L, layer_inputs) in zip(remats, stacks, strict=True):
-        run = with_remat(
-            lambda params, inputs, x: params[0](x, *inputs, params[1]),
-            remat,
-            scanned=config.scan_layers and layers > 1,  # XLA runs one trip without a loop
-            offload=offload,
-        )
+    def plain(params: tuple[Any, Any], inputs: LayerInputs, x: X) -> tuple[X, Any]:
+        result: tuple[X, Any] = params[0](x, *inputs, params[1])
+        return result
+
+    for (remat, count), (stack, number_L, layer_inputs) in zip(blocks.remats, stacks, strict=True):
+        run = plain
+        if remat != "none":
+            in_scan = scanned and count > 1  # XLA runs one iteration without a loop
+            run = with_remat(plain, remat, scanned=in_scan, offload=offload)
         inputs = LayerInputs(token_info, number_L, layer_inputs)
         with jax.named_scope(LAYERS):
-            x, new = _in_turn(run, (stack, common), inputs, x, scanned=config.scan_layers)
+            x, new = _in_turn(run, (stack, common), inputs, x, scanned=scanned)
         caches.append(new)
     return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
@@ -122,8 +118,8 @@ def _in_turn(
 ) -> tuple[X, Any]:
     """(x, caches) after `run((layer, common), inputs, x) -> (x, cache)` for each layer of a stack.
 
-    params: of the stack and common. What the micro-batch does with the former is in the plans of
-    its leaves, which differ in precision only. number and cache of the inputs are `[L, ...]`.
+    params: of the stack, whose leaves have plans that differ in precision only, and common.
+    inputs: their number and cache are `[L, ...]`.
     """
     leaf = jax.tree.leaves(params[0], is_leaf=is_lazy)[0]
     plan = leaf.plan if is_lazy(leaf) else WHOLE
@@ -145,8 +141,8 @@ def _in_turn(
 def _unrolled(run: Any, x: X, xs: Any) -> tuple[X, Any]:
     """Runs `run` over the leading dim of xs as `lax.scan` does, without a loop.
 
-    x is written before the first layer, as before a loop: a product adds a layer's input to its
-    result as it writes, but XLA lets it do so only where that input is in memory.
+    x is written to memory before the first layer, as before a loop: a matmul can add a layer's
+    input to its result as it writes, but XLA allows that only if the input is in memory.
     """
     results, x = [], lax.optimization_barrier(x)
     for block in _split(xs, [1] * len(jax.tree.leaves(xs)[0])):
@@ -172,7 +168,7 @@ def with_gathering(
 ) -> Callable[[Any, LayerInputs, Any], Any]:
     """Makes `run(layer, inputs, x)` gather the layer's parameters, and free them afterwards.
 
-    For backward it keeps what `run` keeps, but no parameter: backward gathers the layer again.
+    It saves for backward what `run` saves, except parameters, which backward gathers again.
     """
 
     @jax.custom_vjp
@@ -195,7 +191,7 @@ def with_gathering(
 
 
 def as_layer(layer: Any, gradients: Any) -> Any:
-    """Gradients in the layer's tree, in its slots; those of shards are None, which is zero."""
+    """Puts gradients into the slots of a layer's tree; its other arrays are None, which is zero."""
     tree: Any
     leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
     given = [
@@ -207,7 +203,7 @@ def as_layer(layer: Any, gradients: Any) -> Any:
     return jax.tree.unflatten(tree, given)
 
 
-# ---- a loop whose layers' backward pass is traced by itself --------------------------------------
+# ---- a loop that traces its layers' backward pass itself -----------------------------------------
 
 Loop = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
 
@@ -215,11 +211,11 @@ Loop = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
 def traced_loop(run: LayerFunction, *, ahead: int) -> Loop:
     """Makes a loop (params, inputs, x) -> (x, caches), as `_in_turn`, over layers of `LazyParam`s.
 
-    For backward it keeps what `run` keeps, and of gathered parameters those of the last layer; or
-    of all layers where blocks are held, which are in caches' place.
+    It saves for backward what `run` saves, and the gathered parameters of the last layer. If the
+    micro-batch holds blocks, it saves those of all layers and returns them instead of caches.
 
-    ahead: 1 if a trip gathers the next layer, and sends the gradients of the last one; 0 if nothing
-    moves.
+    ahead: 1 if an iteration gathers the next layer and sends the gradients of the last one; 0 if
+    nothing moves.
     """
 
     def loop(params: tuple[Any, Any], inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
@@ -256,7 +252,7 @@ def layer_at(stack: Any, i: Any) -> Any:
 def arguments_at(
     params: tuple[Any, Any], inputs: LayerInputs, i: Any, blocks: list[Array]
 ) -> tuple[tuple[Any, Any], LayerInputs]:
-    """The arguments of layer i besides x; blocks: its gathered ones."""
+    """The arguments of layer i besides x; blocks: its gathered blocks."""
     stack, common = params
     layer = with_gathered(stack, blocks, partial(layer_at, i=i))
     return (layer, common), LayerInputs(inputs.token_info, *layer_at(inputs[1:], i))
@@ -272,8 +268,9 @@ def _forward(
 ) -> tuple[tuple[Any, list[Array], list[Array]], tuple[Any, Any], list[tuple[Any, Any]]]:
     """(x, blocks of the last layer, held blocks), results of the loop's layers, of the one after.
 
-    run: gives ((x, cache), what it keeps); results: (cache, what is kept). start: x, and the
-    gathered blocks of the first layer.
+    Results are (cache, arrays saved for backward).
+
+    run: returns ((x, cache), arrays to save). start: x, and the gathered blocks of the first layer.
     """
     (x, blocks), stack, end = start, params[0], len(inputs.number) - ahead
     held = zeros_for_gathered(stack, blocks)
@@ -299,9 +296,10 @@ def _forward(
 def _backward(
     traced: TracedLayer, params: tuple[Any, Any], inputs: LayerInputs, *saved: Any
 ) -> tuple[tuple[Any, Any], None, Any]:
-    """(gradients of the stack and of common, none, of x).
+    """(gradients of the stack and of common, None, the gradient of x).
 
-    saved: last blocks, kept arrays of the loop's layers, of the one after it if there is one; dy.
+    saved: blocks of the last layer, arrays that the loop's layers saved, those of the layer after
+    the loop if there is one, and dy.
     """
     blocks, kept, last, (dx, _) = saved
     (stack, common), end = params, len(inputs.number) - len(last)
@@ -309,7 +307,7 @@ def _backward(
     def back(i: Any, blocks: list[Array], kept: list[Array], dx: Any) -> tuple[Any, ...]:
         """(blocks of the layer before, gradients of layer i, of common, of x)."""
         before = []
-        if blocks:  # else all are there
+        if blocks:  # else no layer is gathered
             row = layer_at(stack, jnp.maximum(i - 1, 0))
             before = missing_blocks(after(behind_barriers(row), dx))
         arguments = arguments_at(params, inputs, i, blocks)
@@ -317,11 +315,11 @@ def _backward(
         return before, *of_params, dx
 
     first: tuple[Any, ...] = [], None, jax.tree.map(jnp.zeros_like, common), dx
-    if last:  # outside of a loop XLA would keep what forward computed, and not compute it again
+    if last:  # outside of a loop XLA would keep forward's values and not recompute them
         blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, last[0][1]))
         first = back(end, blocks, of_last, dx)
-    # Gradients go into sums that the loop adds to, or into zeros. The last micro-batch, which
-    # scatters them with their sums, has shards to put.
+    # Gradients are added to sums, or written over zeros. The last micro-batch writes shards: it
+    # scatters gradients together with their sums.
     leaf = jax.tree.leaves(stack, is_leaf=is_lazy)[0]
     adds = leaf.sum is not None and leaf.plan.reduce != "last_microbatch"
     put = pools.add if adds else pools.put
@@ -330,7 +328,7 @@ def _backward(
     )
 
     def send(sums: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
-        """(the stack's gradients with those of layer i, what is sent of these)."""
+        """(the stack's gradients with those of layer i, the part of these that is sent)."""
         sent = reduce_scattered(gradients, layer_at(stack, i))
         return put(sums, sent, i), sent
 

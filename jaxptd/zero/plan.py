@@ -87,7 +87,7 @@ class ParamPlan:
     @property
     def narrows(self) -> bool:
         """True if backward rounds the gradient of a parameter that it reads in float32."""
-        return self.gather == "never" and itemsize(self.grad_dtype) < itemsize("float32")
+        return self.gather == "never" and self.grad_dtype in ("bfloat16", "float16")
 
     @property
     def stage(self) -> ZeroStage:

@@ -141,8 +141,12 @@ def test_padding_is_no_target_of_any_family(family: FamilyName, documents: Docum
     config = Config(model, data=DataConfig(documents=documents))
     row = family_of(model)
     fields = row.given(config)
-    assert all(fields[loss.targets].padding < 0 for loss in row.losses(model).values())
-    padding = {name: each.padding for name, each in fields.items()}
+    dims = {name: 1 + len(each.sizes) for name, each in fields.items()}
+    padding = {
+        name: each.padded(np.zeros((0,) * dims[name], each.dtype), (1,) * dims[name]).item()
+        for name, each in fields.items()
+    }
+    assert all(padding[loss.targets] < 0 for loss in row.losses(model).values())
     numbers = [each.documents(padding) for each in row.sequences]
     assert all(number is None or number < 0 for number in numbers)
 

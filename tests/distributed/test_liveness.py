@@ -25,7 +25,7 @@ from jaxptd.distributed.liveness import Liveness
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed.launchers import find
-from jaxptd.run.evaluation import Programs
+from jaxptd.step.program import Programs
 
 config = ProcessesConfig(stuck_after={stuck_after})
 world = find(config, os.environ)

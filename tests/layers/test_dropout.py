@@ -9,6 +9,7 @@ from turns import slow
 
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout, fold, keep_mask
 from jaxptd.mesh import Layout
+from jaxptd.step.passes import MicroBatches
 
 SEED = jnp.array([1, 2], jnp.uint32)
 kept = jax.jit(keep_mask, static_argnums=3)
@@ -85,7 +86,8 @@ def test_the_mask_is_not_kept_for_backward() -> None:
 def test_a_source_has_the_numbers_of_its_samples() -> None:
     source = TokenInfo(numbers(4), numbers(6), SEED)
     token_info = TokenInfo(numbers(4), numbers(8), SEED, source=source)
-    found = token_info.of(numbers(2) + 2, (None, None))
+    half = MicroBatches({}, numbers(2) + 2, (None, None))
+    found = half.token_info(token_info)
     assert found.source is not None
     assert found.sample_B.tolist() == found.source.sample_B.tolist() == [2, 3]
     assert found.source.position_T.shape == (6,)

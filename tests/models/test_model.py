@@ -19,7 +19,7 @@ class Digit(nnx.Module):
     """Layers that append their number to a number, and to the common word if there is one."""
 
     def __init__(self, count: int) -> None:
-        self.w = nnx.Param(jnp.zeros(count))
+        self.w, self.remats = nnx.Param(jnp.zeros(count)), (("none", count),)
 
     def __call__(
         self, x: tuple[Array, Array], token_info: Any, number: Array, cache: Any, common: Any = 0
@@ -36,7 +36,7 @@ def test_layers_are_numbered_through_all_stacks_and_read_the_common_parameters(s
         common=jnp.int32(7),
         stacks={"encoder": Digit(2), "decoder": Digit(3)},
         embed=lambda batch, token_info: (batch["tokens"], jnp.int32(0)),
-        enter=lambda stack, x: x,
+        enter=None,
     )
     x, state = run_layers(model, {"tokens": jnp.int32(5)}, None)  # type: ignore[arg-type]
     assert [int(each) for each in x] == [501234, 5 * 7]

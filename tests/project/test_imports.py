@@ -11,6 +11,7 @@ CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool
 # Each with its reason. All others import at the top of the file, or from `commands.table`.
 ALLOWED = {
     "__init__.py": "names that are imported when they are used",
+    "context_parallel.py": "strategies, layers and models, which plans know without JAX",
     "commands/table.py": "commands, and what only some of their options need",
     "context_parallel.py": "strategies, layers and models, which plans know without JAX",
     "data/parquet.py": "pyarrow, an optional extra",

@@ -10,7 +10,7 @@ from jaxptd.config import DataConfig
 from jaxptd.data import ShuffledWindows, WindowsInOrder, number_documents
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.run.evaluation import evaluated_samples, read_batch, require_targets
+from jaxptd.run.evaluation import evaluated_samples, require_targets
 
 TOKENS = np.random.default_rng(0).integers(0, tiny.VOCAB, 400)
 COUNTED = np.random.default_rng(1).random(400) < 0.5
@@ -21,7 +21,7 @@ END = 5
 def test_a_batch_has_the_targets_and_documents_of_its_samples(layout: Layout) -> None:
     windows = ShuffledWindows(TOKENS, 8, tiny.VOCAB, seed=0, counted=COUNTED)
     program = tiny.program(layout, documents="apart")
-    batch = read_batch(program, windows, first=16, end_of_document=END, beyond=20)
+    batch = program.batches.of_samples(windows, 16, end_of_document=END, beyond=20)
     samples, order = np.arange(16, 24), program.batches.token_orders["tokens"]
     rows = windows.rows(samples)
     targets = np.where(samples[:, None] < 20, windows.targets(samples), -1)

@@ -17,7 +17,7 @@ from jaxptd.analysis.jaxprs import equations, traced
 from jaxptd.config.xla import GPU_MEMORY
 from jaxptd.mesh import Layout, on_gpus
 from jaxptd.step import Program
-from jaxptd.step.compiler_options import compiler_options
+from jaxptd.step.program import compiler_options
 
 
 @pytest.mark.parametrize(

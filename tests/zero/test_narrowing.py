@@ -20,8 +20,7 @@ from jaxptd.params import ParamInfo
 from jaxptd.step import Program
 from jaxptd.zero import plan
 from jaxptd.zero.plan import ParamPlan
-from jaxptd.zero.shards import with_grad_slot
-from jaxptd.zero.zero import attached, grad_slots_of
+from jaxptd.zero.zero import attached, grad_slots_of, with_grad_slot
 
 BARRIER = "optimization_barrier"
 THREE = {"num_layers": 3}

@@ -19,7 +19,8 @@ from turns import slow
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
 from jaxptd.zero.plan import ParamPlan
-from jaxptd.zero.shards import LazyParam, ShardedInfo, gathered, reduce_scattered
+from jaxptd.zero.shards import ShardedInfo
+from jaxptd.zero.zero import LazyParam, gathered, reduce_scattered
 
 
 def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The programs of a run are compiled once, in a phase of their own."""
 
 from jaxptd.distributed.watchdog import Phase, Watchdog
-from jaxptd.run.evaluation import Programs
+from jaxptd.step.program import Programs
 
 
 def test_only_the_first_call_compiles():
