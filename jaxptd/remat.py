@@ -1,4 +1,4 @@
-"""Which values a layer saves for backward, by the policies of `model.remat`.
+"""Selects the values that a layer saves for backward, by the policies of `model.remat`.
 
 Layers name their values with `checkpoint_name`; a policy selects names, and all else is recomputed.
 `none` has no policy: JAX saves all that backward needs.

@@ -1,9 +1,9 @@
 """Collects a device's memory in a step: published, by formula, in the jaxpr, compiled, on GPUs.
 
 Compiled figures are those of this machine. On CPUs they are meaningful only in float32, because XLA
-computes bfloat16 in float32 there. The model predicts what XLA compiles for GPUs. Source of
-published figures: Korthikanti et al., arXiv 2205.05198, section 4 (activations); Zhu and Dong, CAAI
-Trans. Intelligent Systems 20(5), 2025, table 1 (state; all is 1/N on a grid of N).
+computes bfloat16 in float32 there. The model predicts what XLA compiles for GPUs.
+Source of published figures: Korthikanti et al., arXiv 2205.05198, section 4 (activations); Zhu and
+Dong, CAAI Trans. Intelligent Systems 20(5), 2025, table 1 (state; all is 1/N on a grid of N).
 """
 
 import dataclasses

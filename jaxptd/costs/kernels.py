@@ -19,7 +19,7 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # pieces of K, whose results are added up
 FEW_WAVES = 4  # up to this many, a last wave takes as long as a full one; beyond, tiles overlap
 LAUNCH = 3e-6  # seconds between two kernels of a stream, with their start and end
 BACKWARD = 2.5  # FLOPs of fused attention's backward relative to forward
-FULL_HEAD = 128  # a score of a smaller head takes as long (seen in steps on one H200 with 64)
+FULL_HEAD = 128  # a smaller head's score takes as long as this one's (seen with 64 on one H200)
 
 
 @functools.lru_cache(65536)

@@ -1,7 +1,7 @@
 """An MLP's activation with bias and gate, in one kernel forward and one backward.
 
-Backward also sums the bias gradients over rows, so no other kernel reads them again. Letters: R
-rows (tokens), G matrices (2 with a gate, else 1), F hidden, P programs along the rows.
+Backward also sums the bias gradients over rows, so no other kernel reads them again.
+Letters: R rows (tokens), G matrices (2 with a gate, else 1), F hidden, P programs along the rows.
 """
 
 import dataclasses

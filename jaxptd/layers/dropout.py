@@ -38,7 +38,7 @@ class TokenInfo(NamedTuple):
     sample_B: index of each sequence in the global batch. position_T: position in its sequence of
     each token of the device's cp block. seed: two words for this step, or None for no dropout.
     segment_BCT: the document of each token on each device of the ring, or None where attention
-    ignores documents. source: the same of the sequence that this one is generated from, if any.
+    ignores documents. source: the same for the sequence from which this one is predicted, if any.
     """
 
     sample_B: Array

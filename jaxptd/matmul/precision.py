@@ -15,13 +15,13 @@ R = TypeVar("R")
 
 
 def exact_products(run: Callable[..., R], dtype: str, mesh: Mesh) -> Callable[..., R]:
-    """Wraps `run` so that its float32 matmuls stay float32.
+    """Wraps `run` so that its matmuls in float32 are exact.
 
     By default GPUs round each operand to TF32, with a 10-bit mantissa.
 
     Args:
         run: the function to trace.
-        dtype: the type that it computes in; only float32 needs this.
+        dtype: the type that it computes in; `run` is returned as is for types below float32.
         mesh: the mesh on which it runs.
     """
     if not on_gpus(mesh) or dtype not in ("float32", "float64"):

@@ -28,7 +28,7 @@ from jaxptd.parts.architecture import Stack
 
 
 class X(NamedTuple):
-    """The residual streams of source and targets; in generation only the first has a source."""
+    """The residual streams of source and targets; in generation the source comes only once."""
 
     source: Array | None
     target: Array

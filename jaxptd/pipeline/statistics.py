@@ -38,7 +38,7 @@ EQUAL = Durations()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timing:
-    """When a schedule's operations run, if each starts as early as possible.
+    """Times of a schedule's operations, if each starts as early as possible.
 
     Args:
         start, end: `[ticks, stages]`, times of the operation in that cell of the table; 0 if idle.

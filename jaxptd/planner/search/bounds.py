@@ -204,7 +204,7 @@ class _Schedule(NamedTuple):
 
 
 def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None) -> float:
-    """Least number of micro-batches whose activations a whole stage holds; see `schedules`."""
+    """Least activations that a stage holds, in micro-batches of whole stages; see `schedules`."""
     p, m = stages, micro_batches
     if schedule == "interleaved" and chunks:
         return min(m, p + (p - 1) / chunks)

@@ -266,7 +266,7 @@ class ScheduleChoice:
 
 
 class Choice(NamedTuple):
-    """Where the state or activations are, and what backward recomputes."""
+    """The place of the state or activations, and what backward recomputes."""
 
     offload: Offload = "none"
     remat: Remat = "none"
