@@ -9,11 +9,11 @@
     jaxptd.comms(config), jaxptd.memory(config)  # what a step moves, and what a device holds
     jaxptd.plan(config, gpus=64, gpu="h200")  # the fastest layouts, by prediction
 
-Names exported here are kept stable; everything else may change between versions. Their modules are
-imported when a name is first used, so `import jaxptd` is quick and starts no device.
+Names exported here are stable; everything else may change between versions. A name's module is
+imported on first use, so `import jaxptd` is fast and starts no device.
 
-`train`, `verify`, `comms`, `memory`, `profile` and `generate` are modules, with what belongs to
-them, and are called like the function of that name.
+`train`, `verify`, `comms`, `memory`, `profile` and `generate` are modules that can also be called
+like the function of that name.
 """
 
 import importlib
@@ -93,7 +93,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted((*_HOME, *_MODULES))]
 
 
-if sys.argv[:1] == ["-m"]:  # Python looks for the module of `python -m jaxptd.train`, say
+if sys.argv[:1] == ["-m"]:  # Python looks for the module of, say, `python -m jaxptd.train`
     errors.say_errors_of_imports()
 
 

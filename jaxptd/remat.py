@@ -1,7 +1,7 @@
-"""The values that a layer saves for backward, and which of them a policy of `model.remat` selects.
+"""Selects the values that a layer saves for backward, by the policies of `model.remat`.
 
-Layers name their values with `checkpoint_name`; a policy selects names, and all else is computed
-again. `none` has no policy: JAX saves all that backward needs.
+Layers name their values with `checkpoint_name`; a policy selects names, and all else is recomputed.
+`none` has no policy: JAX saves all that backward needs.
 """
 
 from functools import partial
@@ -10,13 +10,13 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-# First products with their biases, residual sums, other sums over devices, statistics of norms:
+# First matmuls with their biases, residual sums, other all-reduced values, statistics of norms:
 SAVED_MATMUL_OUT = "kept"
-# The output and the logsumexp of an attention whose backward computes the scores again:
+# The output and the logsumexp of attention whose backward recomputes scores:
 SAVED_ATTENTION_OUT = "core"
-# Other inputs of products, norms, GELU and attention:
+# Other inputs of matmuls, norms, GELU and attention:
 SAVED_MATMUL_IN = "taken"
-# What each policy saves of a layer, beside its input:
+# What each policy saves of a layer, besides its input:
 _SAVES = {
     "dots": (SAVED_MATMUL_OUT, SAVED_ATTENTION_OUT),
     "attention": (SAVED_MATMUL_OUT, SAVED_MATMUL_IN),
@@ -25,13 +25,13 @@ _SAVES = {
 
 
 def with_remat(run: Any, remat: str, *, scanned: bool, offload: bool = False) -> Any:
-    """`run`, saving for backward what the policy selects.
+    """Wraps `run` so that it saves for backward what the policy selects.
 
     Args:
         run: a layer's forward pass, `run(params, inputs, x)`.
         remat: the policy, not none.
         scanned: whether `run` is the body of a scan, where XLA cannot undo the recomputation.
-        offload: saves to host memory; for the policy dots only.
+        offload: whether to save to host memory; only for the policy dots.
     """
     if offload:
         return jax.checkpoint(partial(_named, run), policy=_to_host(), prevent_cse=not scanned)
@@ -40,13 +40,13 @@ def with_remat(run: Any, remat: str, *, scanned: bool, offload: bool = False) ->
 
 
 def _named(run: Any, params: Any, inputs: Any, x: Any) -> Any:
-    """`run` with its input named, so that it is offloaded too (unnamed ones are not)."""
+    """Names the input of `run`, so that it is also offloaded (unnamed values are not)."""
     named = partial(checkpoint_name, name=SAVED_MATMUL_OUT)
     return run(params, inputs, jax.tree.map(named, x))
 
 
 def _to_host() -> Any:
-    """Saves what `dots` saves, in host memory until backward needs it."""
+    """The policy that holds what `dots` saves in host memory until backward."""
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
         names_which_can_be_offloaded=list(_SAVES["dots"]),

@@ -1,8 +1,8 @@
-"""Attention over a sequence that is sharded over the devices of a ring, see `attention/ring.py`.
+"""Attention over a sequence that is sharded over a ring of devices; see `attention/ring.py`.
 
 Keys and values travel, both in one permute, while each device attends from its queries to the block
-that it has (blockwise; contiguous or zigzag). Online softmax merges the results, so no score matrix
-is larger than a block. One pass over a ring of 4 devices, as device i sees it:
+that it holds (blockwise; contiguous or zigzag). Online softmax merges the results, so no score
+matrix is larger than a block. One pass around a ring of 4 devices, seen from device i:
 
     forward    compute   local   i-1     i-2     i-3            blocks of keys and values
                receive   i-1     i-2     i-3
@@ -11,10 +11,11 @@ is larger than a block. One pass over a ring of 4 devices, as device i sees it:
                receive   i-1     i-2     i-3
                receive                   d(i-2)  d(i-3)  d(i)   float32 gradients of blocks so far
 
-Columns are steps; a receive overlaps with the compute above it. Saved for backward are q, k, v, the
-output, and the logsumexp of entire rows: with them backward computes any block's scores again.
-`attention/attend.py`, the entrance of all attention, comes here where devices exchange blocks.
-In RSA, the ring as first published, each device makes all its scores at once: `attention/rsa.py`.
+Columns are steps; a receive overlaps the compute above it. Saved for backward are q, k, v, the
+output, and the logsumexp of entire rows, from which backward recomputes any block's scores.
+`attention/attend.py`, the entry point of all attention, calls this where devices exchange blocks.
+In RSA, the ring as first published, each device computes all its scores at once:
+`attention/rsa.py`.
 
 Letters: B batch, T local query, S local key, N heads, H head size, R distances.
 Source: Liu et al., arXiv 2310.01889.
@@ -65,17 +66,17 @@ __all__ = [
 def attend_blocks(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Array:
-    """Attention of the devices of a ring block after block, as `attend` has it."""
+    """Ring attention block by block; arguments and result as in `attend`."""
     at_once = _at_once(max(q.shape[1], k.shape[1]), spec.scores)
     return _blockwise(q, k, v, inputs, spec._replace(kernel=spec.kernel.within(at_once)))
 
 
 def _at_once(length: int, scores: Scores) -> int:
-    """Tokens in one product of scores, at most, of the `length` of a device.
+    """The most tokens in one matmul of scores, out of a device's `length`.
 
-    In causal attention half of a block: half of the local block's scores are masked, and those of a
-    whole block would be most of a ring's memory. Where every query sees every key, halves would
-    only be added up twice.
+    For causal attention this is half a block: half of the local block's scores are masked, and a
+    whole block's scores would be most of a ring's memory. Where every query sees every key, halves
+    would only cost a second accumulation.
     """
     return -(-length // 2) if scores.causal else length
 
@@ -103,7 +104,7 @@ def _forward(
 def _local(
     q: Array, k: Array, v: Array, coordinates: ScoreCoordinates, spec: AttentionSpec
 ) -> tuple[Array, Array]:
-    """Attention to the local block: (o, lse)."""
+    """Attends to the local block; returns (o, lse)."""
     if spec.has_gap:
         o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
         merge_tile = partial(
@@ -155,7 +156,7 @@ def _backward(
 ) -> tuple[Array, Array, Array, AttentionInputs]:
     ring, (saved, inputs) = spec.ring, residuals
     saved = pin_to_backward(saved)
-    # Scores wait for do, or XLA computes them in forward; keys and values may travel before.
+    # Scores wait for do, or XLA would compute them in forward; keys and values may travel earlier.
     q, do = lax.optimization_barrier((saved.q, do))
     saved = saved._replace(q=q)
     lengths = Lengths(saved.q.shape[1], saved.k.shape[1])
@@ -164,8 +165,8 @@ def _backward(
     kv = jnp.stack((saved.k, saved.v))
     hops = hops_for(ring, lengths.keys, spec.scores)
     sums, dkv = travel_back(kv, ring, sums, visit, hops=hops)
-    # The local block is last, during the last hop: earlier, its gradients would take up memory all
-    # along.
+    # The local block comes last, during the last hop: otherwise its gradients would occupy memory
+    # throughout.
     saved, do, sums = lax.optimization_barrier((saved, do, sums))
     local = ring.coordinates(inputs, lengths, lax.axis_index(ring.axis))
     local_sums, local_dkv = _local_back(saved, do, local, spec)
@@ -177,14 +178,14 @@ def _backward(
 
 
 def _zeros(like: Any, saved: Saved) -> Any:
-    """Zeros in the precision of sums, of these shapes."""
+    """Zeros of these shapes, in the precision of gradient sums."""
     return jax.tree.map(lambda x: jnp.zeros_like(x, saved.lse.dtype), like)
 
 
 def _local_back(
     saved: Saved, do: Array, coordinates: ScoreCoordinates, spec: AttentionSpec
 ) -> tuple[_Sums, Array]:
-    """Gradients by attention to the local block: sums, d(kv)."""
+    """Gradients from attention to the local block: sums, d(kv)."""
     if spec.has_gap:
         kv = jnp.stack((saved.k, saved.v))
         zeros = _zeros((_Sums(saved.q, coordinates.bias_NR), kv), saved)
@@ -204,7 +205,7 @@ def _visit_back(
     inputs: AttentionInputs,
     spec: AttentionSpec,
 ) -> tuple[_Sums, Array]:
-    """Adds to the sums, and returns d(kv), the gradients by attention to the block of `source`."""
+    """Adds gradients from attention to the block of `source` to the sums; returns its d(kv)."""
     lengths = Lengths(saved.q.shape[1], kv.shape[2])
     coordinates = spec.ring.coordinates(inputs, lengths, source)
     add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)

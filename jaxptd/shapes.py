@@ -1,4 +1,4 @@
-"""Parameters as shapes and axes, without their arrays; `params.py` has what becomes of the arrays.
+"""Parameters as shapes and axes, without arrays; `params.py` deals with the arrays.
 
 Formulas read these shapes, and so does the planner: nothing here imports jax.
 """
@@ -7,7 +7,7 @@ import dataclasses
 from functools import cached_property
 from typing import Protocol, Self
 
-# Of each dim the mesh axes that shard it: none, one, or several, as in jax's PartitionSpec.
+# For each dim the mesh axes that shard it: none, one, or several, as in jax's PartitionSpec.
 Spec = tuple[str | tuple[str, ...] | None, ...]
 
 
@@ -58,11 +58,12 @@ class ParamShape:
         spec: how the stored form is sharded.
         decay: whether weight decay applies.
         cast: whether it is only ever read in the compute precision.
-        over: mesh axes over which its gradient is a partial sum, beside those that shard tokens.
-        stack: of the layers that are its leading dim, the first word of its name; None: of none.
-        matrix: of a stack of matrices, a letter for each dim: s for the stack (layers; or q, k and
-            v, which are matrices of their own), r for rows, c for columns; else none.
-        rows: of a stack, the stored row of each layer; None: layer i is in row i.
+        over: mesh axes over which its gradient is a partial sum, besides those that shard tokens.
+        stack: if layers are its leading dim, the name of their stack, which begins its name;
+            otherwise None.
+        matrix: for a stack of matrices, a letter per dim: s for the stack (layers; or q, k and v,
+            which are separate matrices), r for rows, c for columns; otherwise empty.
+        rows: for a stack, the stored row of each layer; None: layer i is in row i.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Products of matrices held in blocks on a row x col grid of devices: A B, A B^T, A^T B.
+"""Matmuls of matrices in blocks on a row x col grid of devices: A B, A B^T, A^T B.
 
-Every matrix, operand or result, is sharded alike: rows over `row`, columns over `col`. Let K be the
-dim that A B sums over, in panels k = 0, 1, ...
+Every operand and result is sharded alike: rows over `row`, columns over `col`. K is the dim that A
+B sums over, in panels k = 0, 1, ...
 
 | form  | device (i, j) at each step                                               |
 |-------|--------------------------------------------------------------------------|
@@ -9,11 +9,11 @@ dim that A B sums over, in panels k = 0, 1, ...
 | A B^T | receives B[k, j]; A[i, j] B[k, j]^T is a partial sum of C[i, k], over j  |
 | A^T B | receives A[i, k]; A[i, k]^T B[i, j] is a partial sum of C[k, j], over i  |
 
-The derivatives of each form are products of the other two. So backward moves panels again, and only
-the operands' local blocks are saved: autodiff would save every panel that arrived.
+The derivatives of each form are matmuls of the other two. So backward moves panels again, and only
+the operands' local blocks are saved; autodiff would save every panel that arrived.
 
-The algorithm says how panels move, and in which order: `matmul/grid.py`. The panels of the next
-step are in flight during a step's product; barriers allow no more than one step ahead.
+The algorithm (`matmul/grid.py`) determines how panels move, and in which order. The next step's
+panels are in flight during a step's matmul; barriers allow no more than one step ahead.
 
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; van de Geijn and Watts, SUMMA,
 1997 (the three forms).
@@ -48,9 +48,9 @@ __all__ = ["Grid", "matmul", "matmul_nt", "matmul_tn", "multiply"]
 def matmul(a: Array, b: Array, grid: Grid, block_matmul: BlockMatmul = block_matmul) -> Array:
     """A B: a[.., M/row, K/col], b[K/row, N/col] -> [.., M/row, N/col].
 
-    Leading dims of a count as rows. b moves in a's precision; products, of two blocks by
-    `block_matmul`, are summed in float32 at least. A gradient is reduced, and returned, in the
-    precision of its operand.
+    Leading dims of a count as rows. b moves in a's precision. Blocks are multiplied by
+    `block_matmul` and accumulated in float32 or wider. A gradient is reduced, and returned, in its
+    operand's precision.
     """
     a_MK, b_KN = _matrices(a, b, grid)
     return _ab(a_MK, b_KN, grid, block_matmul).reshape(*a.shape[:-1], -1)
@@ -59,7 +59,7 @@ def matmul(a: Array, b: Array, grid: Grid, block_matmul: BlockMatmul = block_mat
 def matmul_nt(a: Array, b: Array, grid: Grid, dtype: DTypeLike | None = None) -> Array:
     """A B^T: a[.., M/row, K/col], b[N/row, K/col] -> [.., M/row, N/col].
 
-    Like `matmul`, but a device's product is a partial sum over K, and these are reduced in `dtype`,
+    Like `matmul`, but each device computes a partial sum over K, and these are reduced in `dtype`,
     the result's precision (default: a's).
     """
     a_MK, b_NK = _matrices(a, b, grid)
@@ -69,14 +69,14 @@ def matmul_nt(a: Array, b: Array, grid: Grid, dtype: DTypeLike | None = None) ->
 def matmul_tn(a: Array, b: Array, grid: Grid) -> Array:
     """A^T B: a[.., K/row, M/col], b[.., K/row, N/col] -> [M/row, N/col].
 
-    Like `matmul`, but a device's product is a partial sum over K, and these are reduced in a's
+    Like `matmul`, but each device computes a partial sum over K, and these are reduced in a's
     precision.
     """
     return _atb(*_matrices(a, b, grid), grid)
 
 
 def _matrices(a: Array, b: Array, grid: Grid) -> tuple[Array, Array]:
-    """Both as matrices, leading dims merged, varying over the same axes and those of the grid."""
+    """Merges leading dims of both; the matrices vary over the same axes and the grid's."""
     a, b, *_ = alike(a, b, lax.axis_index(grid.row), lax.axis_index(grid.col))
     return a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
 
@@ -122,8 +122,8 @@ def _forward(form: Any, a: Array, b: Array, *options: Any) -> tuple[Array, Resid
 def _pin_to_backward(residuals: Residuals, dc: Array) -> tuple[Array, Array, Array]:
     """Operands behind barriers, so that XLA moves their panels again.
 
-    Otherwise XLA finds that forward moved the same panels, and keeps them until backward. a waits
-    for dc; b, a matrix of weights, may move long before.
+    Otherwise XLA notices that forward moved the same panels, and keeps them alive until backward. a
+    waits for dc; b, a matrix of weights, may move long before.
     """
     a, dc = lax.optimization_barrier((residuals[0], dc))
     return a, lax.optimization_barrier(residuals[1]), dc
@@ -174,7 +174,7 @@ def _transposed_times(
 
 
 def _steps(visit: Any, total: Any, *moving: tuple[PanelMove, Array, int]) -> Any:
-    """`total` after `visit(step, total, *panels)` at each step.
+    """Returns `total` after `visit(step, total, *panels)` at each step.
 
     moving: (move, x, dim of K in x) for each matrix whose panels move.
     """
@@ -191,7 +191,7 @@ def _steps(visit: Any, total: Any, *moving: tuple[PanelMove, Array, int]) -> Any
 
 
 def _reduce(move: PanelMove, dim: int, step: int, sums: Any) -> Any:
-    """The running total with the partial sum of the step before `step`; sums: (total, it)."""
+    """Adds the partial sum of the step before `step` to the total; sums: (total, partial sum)."""
     if step == 0:
         return None
     total, partial_sum = sums
@@ -208,7 +208,7 @@ def _finish(move: PanelMove, dim: int, sums: Any) -> Array:
 def multiply(a: Array, b: Array, mesh: Mesh, grid: Grid) -> Array:
     """A B of global matrices on a mesh: a[.., M, K], b[K, N] -> [.., M, N].
 
-    They are zero-padded to sizes that split; the result is returned without padding.
+    Operands are zero-padded to sizes that split; the result has no padding.
     """
     rows, cols = mesh.shape[grid.row], mesh.shape[grid.col]
     unit = panels(rows, cols, grid.slices)

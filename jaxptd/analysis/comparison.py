@@ -1,22 +1,21 @@
 """Compares the outcomes of two training steps, tensor by tensor.
 
-*Tolerance.* Two layouts add the same numbers in another order, so their gradients differ by
-rounding errors, which the network amplifies. The amplification is measured, not guessed: on one
-device every parameter is changed by one rounding error (a relative eps, of either sign), and the
-resulting change of each gradient is that gradient's yardstick; it grows with the depth as
-C^(L+1-l). It is the largest of a few draws of the signs: a gradient of one or two elements may by
-chance change little in one of them. A precision that is compared with a finer one also rounds what
-layers compute, which is most where terms cancel. So one device's differences between the two are
-taken at several parameters far from each other, and compared: that is noise, without what all of
-them have wrong. A gradient may differ by `ROUNDINGS` yardsticks. The update is
-the optimizer's first, of Adam g / (|g| + eps'): each of its elements may differ as much as the
-gradients' difference explains (`FirstSteps`). A second step from the same parameters, but from
-the moments of the first, has the same direction: so it shows moments that are not those of its
-parameters.
+*Tolerance.* Two layouts add the same numbers in different orders, so their gradients differ by
+rounding errors, which the network amplifies. The amplification is measured: on one device every
+parameter changes by one rounding error (a relative eps of random sign), and the resulting change of
+each gradient is its yardstick, which grows with depth as C^(L+1-l). The yardstick is the largest of
+a few draws of the signs, since a gradient of one or two elements may by chance change little in one
+draw. A precision that is compared with a finer one also rounds what layers compute, most visibly
+where terms cancel. So the difference between the two on one device is taken at several parameters
+far from each other; comparing these differences shows the noise, without errors that all share. A
+gradient may differ by `ROUNDINGS` yardsticks. The update is the optimizer's first (Adam's: g / (|g|
++ eps')); each of its elements may differ as much as the gradients' difference explains
+(`FirstSteps`). A second step from the same parameters but from the first's moments has the same
+direction, so it exposes moments that belong to other parameters.
 
-The loss is a mean of n numbers of nearly one size. Each addition rounds the sum so far by up to
-eps / 2 of it, and so the whole has a relative error with the deviation eps sqrt(n) / 6. Changed
-parameters do not show it, for all additions stay in their order: it is the loss's least yardstick.
+The loss is a mean of n numbers of similar size. Each addition rounds the running sum by up to eps /
+2 of it, so the mean's relative error has the deviation eps sqrt(n) / 6. Changing parameters does
+not reveal it, because the order of additions stays; so it is a lower bound of the loss's yardstick.
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
@@ -39,12 +38,11 @@ from jaxptd.step.optimizer import DIRECTIONS
 # ---- the first steps of an optimizer -------------------------------------------------------------
 # The difference of an optimizer's first steps that a difference of their gradients explains.
 #
-# The elementwise ones have a formula. The ones that look at whole matrices are run, on one device
-# and in float64: from both gradients, and from one that is changed by one rounding error, which
-# shows how much they amplify it. The same step in float32 shows what their own sums and products
-# round.
+# Elementwise optimizers have a formula. Those that use whole matrices are run on one device in
+# float64: from both gradients, and from one that is changed by one rounding error, which shows how
+# much they amplify it. The same step in float32 shows their own rounding.
 
-ROUNDINGS = 4  # a layer rounds in its four products, not only in its parameters
+ROUNDINGS = 4  # a layer rounds in its four matmuls, not only in its parameters
 
 Tensors = dict[str, np.ndarray]
 
@@ -54,10 +52,10 @@ class FirstSteps:
     """The first steps of a config's optimizer.
 
     Args:
-        config: of the optimizer.
-        infos: of the parameters.
-        eps: of the precision of the steps.
-        options: of the compiler; None: its defaults.
+        config: the optimizer's.
+        infos: the parameters'.
+        eps: that of the steps' precision.
+        options: the compiler's; None: its defaults.
     """
 
     config: OptimizerConfig
@@ -67,9 +65,9 @@ class FirstSteps:
 
     @property
     def growth(self) -> float:
-        """The length of a second step of the same gradients, in those of the first.
+        """The length of a second step with the same gradients, relative to the first.
 
-        Moments that are corrected for their start give the same step; SGD's momentum does not.
+        Bias-corrected moments give the same step; SGD's momentum does not.
         """
         return 1 + self.config.beta1 if self.config.name == "sgd" else 1.0
 
@@ -78,7 +76,7 @@ class FirstSteps:
 
         Args:
             a: gradients, canonical and by layer, clipped.
-            b: those of the other step.
+            b: the other step's.
         """
         formula = _ELEMENTWISE.get(self.config.name)
         if formula is None:
@@ -90,14 +88,14 @@ class FirstSteps:
         return explained + ROUNDINGS * self.eps * size
 
     def _measured(self, a: Tensors, b: Tensors) -> Tensors:
-        """The difference of the steps themselves, and the largest that roundings make."""
+        """The difference of the steps themselves, and the largest that rounding causes."""
         rng, eps = np.random.default_rng(0), float(np.finfo(np.float32).eps)
         rounded = {n: x * (1 + self.eps * rng.choice([-1, 1], x.shape)) for n, x in a.items()}
         single = {name: x.astype(np.float32) for name, x in a.items()}
         with jax.enable_x64(True):
             taken = [jax.device_get(self._take(each)) for each in (a, b, rounded, single)]
         first, second, third, coarse = taken
-        products = min(1.0, self.eps / eps)  # of what float32 rounds: steps are no coarser
+        products = min(1.0, self.eps / eps)  # relative to float32: steps are not coarser
         return {
             name: np.abs(first[name] - second[name])
             + ROUNDINGS * np.max(np.abs(third[name] - first[name]))
@@ -108,7 +106,7 @@ class FirstSteps:
 
     @cached_property
     def _take(self) -> Callable[[Tensors], Mapping[str, jax.Array]]:
-        """The first directions, compiled once for all steps that are compared."""
+        """The first directions, compiled once for all compared steps."""
         options = None if self.options is None else dict(self.options)
         return jax.jit(self._directions, compiler_options=options)
 
@@ -148,7 +146,7 @@ def _sgd(a: np.ndarray, b: np.ndarray, _: float) -> tuple[np.ndarray, np.ndarray
     return np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
 
 
-# By how much first steps from the gradients a and b differ, and their size.
+# How much first steps from the gradients a and b differ, and their size.
 _ELEMENTWISE: Mapping[OptimizerName, Formula] = {"adamw": _adam, "lion": _lion, "sgd": _sgd}
 
 
@@ -159,8 +157,8 @@ _ELEMENTWISE: Mapping[OptimizerName, Formula] = {"adamw": _adam, "lion": _lion, 
 class Outcome:
     """The results of one step; gradients and updated parameters are canonical, by layer.
 
-    again: the parameters that a second step updates, from the parameters, the batch and the seed of
-    the first, but with the first's moments.
+    again: the parameters after a second step from the first's moments, with the first step's
+    parameters, batch and seed.
     """
 
     loss: float
@@ -171,14 +169,14 @@ class Outcome:
     again: Tensors
 
     def plus(self, other: "Outcome") -> "Outcome":
-        """Adds what is compared by its size: loss, norm and gradients."""
+        """Adds what is compared by size: loss, norm and gradients."""
         gradients = {name: x + other.gradients[name] for name, x in self.gradients.items()}
         loss, norm = self.loss + other.loss, self.grad_norm + other.grad_norm
         return dataclasses.replace(self, loss=loss, grad_norm=norm, gradients=gradients)
 
 
 def perturbed(params: Tensors, share: float, seed: int) -> Tensors:
-    """Every element changed by a share of itself, up or down."""
+    """Changes every element by a share of itself, up or down."""
     rng = np.random.default_rng(seed)
     return {
         name: p * (1 + share * rng.choice([-1, 1], p.shape)).astype(p.dtype)
@@ -219,10 +217,10 @@ def compare(
 
     Args:
         expected: the step on one device.
-        rounded: pairs of such steps that differ by roundings only.
+        rounded: pairs of such steps that differ only by rounding.
         found: the step on the layout.
-        steps: of the optimizer, in the precision of the layout.
-        terms: numbers whose mean the loss is.
+        steps: the optimizer's, in the layout's precision.
+        terms: how many numbers the loss averages.
     """
     eps = steps.eps
     for name, least in (("loss", eps * max(1.0, math.sqrt(terms) / 6)), ("grad_norm", eps)):
@@ -253,13 +251,13 @@ def compare(
 def _update_difference(
     updated: tuple[np.ndarray, np.ndarray], *, rate: float, moved: np.ndarray, steps: FirstSteps
 ) -> float:
-    """The largest difference of an updated element, as a multiple of the explained one.
+    """The largest difference of an updated element, relative to the explained one.
 
     Args:
-        updated: the expected parameter and the one that was found.
+        updated: the expected parameter and the one found.
         rate: the learning rate.
         moved: the explained difference of the optimizer's direction.
-        steps: of the optimizer.
+        steps: the optimizer's.
     """
     rounding = ROUNDINGS * steps.eps
     expected, found = (each.astype(np.float64) for each in updated)
@@ -269,7 +267,7 @@ def _update_difference(
 
 
 def _clipped(outcome: Outcome, limit: float) -> Tensors:
-    """Gradients after clipping the norm of all to `limit`; 0 does not clip."""
+    """Gradients after clipping their joint norm to `limit`; 0 does not clip."""
     scale = min(1.0, limit / outcome.grad_norm) if limit else 1.0
     return {name: g.astype(np.float64) * scale for name, g in outcome.gradients.items()}
 
@@ -277,7 +275,7 @@ def _clipped(outcome: Outcome, limit: float) -> Tensors:
 def backward_order(row: Row, last: Sequence[str]) -> tuple[int, ...]:
     """Sorts rows from the loss to the embedding, each gradient before the parameter it updates.
 
-    last: names with which parameters behind the layers begin.
+    last: prefixes of the names of parameters after the layers.
     """
     if row.what == "scalar":
         return 0, 0, 0

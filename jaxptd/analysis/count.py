@@ -1,8 +1,8 @@
-"""Counts the collectives of a program in its jaxpr, with the lengths of loops multiplied in.
+"""Counts a program's collectives in its jaxpr, multiplied by the lengths of loops.
 
-Bytes are those of the whole tensor on one device: an all-gather's result, the operand of any other
-collective. Axes of size 1 are left out, because nothing is sent along them. In a pipeline the
-stages are added up: the collectives of a layer count once, whichever stage has the layer.
+Bytes are those of the whole tensor on one device: an all-gather's result, any other collective's
+operand. Axes of size 1 are omitted, as nothing is sent along them. A pipeline's stages are added
+up: a layer's collectives count once, whichever stage holds the layer.
 """
 
 import dataclasses
@@ -56,10 +56,10 @@ def collectives_of(
     """The collectives of a jaxpr, added up by kind and axes.
 
     Args:
-        jaxpr: of the program.
+        jaxpr: the program's.
         mesh: the mesh that the program runs on.
-        trips: for loops and conditionals that differ from stage to stage, their executions by all
-            stages together, as `Plan.trips` has them.
+        trips: for loops and conditionals that differ by stage, their executions by all stages
+            together, in the form of `Plan.trips`.
 
     Raises:
         ValueError: a collective is in a while loop whose length is unknown.
@@ -71,7 +71,7 @@ def collectives_of(
 def _walk(
     jaxpr: Any, times: int, known: tuple[Mapping[str, int], Mapping[str, int]]
 ) -> Iterator[Collective]:
-    """times: executions of this jaxpr by all stages together. known: axis sizes, and trips."""
+    """Collectives below; times: this jaxpr's executions by all stages; known: axis sizes, trips."""
     sizes, trips = known
     for equation in jaxpr.eqns:
         if equation.primitive.name in PRIMITIVES:
@@ -119,7 +119,7 @@ def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -
     """The collectives of a compiled training step, from its HLO; XLA may have merged some.
 
     Args:
-        program: with the training step.
+        program: holds the training step.
         options: for the compiler.
     """
     text = compile_to_read(program, options).as_text()
@@ -128,23 +128,23 @@ def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -
 
 @checked("jaxptd.comms.formula")
 def formula(program: Program) -> list[Collective]:
-    """The collectives that a training step must run."""
+    """The collectives that a training step must run, by formula."""
     config, infos, plan = program.config, program.infos, program.resolved.plan
     return add_up(expected(config, infos, plan, on_gpus=on_gpus(program.mesh)))
 
 
 @checked("jaxptd.comms.per_layer")
 def per_layer(program: Program) -> list[Collective]:
-    """The collectives of one more layer in each stack.
+    """The collectives of one additional layer in each stack.
 
-    Gradients add bytes to the step's sums, not executions.
+    Its gradients add bytes to the step's all-reduces, not executions.
     """
     deeper = dataclasses.replace(program, config=_deeper(program.config))
     return subtract(count(deeper), count(program))
 
 
 def _deeper(config: Config) -> Config:
-    """The config with one layer more in each stack: in the first part, and in the last."""
+    """The config with one more layer in each stack: in the first part, and in the last."""
     model, longer = config.model, config.layout.stage_layers
     if longer and len(architecture_of(model).stacks) > 1:
         longer = (longer[0] + 1, *longer[1:])

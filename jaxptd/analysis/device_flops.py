@@ -1,12 +1,12 @@
-"""Counts the products that each device of a mesh executes, in the jaxpr of a shard_map program.
+"""Counts the matmul FLOPs of each device of a mesh, in the jaxpr of a shard_map program.
 
 All devices run one program, but not the same branches. If the predicate of a `cond` depends on the
-device's number or on the step of a loop, this module computes the predicate for every device and
-step. It computes small arrays of integers only; values that come from an argument are unknown, and
-the branches of a `cond` with an unknown predicate must have the same products.
+device's index or on a loop's iteration, this module computes it for every device and iteration. It
+computes only small integer arrays. Values that come from arguments are unknown, and the branches of
+a `cond` with an unknown predicate must have equal FLOPs.
 
-A product (`dot_general`) counts in full even if a mask discards some of its results, because the
-device computes them all the same.
+A matmul (`dot_general`) counts in full even if a mask discards some of its results, since the
+device computes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,20 +19,20 @@ from jax.sharding import Mesh
 
 from jaxptd.analysis.jaxprs import equations, inside, product_flops
 
-Value = np.ndarray | None  # a variable's; None: unknown
-Found = tuple[int, list[Value]]  # FLOPs of the products, and the results' values
-LARGEST = 1024  # elements of the arrays that are computed
+Value = np.ndarray | None  # a variable's value; None: unknown
+Found = tuple[int, list[Value]]  # FLOPs of matmuls, and the results' values
+LARGEST = 1024  # elements of the largest array that is computed
 
 
 def work_per_device(jaxpr: Any, mesh: Mesh) -> np.ndarray:
-    """FLOPs of the products of each device: int64, in the mesh's shape.
+    """Matmul FLOPs of each device: int64, in the mesh's shape.
 
     Args:
-        jaxpr: of the program, `jax.jit(f).trace(*arguments).jaxpr`.
+        jaxpr: the program's, `jax.jit(f).trace(*arguments).jaxpr`.
         mesh: the mesh of its shard_maps.
 
     Raises:
-        ValueError: the FLOPs depend on data, or a product is outside of every shard_map.
+        ValueError: the FLOPs depend on data, or a matmul is outside every shard_map.
     """
     names = [str(axis) for axis in mesh.axis_names]
     work = np.zeros(mesh.devices.shape, np.int64)
@@ -43,12 +43,12 @@ def work_per_device(jaxpr: Any, mesh: Mesh) -> np.ndarray:
 
 
 class _Device:
-    """Interprets jaxprs as one device of a mesh, on small arrays of integers only."""
+    """Interprets jaxprs as one device of a mesh, on small integer arrays only."""
 
     def __init__(self, where: Mapping[str, int], sizes: Mapping[Any, int]) -> None:
         self.where = where
         self.sizes = sizes
-        self.inside = False  # of a shard_map
+        self.inside = False  # whether inside a shard_map
 
     def run(self, jaxpr: Any, arguments: Sequence[Value]) -> Found:
         """FLOPs and results of a jaxpr, closed or not."""
@@ -73,7 +73,7 @@ class _Device:
         if name == "dot_general":
             if not self.inside:
                 raise ValueError(
-                    "a product outside of every shard_map: XLA decides which device runs it"
+                    "a matmul is outside every shard_map: XLA decides which device runs it"
                 )
             return product_flops(equation), unknown
         if name == "axis_index":
@@ -111,7 +111,7 @@ class _Device:
 
     def _same(self, flops: Sequence[int]) -> int:
         if len(set(flops)) > 1:
-            raise ValueError(f"the products depend on data: branches of {sorted(flops)} FLOPs")
+            raise ValueError(f"the FLOPs depend on data: branches of {sorted(flops)} FLOPs")
         return flops[0]
 
     def _scan(self, equation: Any, inputs: list[Value]) -> Found:
@@ -143,7 +143,7 @@ class _Device:
             flops, carry = self.run(params["body_jaxpr"], [*consts, *carry])
             total += flops
         if self.run(params["body_jaxpr"], [*consts, *carry])[0]:
-            raise ValueError("a product in a while loop: the number of executions is unknown")
+            raise ValueError("a matmul in a while loop: the number of executions is unknown")
         return total, [None] * len(carry)
 
 
@@ -168,13 +168,13 @@ def _branches(jaxpr: Any) -> bool:
 
 
 def _small(value: Any) -> Value:
-    """A constant if it is a small array of integers, else None."""
+    """A constant if it is a small integer array, otherwise None."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return np.asarray(value) if kind in "iub" and kind and value.size <= LARGEST else None
 
 
 def _compute(equation: Any, inputs: Sequence[Value]) -> list[Value]:
-    """Results of an equation of integers; None if its rule or one of its inputs is unknown."""
+    """Results of an integer equation; None if its rule or an input is unknown."""
     make, out = _RULES.get(equation.primitive.name), equation.outvars[0].aval
     integers = getattr(getattr(out, "dtype", None), "kind", "") in ("i", "u", "b")
     if make is None or not integers or out.size > LARGEST or any(x is None for x in inputs):

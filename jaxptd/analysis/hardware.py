@@ -1,4 +1,4 @@
-"""Limits of accelerators, from data sheets and measurements, and the memory that there is."""
+"""Limits of accelerators, from data sheets and measurements, and the available memory."""
 
 import contextlib
 import os
@@ -8,10 +8,10 @@ from typing import Any
 from jaxptd.hardware import accelerators
 
 _TABLE = accelerators()
-# FLOP/s of dense bfloat16 products, by a part of the name that JAX gives the device.
+# FLOP/s of dense bfloat16 matmuls, by a part of the device's name in JAX.
 PEAK_FLOPS = {name.upper(): _TABLE[name].bf16_flops for name in ("h200", "h100", "a100")}
 
-# Bytes per second that an H200's copies, and the best kernels, reach of its 4.8e12.
+# Bytes per second, out of 4.8e12, that an H200's copies and best kernels reach.
 BANDWIDTH = 4.3e12
 
 
@@ -22,7 +22,7 @@ def peak_flops(mesh: Any) -> float | None:
 
 
 def peak_of(device_kind: str) -> float | None:
-    """FLOP/s of one device of a kind as JAX names it, such as `NVIDIA H200`."""
+    """FLOP/s of one device by its JAX name, such as `NVIDIA H200`."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in device_kind), None)
 
 
@@ -31,7 +31,7 @@ def memory_limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-# Where Linux has the limit of a container's memory, by the version of control groups.
+# Where Linux stores a container's memory limit, by the version of control groups.
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -42,6 +42,6 @@ def host_memory() -> int | None:
     except (AttributeError, OSError, ValueError):  # not a POSIX system
         return None
     for path in CGROUPS:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        with contextlib.suppress(OSError, ValueError):  # "max" is not a number
             limits.append(int(Path(path).read_text()))
     return min(limits)

@@ -1,4 +1,4 @@
-"""Traces training steps, and walks jaxprs: their equations, and those of the jaxprs inside them."""
+"""Traces training steps, and walks jaxprs: their equations, and those of inner jaxprs."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -26,10 +26,10 @@ def branches(equation: Any, times: int, trips: Mapping[str, int]) -> Iterator[tu
     """The jaxprs in an equation, each with its executions.
 
     Args:
-        equation: whose jaxprs are executed `times` times; each branch of a conditional, too, unless
-            its scope is known.
+        equation: one whose jaxprs are executed `times` times, as is each branch of a conditional
+            unless its scope is known.
         times: executions, added up over the stages of a pipeline.
-        trips: of a pipeline's conditionals, as `Plan.trips` has them.
+        trips: executions of a pipeline's conditionals, in the form of `Plan.trips`.
     """
     scope = str(equation.source_info.name_stack).rpartition("/")[2]
     known = branches_of(scope, trips) if equation.primitive.name == "cond" else {}
@@ -46,18 +46,18 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def scans(jaxpr: Any) -> Iterator[Any]:
-    """The scans among those equations."""
+    """The scans among these equations."""
     return (each for each in equations(jaxpr) if each.primitive.name == "scan")
 
 
 # ---- FLOPs ---------------------------------------------------------------------------------------
-# Counts the FLOPs of a training step in its jaxpr, with the lengths of loops multiplied in.
+# Counts a training step's FLOPs in its jaxpr, multiplied by the lengths of loops.
 
 
 def executed(program: Program, weigh: Callable[[Any], int]) -> int:
-    """The sum of `weigh(equation)` over a step; the stages of a pipeline are added up.
+    """The sum of `weigh(equation)` over a step and over a pipeline's stages.
 
-    All branches of a conditional count; those of a pipeline's executor as often as they run.
+    All branches of a conditional count; those of a pipeline's executor count as often as they run.
     """
     return sum(times * weigh(equation) for equation, times, _ in executions(program))
 
@@ -86,21 +86,21 @@ def is_product(equation: Any) -> int:
 
 
 def flops(equation: Any) -> int:
-    """FLOPs of an equation; 0 if it is no product."""
+    """FLOPs of an equation; 0 if it is not a matmul."""
     return product_flops(equation) if is_product(equation) else 0
 
 
 def product_flops(equation: Any) -> int:
-    """FLOPs of a `dot_general`: two for each multiplication."""
+    """FLOPs of a `dot_general`: two per multiplication."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     return 2 * math.prod(result) * math.prod(left[i] for i in contracted)
 
 
 def attention_flops(equation: Any) -> int:
-    """FLOPs of cuDNN's kernels: two products of the scores forward, five backward.
+    """FLOPs of cuDNN's kernels: two matmuls of the scores forward, five backward.
 
-    With a causal mask half of the scores are seen, or a band of them as wide as the window.
+    A causal mask leaves half of the scores, or a band as wide as the window.
     """
     name = equation.primitive.name
     if not name.startswith("dot_product_attention_"):

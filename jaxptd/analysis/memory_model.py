@@ -1,7 +1,7 @@
-"""Predicts the memory of a device in a training step, as this library does it.
+"""Predicts a device's memory in a training step of this library.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, F hidden, N
-heads, all as padded; M micro-batches, L layers. Bytes are of one device.
+heads, all padded; M micro-batches, L layers. Bytes are of one device.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ from jaxptd.zero.plan import StateShapes
 def state(config: Config, zero: StateShapes) -> dict[str, int]:
     """Bytes of parameters, gradients, the optimizer's moments, and gathered parameters.
 
-    Parameters and moments are in the device's memory or in the host's (`layout.offload`). Gathered
-    are whole parameters that a step keeps from its beginning to its end, beside the state's.
+    Parameters and moments are in device or host memory (`layout.offload`). Gathered are whole
+    parameters that a step holds from beginning to end, besides the state.
     """
     layout, wide = config.layout, sizes_of(config).master_itemsize
 
@@ -40,7 +40,7 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
     kept = MOMENTS[config.optimizer.name].kept
     moments = [moment for each in zero.stored.values() for moment in kept(each)]
-    # Names of the parameters that are gathered for a step, and kept.
+    # Names of the parameters that are gathered and held for a step.
     gathered = [n for n, plan in zero.plans.items() if plan.gather in ("step", "first_microbatch")]
     return {
         "parameters": parameters,
@@ -51,7 +51,7 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
 
 
 def narrowed(config: Config, zero: StateShapes) -> int:
-    """Bytes that gradients of a step which sums none are less than in `state`: `narrows`."""
+    """Bytes by which unaccumulated gradients are smaller than in `state`: `narrows`."""
     if config.train.micro_batches * config.layout.dp * config.layout.cp > 1:
         return 0
     wide = sizes_of(config).master_itemsize
@@ -68,14 +68,14 @@ def hosted(layout: Layout, state: Mapping[str, int]) -> int:
     return parameters + (state["optimizer"] if layout.hosts_moments else 0)
 
 
-# ---- activations, as kept here -------------------------------------------------------------------
+# ---- activations, as saved here ------------------------------------------------------------------
 
 
 _ORDINALS = ("first", "second", "third", "fourth")
 
 
 def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
-    """Every tensor of one layer and one micro-batch that some policy keeps.
+    """Every tensor of one layer and one micro-batch that some policy saves.
 
     Args:
         config: of the run.
@@ -97,12 +97,12 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
         yield from part.kept(sizes)
         if stack.norms_sums or number < stack.read_inside:
             yield Kept(f"the residual sum after {part.title}", x, by("dots"))
-    if not sizes.traces_layers:  # else they are derived again
+    if not sizes.traces_layers:  # otherwise they are derived again
         yield from _seeds(sizes, stack)
 
 
 def _seeds(sizes: Sizes, stack: Stack) -> Iterator[Kept]:
-    """Seeds of dropout, for each sample and pair, and each head; factors of dropped paths."""
+    """Dropout seeds, per sample and pair and per head; factors of dropped paths."""
     model, parts = sizes.config.model, len(stack.parts)
     streams, inner = stack.samples(sizes, sizes.stream_rows), stack.samples(sizes, sizes.rows)
     heads = sum(part.heads_on_device(sizes) for part in stack.parts)
@@ -114,12 +114,12 @@ def _seeds(sizes: Sizes, stack: Stack) -> Iterator[Kept]:
 
 
 def layer(config: Config, stack: Stack, remat: Remat) -> int:
-    """Bytes that one layer of a stack keeps for backward of one micro-batch."""
+    """Bytes that one layer of a stack saves for backward of one micro-batch."""
     return sum(kept.bytes * kept.times.get(remat, 0) for kept in kept_by_layer(config, stack))
 
 
 class DeviceLayers(NamedTuple):
-    """Layers of one device that are alike, and their micro-batches at one time."""
+    """Identical layers of one device, and how many micro-batches they hold at once."""
 
     stack: Stack
     remat: Remat
@@ -128,10 +128,10 @@ class DeviceLayers(NamedTuple):
 
 
 def stacks(config: Config, plan: Stages | None = None) -> list[DeviceLayers]:
-    """The layers of a device; in a pipeline those of the largest part, of every stack.
+    """The layers of a device; in a pipeline, those of every stack's largest part.
 
-    Where backward starts from the input of a part of the model, everything that the part's layers
-    keep exists for one micro-batch, while backward runs.
+    Where backward starts from the input of a model part, everything that the part's layers save
+    exists for one micro-batch, while backward runs.
     """
     return [
         DeviceLayers(parts, remat, count, plan.slots[of_stack("saved", parts.name)] if plan else 1)
@@ -146,7 +146,7 @@ def _remats(model: ModelConfig, plan: Stages | None, parts: Stack) -> Sequence[t
 
 
 def activations(config: Config, plan: Stages | None = None) -> int:
-    """Bytes that all layers of a device keep for backward."""
+    """Bytes that all layers of a device save for backward."""
     return sum(
         each.layers * each.micro_batches * layer(config, each.stack, each.remat)
         for each in stacks(config, plan)

@@ -1,8 +1,8 @@
-"""Compares the memory that a training step needs with what there is, and names settings that help.
+"""Checks whether a training step fits in memory, and names settings that help.
 
-Needs follow from the formulas of `memory_model.py`, so nothing is compiled. A step that cannot fit
-is refused before it starts; one that runs out of memory all the same is explained. Only the lower
-bound refuses. On GPUs the line also has the peak that the model predicts (`peak/`).
+Needs follow from the formulas of `memory_model.py`; nothing is compiled. A step whose lower bound
+does not fit is refused before it starts; one that runs out of memory all the same gets an
+explanation. On GPUs that line also states the predicted peak (`peak/`).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from jaxptd.step.resolved import resolve
 
 MOST = 3  # settings that a message names
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|[Oo]ut of memory|Unable to allocate|bad_alloc")
-# DotThunk multiplies on CPUs. jaxlib 0.10 leaves it operands in bfloat16 now and then.
+# DotThunk multiplies on CPUs. jaxlib 0.10 occasionally leaves its operands in bfloat16.
 _NO_PRODUCT = re.compile("DotThunk|BF16 x BF16 = F32")
 _SIZE = re.compile(r"allocat\w+ ([\d.]+ ?[kKMGT]i?B|\d+ bytes)")
 
@@ -37,8 +37,8 @@ class Needs:
 
     Args:
         state: parameters and the optimizer's moments.
-        gradients: with parameters that are gathered for the whole step.
-        activations: all that backward needs, with what waits for a stage of a pipeline.
+        gradients: with parameters gathered for the whole step.
+        activations: all that is saved for backward, or waits for a pipeline's stage.
     """
 
     state: int
@@ -47,7 +47,7 @@ class Needs:
 
     @property
     def least(self) -> int:
-        """A lower bound: gradients appear while backward frees activations."""
+        """A lower bound, as gradients appear while backward frees activations."""
         return self.state + max(self.gradients, self.activations)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def _activations(config: Config, mesh: Any) -> int:
 
 
 def available(mesh: Any) -> int | None:
-    """Bytes for each device of a mesh in this process; None: unknown.
+    """Bytes available to each device of a mesh in this process; None: unknown.
 
     Simulated devices share the host's memory.
     """
@@ -90,11 +90,12 @@ def require_fits(program: Program, spread: Layout | None = None) -> None:
     """Refuses a step that cannot fit, before anything is compiled or allocated.
 
     Args:
-        program: with the step.
-        spread: a layout whose step is compared with this one, of the same micro-batches.
+        program: holds the step.
+        spread: a layout to compare this one's step with, for the same micro-batches.
 
     Raises:
-        UserError: what the step needs at least, what there is, and settings that would help.
+        UserError: the step cannot fit; names its lower bound, the memory available, and settings
+            that help.
     """
     need, there = needs(program.config, program.mesh), available(program.mesh)
     if there is not None and need.least > there:
@@ -110,9 +111,9 @@ def _step(program: Program, spread: Layout | None) -> str:
 
 
 def _peak(program: Program) -> str:
-    """In words, the peak that the model predicts; nothing for CPUs, whose steps it is not of.
+    """Words for the peak that the model predicts; empty on CPUs, which it does not cover.
 
-    Nothing for a family whose parts it does not know, too.
+    Also empty for families whose parts it does not cover.
     """
     if _on_cpu(program.mesh) or not has_times(program.config.model):
         return ""
@@ -124,9 +125,9 @@ def _peak(program: Program) -> str:
 
 @contextlib.contextmanager
 def out_of_memory_explained(program: Program, spread: Layout | None = None) -> Iterator[None]:
-    """Inside, memory that runs out is an error with the needs and settings that would help.
+    """Turns running out of memory into an error that names needs and settings that help.
 
-    So is a product in 8 bits that this XLA cannot compute on CPUs.
+    The same for an 8-bit matmul that this XLA cannot compute on CPUs.
 
     spread: as in `require_fits`.
     """
@@ -162,9 +163,9 @@ Fields = dict[str, dict[str, Any]]  # by section
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """Changed settings, as a person writes them, the config with them, and what a step needs.
+    """Changed settings as a user writes them, the resulting config, and its step's needs.
 
-    replicas: that micro-batches split over at least.
+    replicas: the least number of replicas over which micro-batches split.
     """
 
     names: tuple[str, ...]
@@ -182,7 +183,7 @@ class Saving:
 
 
 def savings(before: Saving, mesh: Any) -> list[Saving]:
-    """Further settings that make a step need less on the same devices, the best first."""
+    """Further settings with which a step needs less on the same devices, best first."""
     config, need, candidates = before.config, before.need, []
     for names, fields in _others(before, on_cpu=_on_cpu(mesh)):
         with contextlib.suppress(UserError):
@@ -197,7 +198,7 @@ def savings(before: Saving, mesh: Any) -> list[Saving]:
 
 
 def _remedy(program: Program, there: int | None, spread: Layout | None) -> str:
-    """Names the memory that there is, and the settings that save most."""
+    """Names the available memory, and the settings that save most."""
     mesh = program.mesh
     replicas = spread.dp if spread else 1
     now = Saving((), program.config, needs(program.config, mesh), replicas)
@@ -214,7 +215,7 @@ def _remedy(program: Program, there: int | None, spread: Layout | None) -> str:
 
 
 def _together(alone: list[Saving], mesh: Any, there: int) -> list[Saving]:
-    """Joins the best setting with the next best, until they are enough or nothing helps more."""
+    """Adds the next best setting until they suffice or nothing more helps."""
     best = alone[:1]
     for _ in range(MOST - 1):
         if best and best[0].least > there:
@@ -233,7 +234,7 @@ def _have(mesh: Any, there: int | None) -> str:
 
 
 def _others(before: Saving, *, on_cpu: bool) -> Iterator[tuple[tuple[str, ...], Fields]]:
-    """Settings to try, as a person writes them."""
+    """Settings to try, as a user writes them."""
     config = before.config
     layout, train = config.layout, config.train
     if layout.dp * layout.cp > 1 and layout.zero < 3:
@@ -254,7 +255,7 @@ def _others(before: Saving, *, on_cpu: bool) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _more_micro_batches(config: Config, need: Needs, replicas: int) -> int:
-    """The least number with which activations take no more than gradients, if there is one."""
+    """The least number with which activations take no more than gradients, if any."""
     sequences = config.train.global_batch_size // replicas
     wanted = config.train.micro_batches * need.activations / max(need.gradients, 1)
     return min(
@@ -264,7 +265,7 @@ def _more_micro_batches(config: Config, need: Needs, replicas: int) -> int:
 
 
 def _with(config: Config, fields: Fields) -> Config:
-    """The config with other fields. Raises UserError if they do not fit each other."""
+    """The config with other fields. Raises UserError if they conflict."""
     sections = {
         name: dataclasses.replace(getattr(config, name), **values)
         for name, values in fields.items()

@@ -1,8 +1,8 @@
 """Collects a device's memory in a step: published, by formula, in the jaxpr, compiled, on GPUs.
 
-Compiled figures are those of the machine at hand. On CPUs they are meaningful in float32 only,
-because XLA computes bfloat16 in float32 there. The model predicts what XLA compiles for GPUs.
-Source of what is published: Korthikanti et al., arXiv 2205.05198, section 4 (activations); Zhu and
+Compiled figures are those of this machine. On CPUs they are meaningful only in float32, because XLA
+computes bfloat16 in float32 there. The model predicts what XLA compiles for GPUs.
+Source of published figures: Korthikanti et al., arXiv 2205.05198, section 4 (activations); Zhu and
 Dong, CAAI Trans. Intelligent Systems 20(5), 2025, table 1 (state; all is 1/N on a grid of N).
 """
 
@@ -29,7 +29,7 @@ from jaxptd.zero.loop import LAYERS
 
 COLUMNS = ("published", "formula", "counted", "compiled", "model")
 OUTSIDE = "  outside of the step on a GPU: CUDA and its libraries"
-Row = dict[str, Any]  # "part": a name; of `COLUMNS`, those that are known: bytes
+Row = dict[str, Any]  # "part": a name; known ones of `COLUMNS`: bytes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -37,8 +37,8 @@ class MemoryReport:
     """The bytes of one device in a training step, part by part.
 
     Args:
-        layout: of the step.
-        devices: in words.
+        layout: the step's.
+        devices: a description.
         rows: the table.
     """
 
@@ -58,7 +58,7 @@ class MemoryReport:
 
     @property
     def columns(self) -> list[str]:
-        """The names in `COLUMNS` that any row has."""
+        """The names in `COLUMNS` that any row fills."""
         return [name for name in COLUMNS if any(row.get(name) is not None for row in self.rows)]
 
     def _cells(self, row: Row) -> dict[str, int | None]:
@@ -83,8 +83,8 @@ def report(config: Config, *, compiled: bool = True) -> list[Row]:
     """The rows of the table.
 
     Args:
-        config: of the step.
-        compiled: with what the compiled step holds.
+        config: the step's.
+        compiled: whether to compile the step and add what it holds.
     """
     program = Program(config, make_mesh(config.layout))
     arguments, temporary = _compiled_sizes(program) if compiled else (None, None)
@@ -110,7 +110,7 @@ def report(config: Config, *, compiled: bool = True) -> list[Row]:
 
 
 def _compiled_sizes(program: Program) -> tuple[int, int]:
-    """Bytes that enter the compiled step, and those that it holds beside them."""
+    """Bytes that enter the compiled step, and those that it holds besides."""
     with out_of_memory_explained(program):
         memory = compile_to_read(program).memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
@@ -118,7 +118,7 @@ def _compiled_sizes(program: Program) -> tuple[int, int]:
 
 
 def _on_gpu(program: Program) -> Peak | None:
-    """The model's peak on a GPU; None for a family whose parts it does not know."""
+    """The model's peak on a GPU; None for a family whose parts it does not cover."""
     config, resolved = program.config, program.resolved
     if not has_times(config.model):
         return None
@@ -126,7 +126,7 @@ def _on_gpu(program: Program) -> Peak | None:
 
 
 def _parts(on_gpu: Peak) -> Iterator[Row]:
-    """The parts of the model's peak on a GPU, beside the state."""
+    """The parts of the model's peak on a GPU, besides the state."""
     for name, size in on_gpu.parts.items():
         if size and name != "state":
             yield {"part": f"  {name}, at the fullest moment ({on_gpu.moment})", "model": size}
@@ -145,7 +145,7 @@ def _state(program: Program) -> Iterator[Row]:
 
 
 def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
-    """One layer of each kind and one micro-batch: every tensor that it keeps, and the total."""
+    """Each tensor saved by one layer of each kind for one micro-batch, and their total."""
     for stack in memory_model.stacks(config, plan):
         for kept in memory_model.kept_by_layer(config, stack.stack):
             if times := kept.times.get(stack.remat, 0):
@@ -160,11 +160,11 @@ def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
 
 # ---- as published --------------------------------------------------------------------------------
 
-_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # of ZeRO, as published
+_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # ZeRO stages, as published
 
 
 def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str, int]:
-    """Bytes of the state by table 1: P/N, G/N, A/N on N devices; with ZeRO's third stage 2P/N."""
+    """Bytes of the state by table 1: P/N, G/N, A/N on N devices; 2P/N with ZeRO stage 3."""
     layout, sizes = config.layout, sizes_of(config)
     devices = sizes.matrix_shards * layout.pp
     whole = sum(math.prod(info.shape) for info in infos.values()) * sizes.master_itemsize / devices
@@ -174,7 +174,7 @@ def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str
 
 
 def published_layer(config: Config, remat: Remat) -> int | None:
-    """Bytes that one layer keeps of one micro-batch: 16-bit activations, masks of one byte.
+    """Bytes that one layer saves per micro-batch: 16-bit activations, one-byte masks.
 
     None for `dots`, about which nothing is published.
     """
@@ -192,14 +192,14 @@ def published_layer(config: Config, remat: Remat) -> int | None:
 
 
 def _published_layer(config: Config, remat: Remat) -> int | None:
-    """None also for layers of several stacks, or of images: what is published is of GPT's."""
+    """Published bytes of a layer; None for several stacks or images: they are for GPT."""
     stacks = architecture_of(config.model).stacks
     alike = len(stacks) == 1 and not stacks[0].of_images
     return published_layer(config, remat) if alike else None
 
 
 def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
-    """All layers of a device; in a pipeline also the tensors that wait for their operation."""
+    """All layers of a device; in a pipeline also tensors that wait for their operation."""
     config, layers = program.config, memory_model.stacks(program.config, plan)
     published = [_published_layer(config, each.remat) for each in layers]
     sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(layers, published, strict=True)]
@@ -219,12 +219,12 @@ def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
 
 @checked("jaxptd.memory.counted")
 def counted(program: Program) -> int | None:
-    """Bytes that all layers keep for backward, in the jaxpr of the step; None if unrolled.
+    """Bytes that all layers save for backward, in the step's jaxpr; None if unrolled.
 
-    A scan over layers keeps the results that it stacks; where ZeRO moves parameters ahead, the last
-    layer is not in the scan, and keeps the same. Where the first micro-batch is in no loop with
-    others, it keeps what each of them keeps. A pipeline keeps the buffers that its ticks carry,
-    with what a split backward hands from its first half to its second.
+    A scan over layers saves the results that it stacks. Where ZeRO moves parameters ahead, the last
+    layer is outside the scan and saves the same. A first micro-batch outside the others' loop saves
+    as much as each of them. A pipeline holds the buffers that its ticks carry, with what a split
+    backward hands from its first half to its second.
     """
     plan = program.resolved.plan
     if not program.config.model.scan_layers and not plan:
@@ -245,7 +245,7 @@ def counted(program: Program) -> int | None:
 def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     """The arrays that ticks carry, except x, mail, the parameters' gradients and losses.
 
-    x and mail have an array for each stream.
+    x and mail have one array per stream.
     """
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
     model = program.config.model
@@ -271,7 +271,7 @@ def _is_forward(scan: Any) -> bool:
 
 
 def _stacked(scan: Any) -> Iterator[Any]:
-    """The results of one trip that a scan stacks."""
+    """The results of one iteration that a scan stacks."""
     pairs = zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True)
     return (one for var, one in pairs if var.aval.shape != one.shape)
 

@@ -1,4 +1,4 @@
-"""Explains what a step does with parameters: `ParamPlan`s in words, a row for each group."""
+"""Explains what a step does with parameters: `ParamPlan`s in words, a row per group."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,15 +24,15 @@ _ADDED = {"in_loop": "in loop", "in_tick": "in tick"}
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Parameters that a step handles alike.
+    """Parameters that a step treats alike.
 
     Args:
-        name: in words.
+        name: the group's name in tables.
         plan: what the step does with each.
         why: the reasons.
-        names: of the parameters.
-        elements: of all of them, on one device.
-        bytes: of these.
+        names: the parameters' names.
+        elements: their elements on one device.
+        bytes: the size of these.
     """
 
     name: str
@@ -62,18 +62,18 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ParamPlans:
-    """The plans of a model's parameters, a row for each group.
+    """The plans of a model's parameters, a row per group.
 
     Args:
-        layout: of the step.
-        groups: those of layers first.
+        layout: the step's.
+        groups: those of layers come first.
     """
 
     layout: Layout
     groups: list[Group]
 
     def as_dict(self) -> dict[str, Any]:
-        """The groups as JSON has them."""
+        """The groups as in JSON."""
         groups = [
             {
                 "group": each.name,
@@ -88,7 +88,7 @@ class ParamPlans:
         return {"layout": str(self.layout), "groups": groups}
 
     def table(self) -> Table:
-        """A row for each group, of what one device holds."""
+        """A row per group, with what one device holds."""
         rows = []
         for each in self.groups:
             words = each.words
@@ -100,7 +100,7 @@ class ParamPlans:
 
     @property
     def reasons(self) -> list[str]:
-        """A line for each thing that a step does, with the groups that it is for and the reason."""
+        """A line per action of a step, with the groups to which it applies and the reason."""
         lines: dict[tuple[str, str], list[str]] = {}
         for column in COLUMNS:
             for each in self.groups:
@@ -114,7 +114,7 @@ class ParamPlans:
 
     @property
     def _head(self) -> str:
-        """The layout, and the stage of ZeRO that its layers run at where that is another one."""
+        """The layout, and the ZeRO stage at which its layers run if that differs."""
         zero, stage = self.layout.zero, self.groups[0].plan.stage
         runs = f"; layout.zero={zero} runs as stage {stage}, for the reasons below"
         return f"{self.layout}{runs if stage != zero else ''}"
@@ -128,7 +128,7 @@ class ParamPlans:
 
 @checked("jaxptd.memory.explain")
 def explain(config: Config) -> ParamPlans:
-    """Says what a training step does with each group of parameters, and why.
+    """Explains what a training step does with each group of parameters, and why.
 
     ZeRO, offloading and gradient accumulation decide together where parameters are, when they are
     gathered, and when their gradients are summed. Needs no devices; nothing is compiled.
@@ -139,7 +139,7 @@ def explain(config: Config) -> ParamPlans:
     ['layer', 'layer', 'step', 'step']
 
     Args:
-        config: of a run; its data is not read.
+        config: a run's; its data is not read.
 
     Raises:
         UserError: the model does not fit the layout.
@@ -163,7 +163,7 @@ def explain(config: Config) -> ParamPlans:
 
 
 def _infos(config: Config) -> Mapping[str, ParamShape]:
-    """Shapes of the parameters; those of images have no formula, and are the model's own."""
+    """Shapes of the parameters; models of images have no formula, so theirs are the model's."""
     if not architecture_of(config.model).of_images:
         return parameter_infos(config)
     device = SimpleNamespace(platform="cpu")

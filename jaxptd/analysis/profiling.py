@@ -1,4 +1,4 @@
-"""Measures the times of a training step's parts, and bounds them from below."""
+"""Measures the times of a training step's parts, and gives lower bounds."""
 
 import collections
 import dataclasses
@@ -31,8 +31,8 @@ from jaxptd.step import Program
 # ---- parts of a step -----------------------------------------------------------------------------
 
 # A part is a scope of the model, as `jax.named_scope` names it (`SCOPES`), and a kind of kernel.
-# The least time is its FLOPs at an H200's peak, or its bytes at the bandwidth that kernels reach
-# there.
+# Its least time is that of its FLOPs at an H200's peak, or of its bytes at the bandwidth that
+# kernels reach there.
 
 PEAK = PEAK_FLOPS["H200"]
 REST = "rest"
@@ -47,7 +47,7 @@ class ProfileReport:
 
     Args:
         title: layout and devices.
-        times: by scope and kind of kernel.
+        times: seconds by scope and kind of kernel.
     """
 
     title: str
@@ -66,7 +66,7 @@ class ProfileReport:
 
 
 def scope_of(name: str) -> str:
-    """The innermost of `SCOPES` in a name that JAX gave."""
+    """The innermost of `SCOPES` in a JAX name."""
     scopes = _SCOPE.findall(name)
     return scopes[-1] if scopes else REST
 
@@ -107,8 +107,8 @@ def measure(config: Config, steps: int, directory: Path) -> Times:
     """Seconds of each part of a step, averaged over devices and over the steps of a trace.
 
     Args:
-        config: of the run.
-        steps: in the trace, after `WARM_UP` others.
+        config: the run's.
+        steps: number of traced steps, after `WARM_UP` others.
         directory: for the trace.
     """
     program = Program(config, make_mesh(config.layout))
@@ -124,7 +124,7 @@ def measure(config: Config, steps: int, directory: Path) -> Times:
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
-    """The events of a trace that belong to instructions of a program: `ts`, `dur` in us, `args`.
+    """A trace's events that belong to instructions of a program: `ts`, `dur` in us, `args`.
 
     Raises:
         UserError: there are none.
@@ -134,12 +134,12 @@ def events(directory: Path) -> list[dict[str, Any]]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             all_events += _of_devices(json.load(file)["traceEvents"])
     if not all_events:
-        raise UserError(f"the profiler left no instruction of a program in {directory}")
+        raise UserError(f"the profiler recorded no instruction of a program in {directory}")
     return all_events
 
 
 def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events of instructions; on GPUs those of streams, as other threads repeat them."""
+    """The events of instructions; on GPUs only those of streams, as other threads repeat them."""
     on_devices, streams = [], set()
     for event in every:
         args, thread = event.get("args", {}), (event.get("pid"), event.get("tid"))
@@ -155,8 +155,8 @@ def part_times(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
 
     Args:
         every: the events of all runs on all devices.
-        text: of the compiled program.
-        runs: their number.
+        text: the compiled program's.
+        runs: the number of runs.
     """
     computations, _ = parse(text)
     known = {each.name: each for body in computations.values() for each in body}

@@ -1,4 +1,4 @@
-"""Writes tables of results in Markdown, and the versions they were measured with."""
+"""Writes Markdown tables of results, and the versions that they were measured with."""
 
 import importlib.metadata
 import os

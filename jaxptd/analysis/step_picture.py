@@ -17,21 +17,21 @@ COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE, PINK), strict=True))
 
 @checked("jaxptd.plot.step_time")
 def step_time(report: ProfileReport) -> Figure:
-    """Draws where the time of a step goes.
+    """Draws where a step's time goes.
 
     Args:
-        report: of `jaxptd.profile(config)`.
+        report: the result of `jaxptd.profile(config)`.
     """
     return picture({report.title: report.times}, "ms a step, measured")
 
 
 @styled
 def picture(panels: Mapping[str, Times], label: str) -> Figure:
-    """A panel for each step, with a bar for each scope and a color for each kind of kernel.
+    """Draws a panel per step, with a bar per scope and a color per kind of kernel.
 
     Args:
         panels: titles -> times.
-        label: of the horizontal axis.
+        label: text on the horizontal axis.
     """
     figure = new_picture(PAGE, 3.4)
     every = figure.subplots(1, len(panels), squeeze=False)[0]

@@ -35,14 +35,14 @@ from jaxptd.models.families import family_of
 from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program
 
-SEEDS = (1, 2, 3)  # of the signs of rounding errors
-FAR = 2.0**-3  # relative change of parameters after which roundings are others
+SEEDS = (1, 2, 3)  # for the signs of rounding errors
+FAR = 2.0**-3  # relative change of parameters after which roundings are unrelated
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8"]
 # Precisions too coarse to be their own reference -> the precision of the one device.
 REFERENCE_DTYPE: Mapping[Precision, Dtype] = dict.fromkeys(
     ("bfloat16", "float16", "fp8"), "float32"
 )
-FP8_ROUNDING = 2.0**-4  # of e4m3, which has three bits of mantissa
+FP8_ROUNDING = 2.0**-4  # e4m3's, with three mantissa bits
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def precision(self) -> str:
-        """The precision in words, with the one device's if that is another."""
+        """The precision in words, with that of the one device if it differs."""
         other = REFERENCE_DTYPE.get(self.dtype)
         return f"in {self.dtype}" + (f", which computes in {other}" if other else "")
 
@@ -91,7 +91,7 @@ class Report:
         return html_of(f"{self.layout}: {self.verdict}", self.table(self.rows))
 
     def nearest(self, number: int = 3) -> list[Row]:
-        """The comparisons that are wrong, or nearest to it, in the order of backward."""
+        """The comparisons that are wrong or closest to it, in the order of backward."""
         worst = sorted(self.rows, key=lambda row: row.error - row.allowed)[-number:]
         return [row for row in self.rows if row in (self.wrong or worst)][:number]
 
@@ -110,8 +110,8 @@ def verify(config: Config, *, dtype: Precision) -> Report:
 
     Args:
         config: with model.vocab_size set; JAX must have the layout's devices.
-        dtype: float32; float64, which JAX is given here; or one that is compared with float32:
-            bfloat16, float16 with its scaled loss, or fp8 products.
+        dtype: float32; float64, which this enables in JAX; or one to compare with float32:
+            bfloat16, float16 with its scaled loss, or fp8 matmuls.
     """
     with jax.enable_x64(jax_option("jax_enable_x64") or dtype == "float64"):
         return _verify(config, dtype)
@@ -123,14 +123,14 @@ def _verify(config: Config, dtype: Precision) -> Report:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """One device's step, which steps on layouts are compared with.
+    """One device's step, with which steps on layouts are compared.
 
     Args:
-        dtype: that layouts compute in.
+        dtype: the layouts' precision.
         start: the parameters of both steps, canonical.
-        expected: the step from them.
-        rounded: pairs of such steps that differ by roundings only.
-        steps: of the optimizer, in the precision of layouts.
+        expected: the outcome from there.
+        rounded: pairs of such outcomes that differ only by rounding.
+        steps: the optimizer's, in the layouts' precision.
         options: of the compiler, for both steps; None: its defaults.
     """
 
@@ -148,11 +148,11 @@ def one_device(
     """Runs the step of a config on one device.
 
     Args:
-        config: as that of `verify`.
-        dtype: that layouts compute in; the one device may compute in a finer one.
+        config: as in `verify`.
+        dtype: the layouts' precision; the one device may compute in a finer one.
         options: of the compiler.
     """
-    xla = dataclasses.replace(config.model, kernels="xla")  # or ours would be their own reference
+    xla = dataclasses.replace(config.model, kernels="xla")  # ours must not be their own reference
     single = dataclasses.replace(_comparable(config), layout=Layout(), model=xla)
     eps = FP8_ROUNDING if dtype == "fp8" else float(jnp.finfo(dtype).eps)
     fine = REFERENCE_DTYPE.get(dtype, dtype)
@@ -174,9 +174,9 @@ def one_device(
 def _noise_of(
     coarse: "OneStep", fine: "OneStep", start: Tensors
 ) -> Iterator[tuple[Outcome, Outcome]]:
-    """Yields pairs of outcomes that differ by what the coarse step rounds at different parameters.
+    """Yields pairs of outcomes that differ by the coarse step's rounding at different parameters.
 
-    What it has wrong at all of them is in no pair.
+    An error that all of them share is in no pair.
     """
     far = [perturbed(start, FAR, seed) for seed in SEEDS]
     for a, b in itertools.combinations([(coarse.run(each), fine.run(each)) for each in far], 2):
@@ -184,7 +184,7 @@ def _noise_of(
 
 
 def _one_step(config: Config, options: Any, spread: Layout | None = None) -> "OneStep":
-    """The step of a config, which fits into the memory of its devices."""
+    """The step of a config, after a check that it fits in its devices' memory."""
     step = OneStep(Program(config, make_mesh(config.layout)), options)
     require_fits(step.program, spread)
     return step
@@ -205,7 +205,7 @@ def compared(config: Config, reference: Reference) -> Report:
 
 
 def _comparable(config: Config) -> Config:
-    """The config without skipped steps, in which nothing would be updated."""
+    """The config without skipping of steps, which would update nothing."""
     optimizer = dataclasses.replace(config.optimizer, skip_above=0.0)
     return dataclasses.replace(config, optimizer=optimizer)
 
@@ -213,7 +213,7 @@ def _comparable(config: Config) -> Config:
 def with_precision(precision: Precision, config: Config) -> Config:
     """The config in a precision, with kernels that compute in it.
 
-    fp8 products are those of the config's 16-bit precision, or of bfloat16; others are native.
+    fp8 uses the config's 16-bit precision, or bfloat16; other precisions use native matmuls.
     """
     model = config.model
     half: Dtype = "float16" if model.dtype == "float16" else "bfloat16"
@@ -232,8 +232,8 @@ class OneStep:
     """Runs single steps of a program from canonical parameters.
 
     Args:
-        program: with the step.
-        options: of the compiler; None: its defaults.
+        program: holds the step.
+        options: the compiler's; None: its defaults.
     """
 
     program: Program
@@ -249,7 +249,7 @@ class OneStep:
 
     @cached_property
     def batch(self) -> Batch:
-        """A random one."""
+        """A random batch."""
         config = self.program.config
         return self.program.place(random_batch(config, config.train.seed))
 
@@ -264,9 +264,9 @@ class OneStep:
         return lowered.compile(compiler_options=dict(self.options))
 
     def run(self, params: Tensors) -> Outcome:
-        """Runs one step from `params`, canonical; and once more, with its moments."""
+        """Runs one step from canonical `params`, then another from the first's moments."""
         states, step = self.program.states, self._step
-        stored = jax.tree.map(np.asarray, self._to_stored(params))  # cut without a program
+        stored = jax.tree.map(np.asarray, self._to_stored(params))  # sharded without a program
         first = states.new(jax.device_put(stored, shardings(states.stored, self.program.mesh)))
         state, metrics, grads = step(first, self.batch)
         while metrics.get("loss_scale", 1) > 1 and metrics["skipped_in_row"]:
@@ -292,7 +292,7 @@ class OneStep:
         return jax.jit(self.program.canonical)
 
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
-        """Canonical tensors, those of stacks by layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`."""
+        """Splits canonical stacks by layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`."""
         result: Tensors = {}
         for name, x in self._to_canonical(tensors).items():
             root, _, rest = name.partition(".")

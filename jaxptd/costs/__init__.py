@@ -1,6 +1,7 @@
-"""The units of what a part costs: bytes sent, bytes kept, seconds on a device.
+"""The units of a part's costs: bytes sent, bytes saved for backward, seconds on a device.
 
-`collective` has the kinds of collectives and their sums, `kept` what backward keeps, `terms` and
-`kernels` the seconds of kernels and messages, `program` what a program's kernels do.
+`collective` defines the kinds of collectives and adds them up, `kept` the tensors saved for
+backward; `terms` and `kernels` give seconds of kernels and messages, `program` describes a
+program's kernels.
 Imports no jax.
 """

@@ -15,7 +15,7 @@ KINDS = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, PERMUTE, ALL_TO_ALL, BROADCAST)
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of collective over one set of axes: its executions in a program, and total bytes."""
+    """One kind of collective over one set of axes: executions in a program, and total bytes."""
 
     kind: str
     axes: tuple[str, ...]
@@ -34,7 +34,7 @@ class Collective:
 
 
 def add_up(collectives: Iterable[Collective]) -> list[Collective]:
-    """Adds up collectives of the same kind and axes; most bytes first."""
+    """Adds up collectives of the same kind and axes; those with most bytes come first."""
     total: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
     for each in collectives:
         entry = total[each.kind, tuple(sorted(each.axes))]

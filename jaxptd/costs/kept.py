@@ -1,4 +1,4 @@
-"""Tensors that layers keep for backward, and the policies of `model.remat` that keep them."""
+"""Tensors that layers save for backward, and the policies of `model.remat` that save them."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,9 +10,9 @@ class Kept(NamedTuple):
     """A tensor that the backward pass of a layer needs.
 
     Args:
-        name: in words.
-        bytes: of the tensor, on one device.
-        times: how often each policy keeps it.
+        name: the tensor's name in reports.
+        bytes: its size on one device.
+        times: how often each policy saves it.
     """
 
     name: str
@@ -21,7 +21,7 @@ class Kept(NamedTuple):
 
 
 def by(*policies: Remat) -> dict[Remat, int]:
-    """Once by each of these policies."""
+    """Saved once by each of these policies."""
     return dict.fromkeys(policies, 1)
 
 

@@ -1,8 +1,8 @@
-"""Seconds of kernels on one device: products, passes over memory, attention.
+"""Seconds of kernels on one device: matmuls, passes over memory, attention.
 
-Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tiles, waves, and that smaller
-tiles use less of the math units); Dao, arXiv 2307.08691 (FLOPs of fused attention: backward has
-five products where forward has two).
+Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tiles, waves, lower utilisation
+with smaller tiles); Dao, arXiv 2307.08691 (FLOPs of fused attention: five matmuls backward, two
+forward).
 """
 
 import functools
@@ -12,14 +12,14 @@ from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.costs.terms import HBM, HOST, PRODUCTS, Term
 from jaxptd.hardware import Accelerator, Cluster, Group, Links
 
-# Rows, columns, and the share of the largest tile's rate, from the tile's use of shared memory.
+# Rows, columns, and the rate relative to the largest tile, from its use of shared memory.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.65))
-FILL = 128  # of K: as long as these are what a tile needs before its first product and to write
-PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of K, whose products are added up
-FEW_WAVES = 4  # up to here a last wave takes as long as a full one; above, tiles overlap
-LAUNCH = 3e-6  # seconds between two kernels of a stream, and of their start and end
-BACKWARD = 2.5  # FLOPs of fused attention's backward, of those of its forward
-FULL_HEAD = 128  # of smaller heads a score takes as long; so it was in steps on one H200, with 64
+FILL = 128  # a tile's prologue and its write together cost as much as this much of K
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # pieces of K, whose results are added up
+FEW_WAVES = 4  # up to this many, a last wave takes as long as a full one; beyond, tiles overlap
+LAUNCH = 3e-6  # seconds between two kernels of a stream, with their start and end
+BACKWARD = 2.5  # FLOPs of fused attention's backward relative to forward
+FULL_HEAD = 128  # a smaller head's score takes as long as this one's (seen with 64 on one H200)
 
 
 @functools.lru_cache(65536)
@@ -33,16 +33,16 @@ def product(
     written: int = 2,
     fp8: bool = False,
 ) -> Term:
-    """A product `[M, K] x [K, N]` of 16-bit values, or of 8-bit ones.
+    """Time of a matmul `[M, K] x [K, N]` of 16-bit or 8-bit values.
 
     Args:
-        accelerator: that runs it.
+        accelerator: the device.
         M: rows of the first factor and of the result.
         N: columns of the second factor and of the result.
         K: columns of the first and rows of the second factor.
-        batch: products of one kernel.
-        written: bytes moved for each value of the result.
-        fp8: the factors have 8 bits.
+        batch: matmuls per kernel.
+        written: bytes moved per value of the result.
+        fp8: whether the factors have 8 bits.
     """
     flops = 2.0 * batch * M * N * K
     moved = float(batch * ((1 if fp8 else 2) * (M * K + K * N) + written * M * N))
@@ -57,9 +57,9 @@ def product(
 def _waves(
     a: Accelerator, sizes: tuple[int, int, int], batch: int, tile: tuple[int, int, float]
 ) -> float:
-    """FLOPs that a multiprocessor has time for in the waves of tiles of one size.
+    """FLOPs that a multiprocessor could execute during the waves of tiles of one size.
 
-    Where tiles are fewer than multiprocessors, each is divided along K.
+    If there are fewer tiles than multiprocessors, each is divided along K.
     """
     M, N, K = sizes
     rows, columns, share = tile
@@ -73,29 +73,29 @@ def _waves(
 
 
 def _waves_of(tiles: float) -> float:
-    """Waves that so many tiles take for each multiprocessor."""
+    """Waves that `tiles` tiles per multiprocessor take."""
     return math.ceil(tiles) if tiles <= FEW_WAVES else tiles + 0.5
 
 
 def moved(accelerator: Accelerator, moves: float, kernels: int = 1) -> Term:
-    """Kernels that are bound by the bytes they move."""
+    """Time of kernels bound by memory bandwidth."""
     seconds = moves / (accelerator.hbm_bandwidth * accelerator.hbm_share)
     return Term("", "elementwise", seconds + kernels * LAUNCH, HBM, 0.0, moves)
 
 
 def to_host(accelerator: Accelerator, moves: float) -> Term:
-    """Bytes between a device and the memory of its host."""
+    """Time of copies between a device and its host's memory."""
     return Term("", "offload", moves / accelerator.host_bandwidth, HOST, 0.0, moves)
 
 
 def flash(accelerator: Accelerator, flops: float, head_size: int, *, backward: bool) -> Term:
-    """Fused attention.
+    """Time of fused attention.
 
     Args:
-        accelerator: that runs it.
-        flops: of forward's two products, without what a causal mask hides.
-        head_size: H; heads below 128 reach less, in proportion.
-        backward: the term is of the backward kernel.
+        accelerator: the device.
+        flops: of forward's two matmuls, without what a causal mask hides.
+        head_size: H; below 128 the rate falls in proportion.
+        backward: whether to time the backward kernel.
     """
     a = accelerator
     share = a.attention_backward_share if backward else a.attention_forward_share
@@ -106,24 +106,25 @@ def flash(accelerator: Accelerator, flops: float, head_size: int, *, backward: b
 
 # ---- seconds of collectives and messages between devices -----------------------------------------
 
-# Seconds of a collective of few bytes: a first part, and for each further member in a node; fitted
-# to all-reduces of 1 MiB on 2, 4 and 8 A100s (vTrain's profiles: 44, 51, 93 us). A pass over nodes
-# adds HOP for each doubling of their number (NCCL's trees).
+# Seconds of a small collective: a constant, and a part per further member in a node, fitted to
+# all-reduces of 1 MiB on 2, 4 and 8 A100s (vTrain's profiles: 44, 51, 93 us). A pass over nodes
+# adds HOP per doubling of their number (NCCL's trees).
 START, MEMBER, HOP = 14e-6, 4e-6, 5e-6
-# Members up to which collectives keep their rate, and the power by which it falls beyond: judged,
-# since no row here has such a group; a ring of n members is only as fast as its slowest link.
+# Members up to which collectives keep their rate, and the power by which it falls beyond. Judged,
+# since no measurement here has such a group: a ring of n members is only as fast as its slowest
+# link.
 WIDE, WIDER = 512, 0.25
 RINGS = {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1}  # passes
 
 
 def collective(cluster: Cluster, kind: str, group: Group, size: float) -> Term:
-    """A collective: a ring, or for a permute or a broadcast one message of each member.
+    """Time of a collective: a ring; for a permute or a broadcast, one message per member.
 
     Args:
-        cluster: of the devices.
+        cluster: the devices.
         kind: XLA's name, one of `jaxptd.costs.collective`.
         group: its members.
-        size: bytes of the whole array: of the sum, or of what all members have together.
+        size: bytes of the whole array: the sum, or all members' blocks together.
     """
     n, links = group.members, cluster.links(group)
     if n == 1:
@@ -131,7 +132,7 @@ def collective(cluster: Cluster, kind: str, group: Group, size: float) -> Term:
     passes = RINGS.get(kind, 1)
     sent = passes * (n - 1) / n * size if kind in RINGS else size
     rate = links.bandwidth * min(1.0, (WIDE / n) ** WIDER)
-    if kind not in RINGS and links.nodes > 1:  # one of the messages has one rail
+    if kind not in RINGS and links.nodes > 1:  # each message uses one rail
         rate = cluster.rail
     seconds = sent / rate + passes * _latency(links)
     return Term("", "", seconds, links.resource, 0.0, sent)
@@ -143,7 +144,7 @@ def _latency(links: Links) -> float:
 
 
 def message(cluster: Cluster, size: float, *, inside: bool) -> Term:
-    """A message of one device to another, in its node or beyond."""
+    """Time of a message from one device to another, within a node or between nodes."""
     a = cluster.accelerator
     rate = a.nvlink_bandwidth * a.nvlink_share if inside else cluster.rail
     resource = "NVLink" if inside else "network"

@@ -1,4 +1,4 @@
-"""Records of what a program does on its devices: its kernels, what they overlap, and its layout."""
+"""Describes a program on its devices: kernels, overlap, and layout."""
 
 import dataclasses
 import math
@@ -12,39 +12,40 @@ Remat = Literal["none", "attention", "dots", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """The kernels and overlaps of a program, as documented. No number here is fitted.
+    """The kernels and overlaps of a program, as documented; nothing is fitted.
 
     Args:
-        name: of the program.
-        attention: `unfused` writes scores to memory; `flash` does not, and skips what a causal
-            mask hides.
-        dropout: it has dropout, of scores too if attention is unfused.
-        bias: its products have a bias.
-        rotary: it rotates queries and keys.
-        accumulate: bytes moved to add a parameter's gradient to the sum of the step; 0: the product
-            that makes the gradient adds as it writes.
-        gradient: bytes of an element of gradients that is sent.
-        update: bytes moved for each parameter by the optimizer.
-        logit: bytes moved for each logit by the loss, forward and backward.
+        name: the program's name.
+        attention: `unfused` writes scores to memory; `flash` does not, and skips what a causal mask
+            hides.
+        dropout: whether it uses dropout; unfused attention also drops scores.
+        bias: whether its matmuls have a bias.
+        rotary: whether it rotates queries and keys.
+        accumulate: bytes moved to add a parameter's gradient to the step's sum; 0 if the matmul
+            that computes the gradient adds as it writes.
+        gradient: bytes of a gradient element as sent.
+        update: bytes moved per parameter by the optimizer.
+        logit: bytes moved per logit by the loss, forward and backward.
         tp_under: what hides the tensor-parallel collectives of backward.
         dp_under: what hides the reduction of gradients.
-        sends_hidden: messages between stages run beside the stages' work.
-        sends_sharded: each of the tp devices sends its share of an activation, and a gather in the
-            node follows; with sequence parallelism there is nothing to gather.
-        cast: bytes moved to cast a parameter to 16 bits, forward and backward each.
-        stacked: how often what a layer keeps is moved again, forward and backward each, because
-            layers that run in a loop keep it in an array of all of them.
-        again_all: full recomputation also reruns a layer's last matmul, whose result is unused.
-        pieces: products are cut into so many, by tokens.
-        fp8: the products of layers are of 8-bit numbers.
-        apart: queries, keys and values are products of their own, which add their biases as they
-            write; else copies split the results of one, and join gradients.
-        sums_apart: the gradient of an MLP's first bias is a pass of its own, and not part of its
-            activation's backward.
-        stream_forward: bytes moved for each number of the residual stream by a norm and the sum
-            before it, unless a product adds as it writes.
-        stream_backward: the same of backward of a norm and of the sum behind it.
-        balanced: devices of a ring have as many visible scores each, where a mask is causal.
+        sends_hidden: whether messages between stages overlap the stages' work.
+        sends_sharded: whether each of the tp devices sends its share of an activation, followed by
+            a gather within the node (needless with sequence parallelism).
+        cast: bytes moved to cast a parameter to 16 bits, each forward and backward.
+        stacked: how often what a layer saves is copied, each forward and backward, because a loop
+            over layers saves it in one array.
+        again_all: whether full recomputation also reruns a layer's last matmul, whose result is
+            unused.
+        pieces: how many pieces matmuls are cut into, by tokens.
+        fp8: whether layers multiply in 8 bits.
+        apart: whether queries, keys and values come from separate matmuls that add their biases as
+            they write; otherwise copies split one matmul's result and join gradients.
+        sums_apart: whether the gradient of an MLP's first bias is a separate pass instead of part
+            of the activation's backward.
+        stream_forward: bytes moved per element of the residual stream by a norm and the addition
+            before it, unless a matmul adds as it writes.
+        stream_backward: the same for backward of a norm and the addition after it.
+        balanced: whether a causal mask leaves each device of a ring equally many visible scores.
     """
 
     name: str
@@ -77,18 +78,18 @@ class Parallelism:
     """A layout. Devices are numbered tp first, then col, row, cp, dp, pp.
 
     Args:
-        gpus: devices of the whole step; dp follows from them.
+        gpus: devices of the whole step; dp follows.
         global_batch: sequences of a step.
         micro_batch: sequences of a micro-batch on one device.
-        tp, pp, cp: sizes of the axes.
-        virtual_stages: chunks of a stage.
+        tp, pp, cp: axis sizes.
+        virtual_stages: chunks per stage.
         zero: ZeRO stage, 0 to 3.
         zero_group: devices that share a shard; 0: all of dp x cp.
-        sequence_parallel: tokens between the layers' products are sharded over tp.
-        remat: what backward computes again.
-        remat_layers: layers of a part of the model that do so, the first ones; None: all.
-        row, col: of a grid.
-        schedule: of the pipeline.
+        sequence_parallel: whether tokens between the layers' matmuls are sharded over tp.
+        remat: what backward recomputes.
+        remat_layers: how many of a model part's first layers do so; None: all.
+        row, col: sizes of the grid.
+        schedule: the pipeline's schedule.
     """
 
     gpus: int
@@ -131,7 +132,7 @@ class Parallelism:
         return (self.zero_group or self.dp * self.cp) if self.zero else 1
 
     def tokens(self, length: int) -> int:
-        """Tokens of a micro-batch on one device, of sequences of so many."""
+        """Tokens of a micro-batch on one device, for sequences of `length`."""
         return self.micro_batch * length // (self.cp * self.row)
 
     def stream(self, length: int, hidden: int) -> float:
@@ -140,7 +141,7 @@ class Parallelism:
         return self.tokens(length) // sharded * hidden / self.col
 
     def remats(self, layers: int) -> list[tuple[Remat, int]]:
-        """Layers of a part of the model by what they compute again."""
+        """Numbers of layers of a model part by what they recompute."""
         first = layers if self.remat_layers is None else min(self.remat_layers, layers)
         both: list[tuple[Remat, int]] = [(self.remat, first), ("none", layers - first)]
         return [(remat, count) for remat, count in both if count]
@@ -148,7 +149,7 @@ class Parallelism:
     def group(self, axes: Sequence[str]) -> Group:
         """The devices along some axes.
 
-        Beside axes: `shard` and `replica` divide dp x cp as ZeRO does, and `ends` are a device of
+        Besides axes: `shard` and `replica` divide dp x cp as ZeRO does, and `ends` are a device of
         the first stage and its counterpart on the last.
         """
         if axes == ("shard",):
@@ -165,10 +166,10 @@ class Parallelism:
 
 
 class Work(NamedTuple):
-    """One micro-batch of a layer on a device, whose times a part predicts.
+    """One micro-batch of a layer on a device, for which a part predicts times.
 
     Args:
-        implementation: the kernels of the program.
+        implementation: the program's kernels.
         parallelism: its layout.
         accelerator: the device.
         tokens: T of the micro-batch on the device.

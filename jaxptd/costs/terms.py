@@ -1,4 +1,4 @@
-"""Terms: the parts that a step's time is a sum of."""
+"""Terms: the summands of a step's time."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -10,11 +10,11 @@ class Term(NamedTuple):
     """One part of a step's time.
 
     name: what runs.
-    kind: the group it is added up in, such as `attention`.
-    seconds: that it takes, all executions together.
+    kind: the group in which it is reported, such as `attention`.
+    seconds: time of all executions.
     resource: what bounds it: products, HBM, NVLink, network, host or waiting.
-    flops, bytes: that it executes and moves.
-    runs: its executions.
+    flops, bytes: executed and moved.
+    runs: number of executions.
     """
 
     name: str
@@ -32,18 +32,18 @@ class Term(NamedTuple):
         return amount / self.seconds if self.seconds else 0.0
 
     def times(self, number: float) -> "Term":
-        """The term, executed so many times as often."""
+        """The term, executed `number` times as often."""
         name, kind, seconds, resource, flops, moved, runs = self
         amounts = flops * number, moved * number, runs * number
         return Term(name, kind, seconds * number, resource, *amounts)
 
     def named(self, name: str, kind: str | None = None) -> "Term":
-        """The term under another name, and of another kind if one is given."""
+        """The term under another name and, if given, of another kind."""
         return Term(name, self.kind if kind is None else kind, *self[2:])
 
 
 def total(terms: Iterable[Term]) -> float:
-    """Seconds of all terms together."""
+    """Total seconds of the terms."""
     return sum(term.seconds for term in terms)
 
 
@@ -52,7 +52,7 @@ def scaled(terms: Sequence[Term], number: float) -> list[Term]:
 
 
 def merged(terms: Iterable[Term]) -> list[Term]:
-    """Adds up the terms of the same name and resource, in their first order."""
+    """Adds up terms of the same name and resource, in order of first appearance."""
     terms_by_name: dict[tuple[str, str], Term] = {}
     for term in terms:
         key = term.name, term.resource

@@ -1,4 +1,4 @@
-"""Kernels in Pallas for Triton, where XLA's move more, or move it slower. For NVIDIA GPUs.
+"""Pallas kernels (Triton, NVIDIA GPUs) where XLA's move more data, or move it slower.
 
-Each is a plain formula elsewhere, too, which any device can run; `model.kernels` chooses.
+Each also exists elsewhere as a plain formula for any device; `model.kernels` chooses.
 """

@@ -1,6 +1,6 @@
-"""The activation of an MLP with its bias and its gate, in one kernel forward and one backward.
+"""An MLP's activation with bias and gate, in one kernel forward and one backward.
 
-Backward also sums the gradients of the bias over rows, so that no other kernel reads them again.
+Backward also sums the bias gradients over rows, so no other kernel reads them again.
 Letters: R rows (tokens), G matrices (2 with a gate, else 1), F hidden, P programs along the rows.
 """
 
@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jaxptd.collectives import alike
 from jaxptd.kernels.tile import LOG2_E, Instructions, Tile, TilePlaces, call, load, store
 
-# As measured on an H200: tiles by themselves, and those that a program adds up for a bias.
+# Tuned on an H200: independent tiles, and those that a program adds up for a bias.
 _ALONE, _SUMMED = Tile(4, 256, 2), Tile(2, 128, 1)
 _PROGRAMS = 512  # along the rows, where gradients of a bias are summed
 
@@ -52,7 +52,7 @@ def relu(x: Array, _: Instructions) -> tuple[Array, Array]:
     return jnp.maximum(x, 0), jnp.where(x > 0, 1.0, 0.0)
 
 
-# Not gelu, as Pallas has no error function for Triton.
+# No gelu: Pallas has no error function for Triton.
 FUSED: Mapping[str, Slope] = {"gelu-tanh": gelu_tanh, "relu": relu, "silu": silu}
 
 
@@ -61,7 +61,7 @@ class FusedActivation:
     """`act(h + b)`; with a gate `act(h_0 + b_0) * (h_1 + b_1)`. Computes in float32.
 
     Args:
-        act: elementwise.
+        act: an elementwise function.
         gated: whether h has a gate.
         interpret: runs the kernels' operations one by one, on any device.
     """
@@ -73,7 +73,7 @@ class FusedActivation:
     def __call__(self, h: Array, b: Array | None) -> Array:
         """h[..., F], or with a gate `[..., 2, F]` -> `[..., F]` of h's type.
 
-        b is `[F]` or `[2, F]`, or None where there is none.
+        b is `[F]`, `[2, F]` or None.
         """
         parts = h.shape[-1 - self.gated :]
         h, *biases = alike(h, *([] if b is None else [b]))
@@ -126,7 +126,7 @@ _activate.defvjp(_forward, _backward)
 
 
 def _biases(h: Any, b: Any, places: TilePlaces) -> list[Any]:
-    """The bias of each part of h, for the numbers of a tile: [1, D]; none where there is none."""
+    """The bias `[1, D]` of each part of h for a tile's columns; empty without a bias."""
     column, there = places.numbers
     return [load(each, ((part, column), there))[None] for each in b for part in range(h.shape[1])]
 
@@ -147,7 +147,7 @@ def _forward_kernel(h: Any, b: Any, y: Any, *, tile: Tile, act: Slope, run: Inst
 def _backward_kernel(
     h: Any, b: Any, dy: Any, dh: Any, *sums: Any, tile: Tile, act: Slope, run: Instructions
 ) -> None:
-    """The gradient of h in each P-th tile of rows, and its sums over them."""
+    """Computes the gradient of h in every P-th tile of rows, and sums it over them."""
     program, column = pl.program_id(0), pl.program_id(1)
     rows, size = dy.shape
     tiles, _ = tile.grid(rows, size)

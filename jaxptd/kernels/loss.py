@@ -1,10 +1,10 @@
 """The two passes of cross-entropy over the logits, each in one kernel.
 
-Forward, the maximum and the sum of exponentials of each row; backward, the gradient, written over
-the logits. Both wait for instructions, not for memory, so exp(x - y) is a power of two of x log2(e)
-- y log2(e): one multiplication with an addition, where the difference came first. That y log2(e) is
-rounded shifts the logarithm of a sum by less than the logarithm's own rounding. Letters: R rows
-(tokens), V vocabulary.
+Forward computes each row's maximum and sum of exponentials; backward writes the gradient over the
+logits. Both are bound by instructions, not by memory, so exp(x - y) is computed as 2 ** (x log2(e)
+- y log2(e)): one fused multiply-add, where exp needs the difference first. Rounding y log2(e)
+shifts the logarithm of a sum by less than the logarithm's own rounding. Letters: R rows (tokens), V
+vocabulary.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jaxptd.collectives import alike
 from jaxptd.kernels.tile import LOG2_E, Instructions, Tile, call, load, store
 
-# As measured on an H200. Forward, a program reads a row, so many pieces of it at a time.
+# Tuned on an H200. Forward, a program reads a row, this many pieces at a time.
 _PIECE, _PIECES, _WARPS = 512, 8, 2
 _TILE = Tile(1, 2048, 4)
 _LEAST = float(jnp.finfo(jnp.float32).min)
@@ -27,7 +27,7 @@ _LEAST = float(jnp.finfo(jnp.float32).min)
 
 @dataclasses.dataclass(frozen=True)
 class FusedLoss:
-    """Passes over logits `[R, V]`, of which columns from `stop` on, an int32, are padding.
+    """Passes over logits `[R, V]` whose columns from `stop` (an int32) on are padding.
 
     Args:
         interpret: runs the kernels' operations one by one, on any device.
@@ -38,7 +38,7 @@ class FusedLoss:
     def max_and_sum(self, logits_RV: Array, stop: Array) -> tuple[Array, Array]:
         """The maximum of each row and the sum of exp(logit - maximum), in float32.
 
-        Without a column they are the least number and 0. A logit below -2e38 counts as none.
+        Without any column they are the lowest float and 0. Logits below -2e38 are ignored.
         """
         logits_RV, stop = alike(logits_RV, stop)
         one_each = jax.ShapeDtypeStruct(logits_RV.shape[:1], jnp.float32)
@@ -63,15 +63,15 @@ class FusedLoss:
         d_sum_R: Array,
         d_target_R: Array,
     ) -> Array:
-        """`softmax * d_sum`, less d_target at the target: of the logits' type, in their place.
+        """`softmax * d_sum`, less d_target at the target, in the logits' type and memory.
 
         Args:
             logits_RV: this device's columns.
-            stop: number of those that are no padding.
-            targets_R: a column of each row; others are none.
-            logsumexp_R: over the columns of all devices.
-            d_sum_R: gradient of the logsumexp.
-            d_target_R: minus that of the target's logit.
+            stop: how many of them are not padding.
+            targets_R: a column of each row; out of range if the target is elsewhere.
+            logsumexp_R: logsumexp over the columns of all devices.
+            d_sum_R: gradient of logsumexp.
+            d_target_R: minus the gradient of the target's logit.
         """
         inputs = alike(logits_RV, stop.reshape(1), targets_R, logsumexp_R, d_sum_R, d_target_R)
         return call(
@@ -86,7 +86,7 @@ class FusedLoss:
 
 
 def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any, *, run: Instructions) -> None:
-    """A row. Each place of a piece has a maximum of its own until the end."""
+    """Reduces one row. Each place of a piece keeps its own maximum until the end."""
     row, size = pl.program_id(0), logits.shape[1]
     end = jnp.clip(stop[0], 0, size)
 
@@ -107,7 +107,7 @@ def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any, *, run: Instru
         return new, total
 
     state = (jnp.full(_PIECE, _LEAST, jnp.float32), jnp.zeros(_PIECE, jnp.float32))
-    # Without padding no number has to be compared.
+    # Without padding no column index has to be compared.
     full, steps = end // (_PIECE * _PIECES), pl.cdiv(size, _PIECE * _PIECES)
     state = lax.fori_loop(0, full, partial(add, whole=True), state)
     top, sums = lax.fori_loop(full, steps, partial(add, whole=False), state)
@@ -133,7 +133,7 @@ def _gradient_kernel(
     tile: Tile,
     run: Instructions,
 ) -> None:
-    """A part of a row. Few have padding or a target, so that the others compare no number."""
+    """Computes a part of a row. Only the few parts with padding or the target compare columns."""
     row, part = pl.program_id(0), pl.program_id(1)
     places = tile.places(row, part, *logits.shape)
     (_, column), _ = places.both

@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm in one kernel forward and one backward.
+"""LayerNorm and RMSNorm with one kernel forward and one backward.
 
-XLA makes several kernels of a norm, and each reads its arrays again: for the statistics and for the
-result, backward for the gradient of x and for those of w and b. Here each array is read or written
-once. Where a device has all numbers of a token.
+XLA splits a norm into several kernels (statistics, result; backward, the gradients of x and of w
+and b), and each reads its arrays again. Here each array is read or written once. Needs whole tokens
+on a device.
 
 Letters: R rows (tokens), D model, P programs that share the rows backward.
 
@@ -24,9 +24,9 @@ from jaxptd.collectives import alike
 from jaxptd.kernels.tile import Instructions, Tile, TilePlaces, call, load, masked, store
 from jaxptd.remat import SAVED_MATMUL_OUT
 
-LONGEST = 2**13  # numbers of a row that fit into the registers of the threads that read it
-# Of backward, groups of 32 threads: eight for each of an H200's 132 processors. Each program of
-# them writes sums for w and b of its own.
+LONGEST = 2**13  # elements of a row that fit in the registers of the threads that read it
+# Warps of 32 threads in backward: eight for each of an H200's 132 processors. Each of their
+# programs writes its own sums for w and b.
 _THREADS = 1056
 
 
@@ -36,9 +36,9 @@ class FusedNorm:
 
     Args:
         eps: added to the variance.
-        centred: whether the mean is subtracted: LayerNorm, and not RMSNorm.
-        beside: whether x is a result, too. Then x as others use it later is taken from there, and
-            the kernel of backward adds the gradient that comes from them.
+        centred: whether the mean is subtracted: LayerNorm, not RMSNorm.
+        beside: whether to return x as well. If later uses of x read that, the backward kernel adds
+            their gradient.
         interpret: runs the kernels' operations one by one, on any device.
     """
 
@@ -50,7 +50,7 @@ class FusedNorm:
     def __call__(self, x: Array, w_D: Array, b_D: Array | None = None) -> tuple[Array, ...]:
         """x[..., D] -> y[..., D] of x's type; beside: x and y.
 
-        Statistics are in float32. b is None where there is none.
+        Statistics are in float32. b is None for a norm without bias.
         """
         x, w_D, *b = alike(x, w_D, *([] if b_D is None else [b_D]))
         return _normalise(x, w_D, b[0] if b else None, self)
@@ -64,7 +64,7 @@ def _normalise(x: Array, w_D: Array, b_D: Array | None, norm: FusedNorm) -> tupl
 def _forward(
     x: Array, w_D: Array, b_D: Array | None, norm: FusedNorm
 ) -> tuple[tuple[Array, ...], tuple[Array, Array, list[Array]]]:
-    """Saves x for backward, which others save anyway, and the statistics of each row."""
+    """Saves x for backward, which others save in any case, and the statistics of each row."""
     x_RD, (tile, _) = x.reshape(-1, x.shape[-1]), _tiles(x.shape[-1])
     one_each = jax.ShapeDtypeStruct(x_RD.shape[:1], jnp.float32)
     y_RD, *statistics = call(
@@ -105,10 +105,10 @@ _normalise.defvjp(_forward, _backward)
 
 
 def _tiles(size: int) -> tuple[Tile, Tile]:
-    """Chooses the tiles of forward and backward: pieces of rows that registers hold as a whole.
+    """Chooses the tiles of forward and backward: pieces of rows that fit in registers.
 
-    As measured on an H200, with D of 768 to 8,192: `results/experiments.md`. Backward holds several
-    arrays, so each thread has fewer numbers of a row.
+    Tuned on an H200 with D of 768 to 8,192: `results/experiments.md`. Backward holds several
+    arrays, so each thread holds fewer elements of a row.
     """
     whole = pl.next_power_of_2(size)
     warps = max(whole // 1024, 1)
@@ -164,11 +164,11 @@ def _backward_kernel(
     tile: Tile,
     run: Instructions,
 ) -> None:
-    """The gradient of x in each P-th tile, and their sums of those of w and b.
+    """Computes the gradient of x in every P-th tile, and sums those of w and b over these tiles.
 
-    With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n)), and its
-    own. RMSNorm has neither of the two means that stand alone. A tile is read while the one before
-    it is computed.
+    With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n)), plus x's
+    own gradient if `beside`. RMSNorm omits mean and mean(g). Each tile is read while the previous
+    one is computed.
     """
     program, (programs, size) = pl.program_id(0), sums[0].shape
     numbers = [each.numbers for each in tile.pieces(0, *x.shape)]
@@ -179,7 +179,7 @@ def _backward_kernel(
         return tile.pieces(step * programs + program, *x.shape)
 
     def read(step: Array) -> tuple[list[list[Array]], list[Array]]:
-        """Arrays in pieces, in their type so that they wait in few registers, and statistics."""
+        """Arrays in pieces, in their own type so that few registers hold them, and statistics."""
         pieces = places_of(step)
         arrays = [[load(a, each.both, wide=False) for each in pieces] for a in (x, dy, *residual)]
         return arrays, [load(each, pieces[0].rows)[:, None] for each in (scale, *mean)]
@@ -212,9 +212,9 @@ def _gradients(
     size: int,
     run: Instructions,
 ) -> tuple[list[Array], list[Array]]:
-    """The normalised rows in pieces, and the gradients of x over `scale`.
+    """The normalised rows in pieces, and the gradients of x divided by `scale`.
 
-    Where there are no numbers, dy is 0, and the results may be anything.
+    Outside the array dy is 0 and the results are arbitrary.
     """
     scale_R, *mean_R = statistics
     normal = [(each - mean_R[0] if mean_R else each) * scale_R for each in x]

@@ -1,7 +1,7 @@
-"""Tiles of an array `[R, D]`, which programs of a kernel read and write; how kernels are called.
+"""Tiles of an array `[R, D]` that a kernel's programs read and write, and calls of kernels.
 
-A program has groups of 32 threads ("warps"), whose registers hold a tile. Letters: R rows (tokens),
-D numbers of a row.
+A program runs groups of 32 threads ("warps"), whose registers hold a tile. Letters: R rows
+(tokens), D elements of a row.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-# ---- instructions of NVIDIA GPUs that Pallas has no operation for; elsewhere, their formula ------
-# XLA's powers and roots also treat numbers below 1e-38 exactly, which takes three instructions
-# more; these take them as zero. And XLA rounds a product before it adds to it, in two
+# ---- instructions of NVIDIA GPUs that Pallas lacks; on other devices, their formula --------------
+# XLA's powers and roots also treat numbers below 1e-38 exactly, at the price of three more
+# instructions; these flush them to zero. And XLA rounds a product before an addition, in two
 # instructions.
 
-LOG2_E = math.log2(math.e)  # exp(x) is 2 to the power of x times this
+LOG2_E = math.log2(math.e)  # exp(x) = 2 ** (x * LOG2_E)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instructions:
-    """One instruction each, of numbers in float32.
+    """Single float32 instructions.
 
     Args:
-        interpret: computes the formula, on any device.
+        interpret: computes the formula instead, on any device.
     """
 
     interpret: bool
@@ -48,7 +48,7 @@ class Instructions:
 
 
 def _run(name: str, *inputs: Array | float) -> Array:
-    """Runs an instruction for each number of its inputs."""
+    """Runs an instruction elementwise."""
     shape = jnp.broadcast_shapes(*(jnp.shape(each) for each in inputs))
     (result,) = triton.elementwise_inline_asm(
         f"{name} $0, {', '.join(f'${1 + number}' for number in range(len(inputs)))};",
@@ -62,11 +62,11 @@ def _run(name: str, *inputs: Array | float) -> Array:
 
 # ---- a kernel over tiles -------------------------------------------------------------------------
 
-Place = tuple[Any, Array | None]  # indices, and which of them there are; None: all
+Place = tuple[Any, Array | None]  # indices, and which of them exist; None: all
 
 
 class TilePlaces(NamedTuple):
-    """The places of a tile, of its rows and of their numbers."""
+    """The places of a tile: of its rows, and of their elements."""
 
     both: Place
     rows: Place
@@ -74,7 +74,7 @@ class TilePlaces(NamedTuple):
 
     @property
     def repeated(self) -> Place:
-        """A tile's places in an array `[D]`, where threads read for their own numbers alone."""
+        """A tile's places in an array `[D]`; threads read only for their own elements."""
         (row, column), there = self.both
         return jnp.broadcast_to(column, (row.shape[0], column.shape[1])), there
 
@@ -86,12 +86,12 @@ class TilePlaces(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Neighbouring rows, and neighbouring numbers of each.
+    """Neighbouring rows, and neighbouring elements of each.
 
     Args:
-        rows: number of them.
-        width: numbers of each, a power of two.
-        warps: that share it.
+        rows: how many rows.
+        width: elements of each, a power of two.
+        warps: how many share a tile.
     """
 
     rows: int
@@ -99,11 +99,11 @@ class Tile:
     warps: int
 
     def grid(self, rows: int, size: int) -> tuple[int, int]:
-        """The numbers of tiles along rows and along the numbers of each."""
+        """The numbers of tiles along rows and along each row."""
         return pl.cdiv(rows, self.rows), pl.cdiv(size, self.width)
 
     def places(self, row: Any, column: Any, rows: int, size: int) -> TilePlaces:
-        """The places of tile (row, column) in an array of so many rows of so many numbers."""
+        """The places of tile (row, column) in an array of `rows` rows of `size` elements."""
         row_R, inside_R = _indices(row, self.rows, rows)
         column_D, inside_D = _indices(column, self.width, size)
         grid = (self.rows, self.width)
@@ -120,7 +120,7 @@ class Tile:
 
 
 def _indices(number: Any, each: int, length: int) -> tuple[Array, Array | None]:
-    """A tile's indices along a dim of so many places, and which of them there are."""
+    """A tile's indices along a dim of `length` places, and which of them exist."""
     index = number * each + jnp.arange(each)
     return index, index < length if length % each else None
 
@@ -135,17 +135,17 @@ def call(
     interpret: bool,
     over: Mapping[int, int] | None = None,
 ) -> Any:
-    """Runs a kernel, whose results vary over the axes over which its inputs do.
+    """Runs a kernel; its results vary over the same mesh axes as its inputs.
 
     Args:
-        kernel: a function, or a partial one, of references to inputs and results, and of `run`,
-            the instructions that there are.
+        kernel: a function, or a partial, of references to inputs and results, and of `run`, the
+            instructions to use.
         inputs: a tree of arrays.
-        shapes: of the results, with their types.
-        grid: of programs.
-        warps: of each.
+        shapes: shapes and types of the results.
+        grid: numbers of programs.
+        warps: per program.
         interpret: runs the kernel's operations one by one, on any device.
-        over: inputs over which results are written, {number: number}.
+        over: inputs that results overwrite, {input's index: result's index}.
     """
     like = jax.typeof(inputs[0]).manual_axis_type
     return pl.pallas_call(
@@ -160,7 +160,7 @@ def call(
 
 
 def load(array: Any, places: Place, other: float = 0.0, *, wide: bool = True) -> Array:
-    """Numbers of an array, `other` where there are none; in float32, or not wide in their type."""
+    """Reads elements, `other` outside the array; in float32, or if not `wide` in their own type."""
     index, there = places
     instead = None if there is None else other
     values = triton.load(array.at[index], mask=there, other=instead)
@@ -168,11 +168,11 @@ def load(array: Any, places: Place, other: float = 0.0, *, wide: bool = True) ->
 
 
 def store(array: Any, places: Place, values: Array) -> None:
-    """Writes numbers of an array, in its type."""
+    """Writes elements of an array, in its type."""
     index, there = places
     triton.store(array.at[index], values.astype(array.dtype), mask=there)
 
 
 def masked(values: Array, place: Place) -> Array:
-    """Zero where there are no numbers."""
+    """Zeroes values outside the array."""
     return values if place[1] is None else jnp.where(place[1], values, 0.0)

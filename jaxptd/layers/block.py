@@ -1,4 +1,4 @@
-"""The transformer block, and the parameters of a stack of them.
+"""The transformer block, and the parameters of a stack of blocks.
 
 Letters: B batch, T position, D model, L layers.
 """
@@ -25,9 +25,9 @@ from jaxptd.remat import SAVED_MATMUL_OUT
 class Block(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`; or `norm(x + attention(x))`, and so on.
 
-    The products that end in the residual stream start smaller, by 1 / sqrt(the number of their
-    sums in all layers), as 2 L.
-    Source: Radford et al., 2019 (GPT-2), section 2.3; Vaswani et al., 2017 (norms of sums).
+    The matmuls that add to the residual stream start smaller, by 1 / sqrt(the number of such
+    additions in all layers), for example 2 L.
+    Source: Radford et al., 2019 (GPT-2), section 2.3; Vaswani et al., 2017 (norm after addition).
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Block(nnx.Module):
         bias_NR: Array | None = None,
         between: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, Cache | None]:
-        """x as the residual stream has it -> the same, and the cache with x's keys and values.
+        """Maps the residual stream through the block, and appends x's keys and values to the cache.
 
         Args:
-            x_BTD: as the residual stream has it.
-            token_info: of its tokens.
-            layer: its number.
-            cache: keys and values of the tokens before, in generation.
-            common: a model's parameters for all layers, of which this block reads none.
-            bias_NR: of the scores, by distance.
-            between: what the layer does to x between attention and MLP.
+            x_BTD: the residual stream.
+            token_info: describes its tokens.
+            layer: the layer's number.
+            cache: keys and values of earlier tokens, in generation.
+            common: parameters that all layers of a model share; this block reads none.
+            bias_NR: added to the scores, by distance.
+            between: applied to x between attention and MLP.
         """
         x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
         seeded = token_info.at(layer, DropoutSite.ATTENTION) if self.rate else token_info
@@ -93,7 +93,7 @@ class Block(nnx.Module):
         layer: Array,
         site: DropoutSite,
     ) -> Array:
-        """x + y, a pair's output, after dropout of y; backward keeps the sum, and not y."""
+        """Adds y, a pair's output, to x after dropout; only the sum is saved for backward."""
         if self.rate:
             y_BTD = drop_residual(
                 y_BTD,
@@ -107,7 +107,7 @@ class Block(nnx.Module):
 def drop_residual(
     x_BTD: Array, token_info: TokenInfo, *, tensor_parallel: TensorParallel, rate: float
 ) -> Array:
-    """Dropout of this device's block of the residual stream."""
+    """Applies dropout to this device's block of the residual stream."""
     axes = tensor_parallel.axes
     local = token_info._replace(position_T=block_along(token_info.position_T, axes.tokens, 0))
     return dropout(x_BTD, local, axes.local_hidden(x_BTD.shape[-1]), rate)
@@ -121,7 +121,7 @@ def make_blocks(
     rngs: nnx.Rngs,
     kind: type[Block] = Block,
 ) -> Any:
-    """One block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
+    """Makes one block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
     keys = jax.random.split(rngs(), stack.layers)
     blocks = stacked(
         lambda key: kind(stack, config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys

@@ -1,6 +1,6 @@
 """Dropout whose mask depends on (seed, layer, site, global position), never on the device.
 
-The mask is hashed from global numbers, so every layout drops the same values. Backward hashes again
+The mask is a hash of global indices, so every layout drops the same values. Backward hashes again
 instead of saving the mask.
 
 Letters: B batch, T query position, D model.
@@ -17,7 +17,7 @@ from jax import Array
 
 
 class DropoutSite(IntEnum):
-    """A place in a block where values are dropped; each site has masks of its own."""
+    """A place in a block where values are dropped, with its own masks."""
 
     EMBEDDING = 0
     ATTENTION = 1
@@ -30,12 +30,12 @@ class DropoutSite(IntEnum):
 
 
 class TokenInfo(NamedTuple):
-    """The global numbers of a device's tokens, and the dropout seed.
+    """The global indices of a device's tokens, and the dropout seed.
 
-    sample_B: number of each sequence in the global batch. position_T: position of each token of the
-    device's cp block in its sequence. seed: two words for this step, or None for no dropout.
+    sample_B: index of each sequence in the global batch. position_T: position in its sequence of
+    each token of the device's cp block. seed: two words for this step, or None for no dropout.
     segment_BCT: the document of each token on each device of the ring, or None where attention
-    ignores documents. source: the places of the sequence that this one is made of, if there is one.
+    ignores documents. source: the same for the sequence from which this one is predicted, if any.
     """
 
     sample_B: Array
@@ -45,7 +45,7 @@ class TokenInfo(NamedTuple):
     source: "TokenInfo | None" = None
 
     def at_rows(self, unit: int) -> "TokenInfo":
-        """The same places, with rows of patches, `unit` pixels high, in place of rows of pixels."""
+        """The same places, in rows of patches `unit` pixels high instead of rows of pixels."""
         return self._replace(position_T=self.position_T[::unit] // unit)
 
     def at(self, layer: Array | int, site: DropoutSite) -> "TokenInfo":
@@ -54,7 +54,7 @@ class TokenInfo(NamedTuple):
 
 
 def _pcg4d(x: Array, y: Array, z: Array, w: Array) -> tuple[Array, Array, Array, Array]:
-    """Hashes four uint32 words to four well mixed ones."""
+    """Hashes four uint32 words into four well mixed ones."""
     x, y, z, w = (v * jnp.uint32(1664525) + jnp.uint32(1013904223) for v in (x, y, z, w))
     x = x + y * w
     y = y + z * x
@@ -73,16 +73,16 @@ def _words(*numbers: Array | int) -> list[Array]:
 
 
 def fold(seed: Array, first: Array | int, second: Array | int) -> Array:
-    """Derives a seed `[.., 2]` from `seed[2]` and two numbers, which broadcast."""
+    """Derives a seed `[.., 2]` from `seed[2]` and two integers, which broadcast."""
     _, _, z, w = _pcg4d(*_words(first, second, seed[..., 0], seed[..., 1]))
     return jnp.stack([z, w], axis=-1)
 
 
 def keep_mask(seed: Array, first: Array, second: Array, rate: float) -> Array:
-    """True with probability 1 - rate, to within 2**-32, for each pair of numbers.
+    """True with probability 1 - rate, to within 2**-32, for each pair of integers.
 
     Args:
-        seed: uint32 `[.., 2]`; its leading dims, and both numbers, broadcast.
+        seed: uint32 `[.., 2]`; its leading dims and both integers broadcast.
         first: int32.
         second: int32.
         rate: fraction of values dropped.
@@ -97,7 +97,7 @@ def dropout(x_BTD: Array, token_info: TokenInfo, hidden_D: Array, rate: float) -
     Args:
         x_BTD: this device's block of the residual stream.
         token_info: samples and positions of x's tokens, and the seed of this site.
-        hidden_D: global numbers of x's hidden units.
+        hidden_D: global indices of x's hidden units.
         rate: fraction of values dropped, in [0, 1).
     """
     if token_info.seed is None or rate == 0:
@@ -116,7 +116,7 @@ def drop_path(y: Array, token_info: TokenInfo, rate: Array | float) -> Array:
     """Zeroes whole samples, a fraction `rate` of them, and scales the rest by 1 / (1 - rate).
 
     Args:
-        y: that is added to the residual stream, `[B, ..]`.
+        y: `[B, ..]`, to be added to the residual stream.
         token_info: samples of y, and the seed of this site.
         rate: fraction of samples dropped, in [0, 1); it may depend on the layer.
 

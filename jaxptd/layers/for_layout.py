@@ -21,9 +21,9 @@ def make_tensor_parallel(
     """The tensor parallelism of a layout in training.
 
     Args:
-        layout: of the run.
-        precision: of the products of a layer's matrices.
-        whole: makes the one in which whole products follow a collective.
+        layout: the run's.
+        precision: how a layer's matrices multiply.
+        whole: selects whole matmuls after a collective, without overlap.
     """
     if layout.has_grid:
         return _on_grid(layout, precision)
@@ -33,7 +33,7 @@ def make_tensor_parallel(
 def _on_grid(layout: Layout, precision: MatmulPrecision) -> TensorParallel:
     heads = layout.attention2d == "heads"
     axes = ShardingAxes.of(layout)
-    # With a slice of every head over col, attention is products on the grid and no ring over row.
+    # With a slice of every head over col, attention is matmuls on the grid, not a ring over row.
     ring = Ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,), layout.ring)
     grid = Grid(layout.matmul2d, layout.matmul2d_slices)
     return Grid2D(axes, ring, layout.row, layout.col, grid, precision.block_matmul)
@@ -55,7 +55,7 @@ def _on_tp(
 
 
 def for_decoding(layout: Layout) -> TensorParallel:
-    """The one for generation: parameters sharded as in training, tokens not sharded."""
+    """The tensor parallelism for generation: parameters sharded as in training, tokens not."""
     tensor_parallel = make_tensor_parallel(
         dataclasses.replace(layout, sequence_parallel=False, collective_matmul=False)
     )

@@ -1,14 +1,14 @@
-"""Products in 8-bit floating point: each operand is rounded with a scale of its own.
+"""Matmuls in 8-bit floating point: each operand is rounded with its own scale.
 
-Forward operands are e4m3 (3 bits of mantissa, up to 448), the gradient of a result is e5m2 (2 bits,
-up to 57344); products are summed in float32. The scale comes from the tensor's largest element
-("current scaling") and is rounded down to a power of two. Such a scale is exact, and all but the
-smallest elements round the same under any of them. So each device uses the largest element of its
-own block, without a reduction, and a layout, a micro-batch or a ring still computes what one device
+Forward operands are e4m3 (3 mantissa bits, up to 448), gradients of results e5m2 (2 bits, up to
+57344); accumulation is in float32. The scale comes from the tensor's largest element ("current
+scaling") and is rounded down to a power of two. Such a scale is exact, and all but the smallest
+elements round the same under any of them. That lets each device use the largest element of its own
+block, without a reduction, and a layout, a micro-batch or a ring still computes what one device
 does. The exceptions are elements below about 2**-14 of the largest (e4m3; 2**-29, e5m2): their last
 bits depend on the scale, as they do on a sum's order.
 
-XLA for GPUs turns this into cuBLASLt's 8-bit products (by an option: `step/program.py`);
+On GPUs XLA turns this into cuBLASLt's 8-bit matmuls (an option in `step/program.py`);
 elsewhere it computes in wider precision, with the same results.
 Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433; power-of-two scales:
 DeepSeek-AI, arXiv 2412.19437, section 3.3.
@@ -29,12 +29,12 @@ from jaxptd.layers.tensor_parallel import NATIVE, MatmulPrecision
 from jaxptd.matmul.precision import Dims
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
-CAPABILITY = 8.9  # CUDA compute capability with 8-bit products: Ada, Hopper and later
-SMALLEST = 2.0**-100  # lower bound of the largest element, so that the scale stays finite
+CAPABILITY = 8.9  # CUDA compute capability with 8-bit matmuls: Ada, Hopper and later
+SMALLEST = 2.0**-100  # lower bound of the largest element: keeps the scale finite
 
 
 class Scaled(NamedTuple):
-    """An array in 8 bits."""
+    """An array in 8 bits with its scale."""
 
     bits: Array
     scale: Array
@@ -46,9 +46,9 @@ class Scaled(NamedTuple):
 
 
 def quantised(x: Array, dtype: DTypeLike) -> Scaled:
-    """x rounded to `dtype`, scaled so that its largest element is in the upper half of the range.
+    """Rounds x to `dtype`, scaled so that its largest element is in the upper half of the range.
 
-    Elements that are not finite stay so: nothing is clipped.
+    Infinities and NaNs pass through: nothing is clipped.
     """
     wide = x.astype(jnp.float32)
     largest = jnp.maximum(jnp.max(jnp.abs(wide)), SMALLEST)
@@ -65,9 +65,9 @@ def _power_of_two(x: Array) -> Array:
 def fp8_matmul(x: Array, w: Array, contract: int) -> Array:
     """Contracts the last `contract` dims of x with the first of w, in fp8.
 
-    As in `tensor_parallel.matmul`, w is read, and its gradient computed, in the precision of x:
-    ZeRO gathers w in it, and so every layout rounds alike. Saves x in 8 bits for backward, and w
-    unchanged, to be rounded again, so that a scan over layers saves no second copy of all weights.
+    As in `tensor_parallel.matmul`, w is read and its gradient computed in x's precision, in which
+    ZeRO gathers w: every layout rounds alike. For backward it saves x in 8 bits and w unchanged.
+    Backward rounds w again, so a scan over layers saves no second copy of all weights.
     """
     return _product(*alike(x, w), contract)
 
@@ -96,13 +96,13 @@ _product.defvjp(_forward, _backward)
 def fp8_block_matmul(
     a: Array, b: Array, dims: Dims, dtype: DTypeLike, *, gradient: int | None = None
 ) -> Array:
-    """The product of two blocks in fp8; see `matmul.block_matmul.BlockMatmul`."""
+    """Multiplies two blocks in fp8; see `matmul.precision.BlockMatmul`."""
     formats = [BACKWARD if number == gradient else FORWARD for number in range(2)]
     a8, b8 = (quantised(x, to) for x, to in zip((a, b), formats, strict=True))
     return _dot(a8, b8, dims, dtype, None if gradient is None else EXACT)
 
 
-# With this, cuBLASLt adds in full float32. Forward allows its faster, less exact sums.
+# cuBLASLt accumulates these in full float32; forward allows its faster, less exact accumulation.
 EXACT = lax.Precision.HIGHEST
 WIDE = jnp.bfloat16
 
@@ -110,10 +110,10 @@ WIDE = jnp.bfloat16
 def _dot(
     a: Scaled, b: Scaled, dims: Any, dtype: DTypeLike, precision: lax.Precision | None = None
 ) -> Array:
-    """Contracts `dims` of a and b; the result in `dtype`.
+    """Contracts `dims` of a and b into a result in `dtype`.
 
-    Written as XLA looks for it: operands in bfloat16, which holds them with their scales, and the
-    result of the product itself in bfloat16 where that is `dtype`. Then cuBLASLt scales and rounds.
+    Written in the pattern that XLA recognises: scaled operands in bfloat16, and the matmul's own
+    result in bfloat16 where that is `dtype`. Then cuBLASLt scales and rounds.
     """
 
     def product(a: Scaled, b: Scaled) -> Array:
@@ -123,7 +123,7 @@ def _dot(
             left, right, (dims, ((), ())), precision=precision, preferred_element_type=result
         )
 
-    # As one operation, of which a loop over layers computes nothing before it begins.
+    # One operation, so that XLA hoists no part of it out of a loop over layers.
     return jax.checkpoint(product, prevent_cse=False)(a, b).astype(dtype)
 
 
@@ -138,17 +138,17 @@ FP8 = MatmulPrecision(fp8_matmul, fp8_block_matmul, apart=False)
 
 
 def choose_precision(products: Products, device: Any) -> MatmulPrecision:
-    """The products of a layer's matrices that `model.products` selects on a device.
+    """Chooses how a layer's matrices multiply, by `model.products` and the device.
 
     Raises:
-        UserError: fp8 is requested on a GPU without it. (CPUs compute it in wider precision.)
+        UserError: the GPU lacks fp8. (CPUs compute it in wider precision.)
     """
     if products == "native":
         return NATIVE
     capability = float(getattr(device, "compute_capability", CAPABILITY))
     if device.platform != "cpu" and capability < CAPABILITY:
         raise UserError(
-            f"model.products=fp8 needs a GPU of compute capability {CAPABILITY} or more, "
+            f"model.products=fp8 needs a GPU of compute capability {CAPABILITY} or higher; "
             f"{getattr(device, 'device_kind', 'this one')} has {capability}; use "
             "model.products=native"
         )

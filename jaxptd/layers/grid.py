@@ -1,7 +1,7 @@
 """2D tensor parallelism: matrices and activations in blocks on a row x col grid of devices.
 
-`Grid2D` is for training, `DecodeGrid2D` for generation, with the same blocks of
-parameters. For each method's purpose, and the letters, see `tensor_parallel.py`.
+`Grid2D` is for training, `DecodeGrid2D` for generation, with the same blocks of parameters.
+`tensor_parallel.py` explains each method and the letters.
 
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025.
 """
@@ -38,13 +38,13 @@ from jaxptd.mesh import Axis
 class TensorParallel2D(TensorParallel):
     """The grid in training and in generation: `w[D/row, F/col]`, `w[F/row, D/col]`.
 
-    Sizes that the grid does not divide are padded with zeros at their end. The padding stays zero:
-    its weights and gradients are zero.
+    Sizes that the grid does not divide are padded with zeros at the end. The padding stays zero
+    because its weights and gradients are.
 
     Args:
         rows: number of devices along row.
         cols: number of devices along col.
-        grid: how they multiply.
+        grid: how devices multiply.
     """
 
     rows: int
@@ -81,10 +81,10 @@ class TensorParallel2D(TensorParallel):
 class Grid2D(TensorParallel2D):
     """Training: `x[B, T/row, D/col]`, `h[B, T/row, F/col]`.
 
-    No device ever has a whole row or column of an activation or a matrix.
+    No device ever holds a whole row or column of an activation or a matrix.
 
     Args:
-        block_matmul: the product of two blocks of a layer.
+        block_matmul: multiplies two blocks of a layer.
     """
 
     block_matmul: BlockMatmul = block_matmul
@@ -99,7 +99,7 @@ class Grid2D(TensorParallel2D):
     def logits(self, x: Array, w: Array) -> Array:
         return _column(
             *both_gradients(x, w), self.grid, block_matmul
-        )  # it sums that of w, in its precision
+        )  # sums w's gradient, in its precision
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T/row, *in], `in` sharded over col, w[*in, D/col], `in` sharded over row -> x."""
@@ -119,7 +119,7 @@ class Grid2D(TensorParallel2D):
 
 @partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
 def _column(x: Array, w: Array, grid: Grid, block_matmul: BlockMatmul) -> Array:
-    """Reshapes again in backward: a scan would keep second copies of weights and attention."""
+    """Reshapes again in backward: a scan would save second copies of weights and attention."""
     h = summa2d.matmul(x, w.reshape(w.shape[0], -1), grid, block_matmul)
     return h.reshape(*x.shape[:-1], *w.shape[1:])
 
@@ -127,7 +127,7 @@ def _column(x: Array, w: Array, grid: Grid, block_matmul: BlockMatmul) -> Array:
 @partial(jax.checkpoint, static_argnums=(2, 3, 4), prevent_cse=False)
 def _row(h: Array, w: Array, shard_dim: int, grid: Grid, block_matmul: BlockMatmul) -> Array:
     lead = h.ndim - (w.ndim - 1)
-    h = jnp.moveaxis(h, lead + shard_dim, lead)  # so that blocks of `in` are contiguous
+    h = jnp.moveaxis(h, lead + shard_dim, lead)  # makes blocks of `in` contiguous
     w = jnp.moveaxis(w, shard_dim, 0)
     return summa2d.matmul(
         h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid, block_matmul
@@ -139,8 +139,8 @@ def _row(h: Array, w: Array, shard_dim: int, grid: Grid, block_matmul: BlockMatm
 class DecodeGrid2D(TensorParallel2D):
     """Generation: `x[B, T, D/col]` and `h[B, T, F/col]`, replicated along row.
 
-    One token cannot be sharded over row. The parameters are sharded as in `Grid2D`, so those of a
-    training run are used in place; the activations of a few tokens are small, and gathered.
+    One token cannot be sharded over row. Parameters are sharded as in `Grid2D`, so a training run's
+    are used in place. The activations of a few tokens are small and gathered.
     """
 
     def column_parallel(self, x: Array, weights: Sequence[PackedWeight]) -> list[Array]:
@@ -161,7 +161,7 @@ class DecodeGrid2D(TensorParallel2D):
         return self._product(x, w)
 
     def _col_to_row(self, x: Array, dim: int) -> Array:
-        """x with `dim` sharded over col -> over row."""
+        """Reshards `dim` of x from col to row."""
         return collectives.local_block(self.axes.gather(x, dim), Axis.ROW, dim)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:

@@ -1,12 +1,12 @@
-"""Attention by products on the grid, for numbers of heads that do not split over it.
+"""Attention by matmuls on the grid, for numbers of heads that do not split over it.
 
-Each device holds `q[T/row, H/col]` of every head, and k and v alike. Scores are Q K^T on the grid,
-`[T/row, S/col]`; softmax takes its maximum and its sum along col; the output is P V on the grid.
-All scores exist at once: a device holds T * S / (row * col) of them per head.
+Each device holds `q[T/row, H/col]` of every head; k and v likewise. Scores are Q K^T on the grid,
+`[T/row, S/col]`. Softmax reduces its maximum and its sum along col. The output is P V on the grid.
+All scores exist at once: T * S / (row * col) per head and device.
 
-Where cp shards the sequence, too, each of its grids has the scores of its own queries with all
-keys: keys and values are gathered along cp. They are smaller than the scores by far, so a ring
-would save little memory, and would move more: in backward they would travel again.
+Where cp also shards the sequence, each of its grids holds the scores of its own queries with all
+keys: keys and values are gathered along cp. They are far smaller than the scores, so a ring would
+save little memory. It would also move more, as they would travel again in backward.
 
 Letters: B batch, T query, S key, N heads, H head size.
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, section 2.1.
@@ -49,22 +49,22 @@ def attend(
 ) -> Array:
     """q[B, T/row, N, H/col], k, v[B, S/row, K, H/col] -> o[B, T/row, N, H/col].
 
-    Query heads that share a kv head are rows of the same products. T and S are lengths of the part
-    of a sequence that a grid has.
+    Query heads that share a kv head are rows of the same matmuls. T and S are the lengths of a
+    grid's part of the sequences.
 
     Args:
         q: this device's block of the queries.
         k: its block of the keys.
         v: its block of the values.
-        inputs: documents of the whole sequences `[B, cp, T]` and `[B, cp, S]`, the seed of dropout,
-            and a bias of the scores.
+        inputs: documents of the whole sequences `[B, cp, T]` and `[B, cp, S]`, the dropout seed and
+            a score bias.
         grid: how the devices multiply.
-        ring: the devices along cp, and which part of a sequence each has.
+        ring: the devices along cp, and which part of a sequence each holds.
         dropout: dropout of the probabilities.
-        scores: their factor, and which keys a query sees.
+        scores: their scale, and which keys a query sees.
 
     Raises:
-        ValueError: causal attention of two lengths, or a bias with too few distances.
+        ValueError: attention is causal with T != S, or the bias covers too few distances.
     """
     lengths = Lengths(*(x.shape[1] * grid.shape[0] for x in (q, k)))
     check_lengths(lengths, scores)
@@ -83,22 +83,22 @@ def attend(
 
 
 def _each(multiply: Any, grid: Grid) -> Any:
-    """Maps a product on the grid over sequences and heads."""
+    """Maps a matmul on the grid over sequences and heads."""
     return jax.vmap(jax.vmap(partial(multiply, grid=grid)))
 
 
 def _gathered(k: Array, v: Array, ring: Ring) -> Iterable[Array]:
-    """k and v of all grids `[B, cp * S/row, K, H/col]`, in one message."""
+    """Gathers k and v of all grids, `[B, cp * S/row, K, H/col]`, in one collective."""
     alone = lax.axis_size(ring.axis) == 1
     return (k, v) if alone else all_gather(jnp.stack((k, v)), ring.axis, 2)
 
 
 def _sites(inputs: AttentionInputs, lengths: Lengths, grid: Grid, ring: Ring) -> ScoreCoordinates:
-    """Sites of this device's scores: a row has the keys of its own rows of every grid."""
+    """Coordinates of this device's scores: a row holds the keys of its own rows of every grid."""
     rows = lax.axis_size(grid.row)
 
     def keys(x: Array, dim: int) -> Array:
-        """From one grid after the other to one row after the other."""
+        """Reorders from grid by grid to row by row."""
         parts = (lax.axis_size(ring.axis), rows, -1)
         x = x.reshape(*x.shape[:dim], *parts).swapaxes(dim, dim + 1)
         return local_block(x.reshape(*x.shape[:dim], -1), grid.col, dim)
@@ -109,7 +109,7 @@ def _sites(inputs: AttentionInputs, lengths: Lengths, grid: Grid, ring: Ring) ->
 
 
 def _run(lengths: Lengths, grid: Grid, ring: Ring) -> Lengths:
-    """Numbers of a device's queries and keys that follow one another without a gap."""
+    """Lengths of a device's contiguous runs of queries and keys."""
     (rows, cols), parts = grid.shape, lax.axis_size(ring.axis)
     queries, keys = (ring.run(length) for length in lengths)
     keys = math.gcd(keys, lengths.keys // rows) if parts > 1 else keys
@@ -119,7 +119,7 @@ def _run(lengths: Lengths, grid: Grid, ring: Ring) -> Lengths:
 
 
 def _softmax(s_BNTS: Array, seen: Array, axis: str) -> Array:
-    """Softmax over S, which is sharded over `axis`; zeros in rows that see nothing."""
+    """Softmax over S, which is sharded over `axis`; rows that see nothing are zero."""
     s_BNTS = jnp.where(seen, s_BNTS, -jnp.inf)
     max_BNT1 = lax.pmax(lax.stop_gradient(s_BNTS).max(-1, keepdims=True), axis)
     p_BNTS = jnp.exp(s_BNTS - jnp.where(jnp.isfinite(max_BNT1), max_BNT1, 0))

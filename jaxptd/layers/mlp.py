@@ -22,8 +22,8 @@ from jaxptd.remat import SAVED_MATMUL_IN
 def gelu(x: Array) -> Array:
     """x P(z < x) for a standard normal z, by the error function.
 
-    `jax.nn.gelu`'s, but for its derivative: that of jax 0.12's error function has no type under
-    `check_vma`. Source: Hendrycks and Gimpel, arXiv 1606.08415.
+    Equals `jax.nn.gelu`, whose derivative fails under `check_vma`: that of jax 0.12's error
+    function has no type there. Source: Hendrycks and Gimpel, arXiv 1606.08415.
     """
     return jax.nn.gelu(x, approximate=False)
 
@@ -40,9 +40,9 @@ Elementwise = Callable[[Array], Array]
 
 
 def gelu_tanh(x: Array) -> Array:
-    """The approximation of gelu by a hyperbolic tangent, `1 + tanh(u / 2) = 2 sigmoid(u)`.
+    """Approximates gelu by a hyperbolic tangent, `1 + tanh(u / 2) = 2 sigmoid(u)`.
 
-    XLA would write `jax.nn.gelu`'s tangent to memory for backward; this it computes where it is
+    XLA would write `jax.nn.gelu`'s tangent to memory for backward; it recomputes this where it is
     used. Source: Hendrycks and Gimpel, arXiv 1606.08415.
     """
     return x * jax.nn.sigmoid((8 / math.pi) ** 0.5 * (x + 0.044715 * x**3))
@@ -59,14 +59,14 @@ ACTIVATIONS: Mapping[Activation, Elementwise] = {
 class MLP(nnx.Module):
     """`act(x w_up + b_up) w_down + b_down`; with a gate `(act(x w_gate) * (x w_up)) w_down`.
 
-    The activation is elementwise and needs no collective. A gate and w_up are one array
-    `[D, 2, F]` and one product, so that x is gathered once.
+    The activation is elementwise and needs no collective. A gate and w_up are one array `[D, 2, F]`
+    and one matmul, so x is gathered once.
 
     Args:
         shape: its sizes, gate and biases.
         config: activation, and kernels.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial weights.
+        rngs: random keys for the initial weights.
         init_out: initialiser of w_down.
 
     Source: Shazeer, arXiv 2002.05202 (gates).
@@ -87,7 +87,7 @@ class MLP(nnx.Module):
         )
         options = config.block
         self.act, self.gated = ACTIVATIONS[options.activation], shape.gated
-        # From what a loop kept XLA's kernel reads its slice; a kernel of ours would need a copy.
+        # XLA's kernel reads its slice of what a scan saved in place; ours would need a copy.
         ours = options.kernels == "triton" and not options.loops_keep_inputs
         fused = FUSED.get(options.activation) if ours else None
         self.fused = fused and FusedActivation(fused, self.gated)
@@ -95,13 +95,13 @@ class MLP(nnx.Module):
 
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
-        """x as the residual stream has it -> the same."""
+        """Maps the residual stream to the MLP's output, sharded alike."""
         return self.down(checkpoint_name(self.activated(x_BTD), SAVED_MATMUL_IN))
 
     def activated(self, x_BTD: Array) -> Array:
-        """x -> h[B, T, F], which an MLP of another kind makes in another way.
+        """x -> h[B, T, F]; other kinds of MLP override this.
 
-        Backward recomputes it from the first product, which is saved anyway.
+        Backward recomputes it from the first matmul's result, which is saved in any case.
         """
         if self.fused:
             return self.fused(self.up.kept(x_BTD, bare=True), self.up.bias)

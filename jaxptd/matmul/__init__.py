@@ -1,1 +1,1 @@
-"""Products of matrices that are sharded over a grid or a ring of devices."""
+"""Matmuls of matrices sharded over a grid or a ring of devices."""

@@ -1,8 +1,8 @@
 """Moves panels of matrices over a row x col grid of devices, and reduces partial sums.
 
-A product on the grid sums over K, in panels k = 0, 1, ...; a panel is a block of columns of A, or
-of rows of B. An algorithm is one way to move A's panels along a row of devices, one to move B's
-along a column, and the order of k. To reduce partial sums is the transpose of moving panels.
+A matmul on the grid sums over K in panels k = 0, 1, ...: blocks of columns of A or of rows of B. An
+algorithm consists of a way to move A's panels along a row of devices, a way to move B's along a
+column, and the order of k. Reducing partial sums is the transpose of moving panels.
 
 | algorithm | A along a row         | B along a column | k at step t on (i, j) | grid   |
 |-----------|-----------------------|------------------|-----------------------|--------|
@@ -33,7 +33,7 @@ class Grid:
 
     Args:
         algorithm: fox, summa, cannon or gather.
-        slices: number of steps in which `gather` gathers; more need less memory and overlap better.
+        slices: number of steps of `gather`; more steps need less memory and overlap better.
         row: the mesh axis over which the rows of a matrix are sharded.
         col: the mesh axis over which its columns are sharded.
     """
@@ -49,7 +49,7 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns; inside a shard_map."""
+        """Rows and columns; call inside a shard_map."""
         return lax.axis_size(self.row), lax.axis_size(self.col)
 
 
@@ -58,20 +58,20 @@ class PanelMove(Protocol):
 
     @property
     def steps(self) -> int:
-        """The number of steps of a product."""
+        """The number of steps of a matmul."""
 
     def fetch(self, x: Array, dim: int, step: int, previous: Array | None) -> Array:
-        """The panel of a step, of x sharded along `dim`; previous: the panel of the step before."""
+        """The panel of a step, of x sharded along `dim`; previous: the last step's panel."""
 
     def reduce(self, total: Any, partial_sum: Array, dim: int, step: int) -> Any:
-        """`total` (None at first) with the partial sum that this device computed in a step."""
+        """Adds this device's partial sum of a step to `total` (None at first)."""
 
     def finish(self, total: Any, dim: int) -> Array:
         """This device's block of the sum, after the last step."""
 
 
 def panel_moves(grid: Grid, *, first: int = 0) -> tuple[PanelMove, PanelMove]:
-    """The moves of panels along a row of devices, and along a column. first: is added to k."""
+    """Moves of panels along a row of devices, and along a column. first: offset of k."""
     rows, cols = grid.shape
     if grid.algorithm in SQUARE and rows != cols:
         raise ValueError(f"{grid.algorithm} needs a square grid, not {rows} x {cols}")
@@ -93,8 +93,8 @@ def panel_moves(grid: Grid, *, first: int = 0) -> tuple[PanelMove, PanelMove]:
 class _Gather:
     """All-gathers and reduce-scatters, one slice per step. other: size of the grid's other axis.
 
-    A slice has to hold the same k of A and of B, whose blocks differ in length. So it consists of a
-    piece of every section, a length that divides both kinds of block.
+    A slice must hold the same k of A and of B, whose blocks differ in length. So it takes a piece
+    of every section, a length that divides both kinds of block.
     """
 
     axis: str
@@ -125,7 +125,7 @@ class _Gather:
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcast:
-    """Broadcasts one panel per step from the device that has it; reduces its sum to that device.
+    """Broadcasts one panel per step from the device that holds it; reduces its sum to that device.
 
     dim: 1 along a row, 0 along a column. start: k of step 0; None: 0.
     """
@@ -160,7 +160,7 @@ class _Broadcast:
         return self.steps // lax.axis_size(self.axis)
 
     def _owner(self, step: int) -> tuple[int | Array, int]:
-        """The device that has the panel of a step, and the panel's number on that device."""
+        """The device that holds the panel of a step, and the panel's index there."""
         if self.start is not None:
             return (self.start + step) % self.steps, 0
         return divmod(step, self._each)
@@ -201,12 +201,12 @@ class _Ring:
         return [(i, j) for i in range(self.steps) for j in range(self.steps)]
 
     def _at(self, i: int, j: int, first: int) -> tuple[int, int]:
-        """The device along this axis that has panel `k` of device (i, j)."""
+        """The device along this axis that holds panel `k` of device (i, j)."""
         k = (i + first + (j if self.skewed else 0)) % self.steps
         return (i, k) if self.dim == 1 else (k, j)
 
     def _move(self, x: Array, pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> Array:
-        """Permutes x; does nothing if each device keeps its own."""
+        """Permutes x; a no-op if each device keeps its own."""
         if all(source == target for source, target in pairs):
             return x
         numbers = [(i * self.steps + j, to_i * self.steps + to_j) for (i, j), (to_i, to_j) in pairs]

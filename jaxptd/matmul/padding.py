@@ -14,14 +14,14 @@ def rounded_up(size: int, unit: int) -> int:
 
 
 def panels(rows: int, cols: int, slices: int = 1) -> int:
-    """The number of panels: a dim of a matrix splits over the grid if this divides it."""
+    """The number of panels; a dim of a matrix splits over the grid if this divides it."""
     return math.lcm(rows, cols) * slices
 
 
 def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
-    """Rounds `size` up to a number that splits over a grid of (rows, cols, slices).
+    """Rounds `size` up to a multiple that splits over a grid of (rows, cols, slices).
 
-    each: rows or columns of the matrix that belong to one of `size`: H for an attention head.
+    each: rows or columns of the matrix per unit of `size`: H for an attention head.
     """
     unit = panels(*grid)
     unit = math.lcm(panels(*grid[:2]), unit // math.gcd(unit, each))
@@ -29,19 +29,19 @@ def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
 
 
 def padded_for(layout: Layout, size: int, each: int = 1) -> int:
-    """Rounds a size up to equal shards, over tp or on the layout's grid; arguments of `padded`."""
+    """Rounds a size up to equal shards, over tp or on the layout's grid; see `padded`."""
     if layout.has_grid:
         return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
     return rounded_up(size, layout.tp)
 
 
 class HeadCounts(NamedTuple):
-    """Numbers of heads, all devices together.
+    """Numbers of heads over all devices.
 
     Args:
         queries: N with padding.
         keys: K, heads of keys and values, with padding.
-        gathered: whether each device makes a slice of every one of the K, and gathers the slices.
+        gathered: whether each device computes a slice of every kv head, then gathers the slices.
     """
 
     queries: int
@@ -54,15 +54,15 @@ def padded_heads(
 ) -> HeadCounts:
     """Rounds numbers of heads up so that each device's query heads read its own kv heads.
 
-    Groups are padded whole: K is rounded up, and N is as many groups. A query head of padding must
-    read a kv head of padding, or its output would not be zero. Where N splits as it is, and a
-    device's query heads are whole groups or parts of one, nothing is padded, and the kv heads are
+    Whole groups are padded: K is rounded up, and N grows by as many groups. A padding query head
+    must read a padding kv head, or its output would not be zero. Where N already splits, and a
+    device's query heads are whole groups or parts of one, nothing is padded and the kv heads are
     gathered.
 
     Args:
         heads: N.
         kv_heads: K.
-        devices: that share the heads.
+        devices: how many share the heads.
         padded: rounds a number of heads up to equal shards.
 
     >>> up = lambda size: -(-size // 4) * 4
@@ -81,7 +81,7 @@ def padded_heads(
 
 
 def heads_for(layout: Layout, heads: int, kv_heads: int, head_size: int) -> HeadCounts:
-    """Rounds numbers of heads up for a layout whose devices have whole heads; see `padded_heads`.
+    """Rounds numbers of heads up for a layout whose devices hold whole heads; see `padded_heads`.
 
     head_size: H.
     """

@@ -1,4 +1,4 @@
-"""The precision of a program's products."""
+"""The precision of a program's matmuls."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,14 +15,14 @@ R = TypeVar("R")
 
 
 def exact_products(run: Callable[..., R], dtype: str, mesh: Mesh) -> Callable[..., R]:
-    """`run`, with products of float32 traced as such.
+    """Wraps `run` so that its matmuls in float32 are exact.
 
-    GPUs would by default round each factor to TF32, which has ten bits after the first.
+    By default GPUs round each operand to TF32, with a 10-bit mantissa.
 
     Args:
-        run: computes with products.
-        dtype: that it computes in; coarser ones have products of their own.
-        mesh: on which it runs.
+        run: the function to trace.
+        dtype: the type that it computes in; `run` is returned as is for types below float32.
+        mesh: the mesh on which it runs.
     """
     if not on_gpus(mesh) or dtype not in ("float32", "float64"):
         return run
@@ -35,9 +35,9 @@ def exact_products(run: Callable[..., R], dtype: str, mesh: Mesh) -> Callable[..
     return exactly
 
 
-# ---- the product of two blocks on one device -----------------------------------------------------
+# ---- the matmul of two blocks on one device ------------------------------------------------------
 
-Dims = tuple[tuple[int, ...], tuple[int, ...]]  # of a and of b, that are contracted
+Dims = tuple[tuple[int, ...], tuple[int, ...]]  # contracted dims of a and of b
 ROWS_BY_COLUMNS: Dims = ((1,), (0,))  # A B
 ROWS_BY_ROWS: Dims = ((1,), (1,))  # A B^T
 COLUMNS_BY_COLUMNS: Dims = ((0,), (0,))  # A^T B
@@ -49,20 +49,20 @@ class BlockMatmul(Protocol):
     def __call__(
         self, a: Array, b: Array, dims: Dims, dtype: DTypeLike, *, gradient: int | None = None
     ) -> Array:
-        """The other dims of a, then those of b; a result in `dtype`.
+        """Contracts a with b: a's other dims, then b's.
 
         Args:
             a: a block.
             b: another.
-            dims: that are contracted.
-            dtype: of the result; sums are in float32 at least.
-            gradient: the operand that is the gradient of a result: 0, a, or 1, b; None: neither is,
-                as in forward.
+            dims: the dims to contract.
+            dtype: of the result; accumulation is in float32 or wider.
+            gradient: which operand is the gradient of a result: 0 (a), 1 (b) or None, as in
+                forward.
         """
 
 
 def block_matmul(
     a: Array, b: Array, dims: Dims, dtype: DTypeLike, *, gradient: int | None = None
 ) -> Array:
-    """A product in the precision of the blocks; hardware sums in float32 at least."""
+    """Multiplies in the blocks' precision; hardware accumulates in float32 or wider."""
     return lax.dot_general(a, b, (dims, ((), ())), preferred_element_type=dtype)

@@ -1,21 +1,21 @@
-"""Products whose gather or reduce-scatter runs around a ring, each hop during a piece of them.
+"""Matmuls whose gather or reduce-scatter runs around a ring, each hop hidden by a piece of matmul.
 
-With the sequence sharded over n devices, the first product of a pair needs every device's block of
+With the sequence sharded over n devices, the first matmul of a pair needs every device's block of
 x, and the second leaves on every device a partial sum for every block. Instead of one collective
-before or after the whole product:
+before or after the whole matmul:
 
 | product           | computes at each of n steps              | sends, in n-1 hops            |
 |-------------------|------------------------------------------|-------------------------------|
 | `gather_product`  | y of the block of x that has arrived     | blocks of x                   |
 | `product_scatter` | a partial sum for the block that is next | partial sums, to their owners |
 
-The derivative of x (of h) is the other product, with w transposed; that of w is a sum over blocks,
-computed while the blocks of x (of dy) pass once more. So no gathered array is saved for backward.
-Where a pipeline's schedule splits backward, blocks of dy pass in both halves, see
-`pipeline/programs.py`.
+The derivative of x (of h) is the other of the two, with w transposed; that of w is a sum over
+blocks, computed while the blocks of x (of dy) pass once more. So no gathered array is saved for
+backward. Where a pipeline's schedule splits backward, blocks of dy pass in both halves; see
+`pipeline/split_backward.py`.
 
-Barriers between steps: no hop starts before the product that the previous hop overlapped is done,
-and XLA does not merge the steps' products into one.
+Barriers between steps keep each hop from starting before the matmul that the previous hop
+overlapped is done, and XLA from merging the steps' matmuls into one.
 
 Letters: B batch, T position, D model, F hidden, n devices of the ring.
 Source: Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large
@@ -35,7 +35,7 @@ from jaxptd.collectives import Axes, alike, as_varying, shift, varying_axes
 from jaxptd.matmul.precision import COLUMNS_BY_COLUMNS, BlockMatmul, Dims, block_matmul
 
 LAST_BY_FIRST: Dims = ((2,), (0,))  # x[B, T, D] w[D, F]
-AGAIN = "passes again"  # the name of blocks that need not be kept: they may pass once more
+AGAIN = "passes again"  # names blocks that need not be saved: they may pass once more
 
 
 def gather_product(
@@ -121,9 +121,9 @@ def as_matrix(w: Array, contract: int) -> Array:
 def _times_each(
     x: Array, w: Array, axis: Axes, block_matmul: BlockMatmul, other: Array | None = None
 ) -> tuple[Array, Any]:
-    """x[B, T/n, D], w[D, F] -> y[B, T, F], the product x w for every device's block of x.
+    """x[B, T/n, D], w[D, F] -> y[B, T, F], x w for every device's block of x.
 
-    With other = h[B, T, G] also returns h^T x over all blocks, [G, D]; x is a gradient then.
+    With other = h[B, T, G] it also returns h^T x over all blocks, [G, D]; x is a gradient then.
     """
     me, size = lax.axis_index(axis), lax.axis_size(axis)
     y, dw = _zeros((x.shape[0], x.shape[1] * size, w.shape[-1]), x), None
@@ -142,8 +142,8 @@ def _sum_of_each(
 ) -> tuple[Array, Any]:
     """h[B, T, F], w[F, D] -> this device's block of the sum over devices of h w, [B, T/n, D].
 
-    With passing = x[B, T/n, G], whose blocks pass too, also returns x^T h over all blocks, [G, F];
-    h is a gradient then.
+    With passing = x[B, T/n, G], whose blocks also pass, it also returns x^T h over all blocks, [G,
+    F]; h is a gradient then.
     """
     me, size = lax.axis_index(axis), lax.axis_size(axis)
     x, before, dw = passing, _take(h, me, size), None
@@ -156,7 +156,7 @@ def _sum_of_each(
         if block is not None:
             dw = _added(dw, _transposed_times(block, before, block_matmul))
         before = _take(h, (me - 1 - step) % size, size)
-        # Without this barrier the product would add to what arrived, and so wait for it.
+        # Without this barrier the matmul would add to what arrived, and so wait for it.
         term = block_matmul(before, w, LAST_BY_FIRST, before.dtype)
         total = _added(arrived, lax.optimization_barrier(term))
     return total, dw
@@ -167,7 +167,7 @@ def _added(total: Array | None, term: Array) -> Array:
 
 
 def _transposed_times(x: Array, y: Array, block_matmul: BlockMatmul) -> Array:
-    """x^T y, contracted over all tokens, float32 at least; y is a gradient."""
+    """x^T y, contracted over all tokens, in float32 or wider; y is a gradient."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     x, y = (each.reshape(-1, each.shape[-1]) for each in (x, y))
     return block_matmul(x, y, COLUMNS_BY_COLUMNS, wide, gradient=1)
@@ -178,11 +178,11 @@ def _zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def _take(every: Array, source: Array, size: int) -> Array:
-    """The block of device `source` in `every`, which has the blocks of `size` devices."""
+    """The block of device `source` in `every`, which holds the blocks of `size` devices."""
     length = every.shape[1] // size
     return lax.dynamic_slice_in_dim(every, source * length, length, 1)
 
 
 def _put(every: Array, x: Array, source: Array) -> Array:
-    """`every` with x as the block of device `source`."""
+    """Writes x into `every` as the block of device `source`."""
     return lax.dynamic_update_slice_in_dim(every, x, source * x.shape[1], 1)

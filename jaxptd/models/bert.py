@@ -1,4 +1,4 @@
-"""BERT: a text model that predicts masked tokens, and whether a pair of sentences belongs together.
+"""BERT: a text model that predicts masked tokens and whether two sentences belong together.
 
 Letters: B batch, T position, D model, V vocabulary.
 Source: Devlin et al., BERT, arXiv 1810.04805.
@@ -24,10 +24,10 @@ from jaxptd.models.model import TextModel
 
 
 class BERT(TextModel):
-    """An encoder with both of its heads; arguments and errors are those of `TextModel`.
+    """An encoder with both heads; takes the arguments of `TextModel` and raises its errors.
 
-    The class of a pair is computed on every token and counted at the first: so no device needs the
-    first token of another, whatever cuts the sequence. It costs a product `[D, D]`.
+    A pair's class is computed on every token and counted only at the first, so that however the
+    sequence is cut no device needs another's first token. This costs a matmul `[D, D]`.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, **others: Any) -> None:
@@ -70,7 +70,7 @@ class BERT(TextModel):
             NSP: self._sum(self.pair_logits(x_BTD), pairs_BT, CLASSES),
         }
 
-    evaluated = losses  # there are no scores
+    evaluated = losses  # no scores
 
     def _sum(self, logits_BTV: Array, targets_BT: Array, size: int) -> Array:
         axes = self.tensor_parallel.axes

@@ -1,4 +1,4 @@
-"""Decoder-only language models: their batches, losses and parts, for the families that they have.
+"""Decoder-only language models: batches, losses and parts of their families.
 
 Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabulary.
 """
@@ -23,9 +23,9 @@ DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
 
 
 def fields(config: Config) -> Mapping[str, Field]:
-    """tokens, targets (below 0: not counted), and the number of each token's document.
+    """Fields tokens, targets (below 0: ignored), and the number of each token's document.
 
-    Documents are there where they are kept apart.
+    Documents only where attention is masked by them.
     """
     size = config.model.vocab_size
     shapes = {
@@ -37,13 +37,13 @@ def fields(config: Config) -> Mapping[str, Field]:
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
-    """Cross-entropy of the next tokens, and what keeps their logits small."""
+    """Cross-entropy of the next tokens, and z-loss, which keeps their logits small."""
     z_loss = {Z_LOSS: Loss("targets", weight=model.z_loss, evaluated=False)}
     return {CROSS_ENTROPY: Loss("targets")} | (z_loss if model.z_loss else {})
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
-    """A field of samples by their numbers, int32[B, T]."""
+    """A field of the samples with these numbers, int32[B, T]."""
     if field == "targets":
         targets: np.ndarray = samples.targets(number_B)
         return targets
@@ -52,7 +52,7 @@ def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int
 
 
 def documents(batch: Mapping[str, Any]) -> Any:
-    """The number of each token's document, where they are kept apart."""
+    """The number of each token's document, where attention is masked by it."""
     return batch.get("segments")
 
 
@@ -97,21 +97,21 @@ def architecture(model: ModelConfig) -> Architecture:
 
 
 def check(config: Config) -> None:
-    """Raises UserError without a vocabulary, or if a token sees its target."""
+    """Raises UserError if the vocabulary's size is not set, or a token sees its target."""
     if not config.model.block.causal:
         raise UserError(
-            "model.causal=false: a decoder predicts the next token, and its tokens would see it; "
+            "model.causal=false: a decoder predicts the next token, which its tokens would see; "
             "leave it out"
         )
     if types := config.model.block.token_types:
         raise UserError(
-            f"model.token_types={types}: a decoder's batch has no types of tokens; leave it out"
+            f"model.token_types={types}: a decoder's batch has no token types; leave it out"
         )
     require_vocabulary(config.model)
 
 
 def require_vocabulary(model: ModelConfig) -> None:
-    """Raises UserError without a number of token ids."""
+    """Raises UserError if the number of token ids is not set."""
     if model.vocab_size is None:
         raise UserError(
             "model.vocab_size=null: a program needs the number of token ids; set it, or use "

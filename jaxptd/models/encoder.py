@@ -1,4 +1,4 @@
-"""Encoders: their batches, losses and parts, for the families that they have.
+"""Encoders: batches, losses and parts of their families.
 
 Letters: B batch, T position, D model, V vocabulary.
 """
@@ -20,14 +20,14 @@ from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.ends import Head
 
 MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
-CLASSES = 2  # of a pair: 0, B follows A; 1, it does not
+CLASSES = 2  # classes of a pair: 0, B follows A; 1, it does not
 MASKED = 0.15  # share of random tokens that are targets
 
 
 def fields(config: Config) -> Mapping[str, Field]:
-    """tokens, token_types, mask (1: a token, 0: padding), targets; next_sentence of each sequence.
+    """Fields tokens, token_types, mask (1: token, 0: padding), targets; next_sentence per sequence.
 
-    Targets below 0 do not count, and neither does a next_sentence below 0.
+    Targets and next_sentence below 0 are ignored.
     """
     model = config.model
     return {
@@ -40,17 +40,17 @@ def fields(config: Config) -> Mapping[str, Field]:
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
-    """Cross-entropy of masked tokens, and of pairs of sentences, each over its own count."""
+    """Cross-entropy of masked tokens and of sentence pairs, each averaged over its own count."""
     return {MLM: Loss("targets"), NSP: Loss("next_sentence")}
 
 
 def documents(batch: Mapping[str, Any]) -> Any:
-    """0 for tokens and -1 for padding, which no token sees."""
+    """0 for tokens, -1 for padding, which no token sees."""
     return batch["mask"] - 1
 
 
 def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random pairs with padding at their ends."""
+    """Random pairs, padded at the end."""
     B, T = config.train.global_batch_size, config.model.seq_length
     length_B1 = rng.integers(T // 2 + 1, T + 1, (B, 1))
     first_B1 = rng.integers(1, length_B1)
@@ -70,7 +70,7 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def architecture(model: ModelConfig) -> Architecture:
-    """A decoder's, with attention to all tokens, and two heads."""
+    """A decoder's parts, but with attention to all tokens and two heads."""
     decoder_parts, size = decoder.architecture(model), model.hidden_size
     (stack,) = decoder_parts.stacks
     heads = (
@@ -81,13 +81,13 @@ def architecture(model: ModelConfig) -> Architecture:
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray:
-    """A field of prepared samples by their numbers, int32[B, T] or [B]."""
+    """A field of the prepared samples with these numbers, int32[B, T] or [B]."""
     values: np.ndarray = samples.field(field, number_B)
     return values
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what an encoder does not have."""
+    """Raises UserError for settings that encoders do not support."""
     model = config.model
     decoder.require_vocabulary(model)
     for name, value in (("norm_order", "post"), ("causal", False), ("token_types", 2)):
@@ -106,7 +106,7 @@ def check(config: Config) -> None:
 
 
 def objective(config: Config, tokenizer: Tokenizer) -> Objective:
-    """Masked pairs of sentences."""
+    """Makes masked pairs of sentences."""
     return MaskedPairs(MaskIds.of(tokenizer), config.model.seq_length)
 
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders: their batches, losses and parts, for the families that they have.
+"""Encoder-decoders: batches, losses and parts of their families.
 
 Letters: B batch, S tokens of a source, T tokens of its targets.
 """
@@ -25,15 +25,15 @@ from jaxptd.parts.mlp import mlp_of
 
 
 def section_of(model: ModelConfig) -> EncoderDecoder:
-    """The section of an encoder-decoder."""
+    """The config section of an encoder-decoder."""
     assert model.encoder_decoder is not None
     return model.encoder_decoder
 
 
 def fields(config: Config) -> Mapping[str, Field]:
-    """source, source_mask (1: a token, 0: padding), targets; what the decoder reads from these.
+    """Fields source, source_mask (1: token, 0: padding), targets, and the decoder's inputs.
 
-    Targets below 0 do not count.
+    Targets below 0 are ignored.
     """
     model = config.model
     size, shift = model.vocab_size, partial(shifted_right, start=section_of(model).start_token)
@@ -46,21 +46,21 @@ def fields(config: Config) -> Mapping[str, Field]:
 
 
 def shifted_right(targets_BT: np.ndarray, *, start: int) -> np.ndarray:
-    """The decoder's inputs: the token before each target, the start before the first of them.
+    """The decoder's inputs: the token before each target, and the start token before the first.
 
-    In place of a target that does not count it reads the start, too.
+    The start token also replaces ignored targets.
     """
     before_BT = np.pad(targets_BT, ((0, 0), (1, 0)), constant_values=start)[:, :-1]
     return np.where(before_BT < 0, np.int32(start), before_BT)
 
 
 def documents(batch: Mapping[str, Any]) -> Any:
-    """0 for tokens of the source and -1 for padding, which no token sees."""
+    """0 for tokens of the source, -1 for padding, which no token sees."""
     return batch["source_mask"] - 1
 
 
 def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random sources and targets with padding at their ends."""
+    """Random sources and targets, padded at the end."""
     B, model = config.train.global_batch_size, config.model
     S, T, size = model.seq_length, model.target_length, model.vocab_size or 0
     source_B1, target_B1 = (rng.integers(n // 2 + 1, n + 1, (B, 1)) for n in (S, T))
@@ -74,7 +74,7 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.ndarray]:
-    """The prompt is a source, with padding; the decoder has read the start only.
+    """The prompt as a padded source, and the start token as the decoder's input.
 
     Raises:
         UserError: the prompt is too long.
@@ -126,7 +126,7 @@ def architecture(model: ModelConfig) -> Architecture:
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what an encoder-decoder does not have."""
+    """Raises UserError for settings that encoder-decoders do not support."""
     model = config.model
     decoder.require_vocabulary(model)
     for name, value in (("positions", "relative"), ("norm_order", "pre"), ("token_types", 0)):
@@ -135,13 +135,13 @@ def check(config: Config) -> None:
     for name in ("causal", "window"):
         if (given := getattr(model, name)) is not None:
             raise UserError(
-                f"model.{name}={given}: an encoder attends to all tokens, a decoder to all before; "
-                "leave it out"
+                f"model.{name}={given}: an encoder attends to all tokens, a decoder to all "
+                "earlier ones; leave it out"
             )
     if (start := section_of(model).start_token) >= (model.vocab_size or 0):
         raise UserError(
-            f"model.encoder_decoder.start_token={start} is no id of model.vocab_size="
-            f"{model.vocab_size}; use that of padding, or 0"
+            f"model.encoder_decoder.start_token={start} is not below model.vocab_size="
+            f"{model.vocab_size}; use the id of padding, or 0"
         )
     if config.data.documents == "apart":
         raise UserError(
@@ -151,7 +151,7 @@ def check(config: Config) -> None:
 
 
 def objective(config: Config, tokenizer: Tokenizer) -> Objective:
-    """Spans cut out of a text."""
+    """Makes sources with spans cut out, and these spans as targets."""
     model = config.model
     return SpanCorruption(SpanIds.of(tokenizer), model.seq_length, model.target_length)
 

@@ -1,7 +1,7 @@
 """The families of models: the one place that knows a model by its family's name.
 
-The presets of a family's options are in `jaxptd.config.block`, its tensors in Hugging Face's files
-in `jaxptd.hf.families`: they too are rows of a table.
+The presets of a family's options are rows of a table in `jaxptd.config.block`, its tensors in
+Hugging Face's files rows of one in `jaxptd.hf.families`.
 """
 
 import dataclasses
@@ -47,24 +47,26 @@ def register_family(name: str, *, like: str, **changes: Any) -> None:
 
     Args:
         name: letters, digits, `-` and `_`.
-        like: a family that there is, whose options, batches and losses it has.
+        like: an existing family, whose options, batches and losses it takes over.
         changes: fields of `jaxptd.models.family.Family` that differ: `make`, the model's class;
-            `architecture`, its parts, of which all that is predicted is a sum; `check`.
+            `architecture`, its parts, over which all predictions are sums; `check`.
 
     Raises:
-        UserError: the name is taken, or no such name; there is no family `like`, or no such field.
+        UserError: the name is taken or invalid, or the family `like` or a field does not exist.
     """
     if not re.fullmatch(r"[\w-]+", name):
-        raise UserError(f"register_family: {quoted(name)} is no name; use letters, digits, - and _")
+        raise UserError(
+            f"register_family: {quoted(name)} is not a valid name; use letters, digits, - and _"
+        )
     if name in FAMILIES:
-        raise UserError(f"register_family: there is a family {quoted(name)}; use another name")
+        raise UserError(f"register_family: the family {quoted(name)} exists; use another name")
     if like not in FAMILIES:
         remedy = did_you_mean(like, FAMILIES, otherwise=f"use one of {', '.join(FAMILIES)}")
         raise UserError(f"register_family: there is no family {quoted(like)}; {remedy}")
     fields = [field.name for field in dataclasses.fields(Family)]
     if unknown := next((each for each in changes if each not in fields), None):
         remedy = did_you_mean(unknown, fields, otherwise=f"use {', '.join(fields)}")
-        raise UserError(f"register_family: a family has no {quoted(unknown)}; {remedy}")
+        raise UserError(f"register_family: Family has no field {quoted(unknown)}; {remedy}")
     FAMILIES[name] = dataclasses.replace(FAMILIES[like], **changes)
     PRESETS[name] = PRESETS[like]
     add_value(FamilyName, name)
@@ -76,18 +78,18 @@ def family_of(model: ModelConfig) -> Family:
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
-    """The parts of a model; formulas of many layouts ask for the same one."""
+    """The parts of a model; cached, as formulas for many layouts ask for the same ones."""
     return _made(family_of(model).architecture, model)
 
 
 def sizes_of(config: Config) -> Sizes:
-    """Sizes of a config's training step on one device, of the sequences of the last stack."""
+    """Sizes of a config's training step on one device, for the last stack's sequences."""
     length = architecture_of(config.padded_model).stacks[-1].tokens
     return Sizes(config, length, _has_fused_attention(config))
 
 
 def _has_fused_attention(config: Config) -> bool:
-    """True if GPUs compute attention with a fused kernel; as `layers/attention` chooses it."""
+    """True if GPUs compute attention with a fused kernel, as chosen by `layers/attention`."""
     model, layout = config.model, config.layout
     if layout.unfused_attention or model.attention == "xla":
         return False
@@ -104,15 +106,15 @@ def _has_fused_attention(config: Config) -> bool:
 
 
 def has_times(model: ModelConfig) -> bool:
-    """True if the models of a step's time and of its peak on GPUs know the parts of a model."""
+    """True if the models of step time and peak memory on GPUs cover a model's parts."""
     return family_of(model).has_times
 
 
 def require_times(model: ModelConfig) -> None:
-    """Raises UserError for a model whose steps' times are not predicted."""
+    """Raises UserError for a model whose step time cannot be predicted."""
     if not has_times(model):
         raise UserError(
-            f"model.family={model.family}: the times of its steps are not predicted yet; use "
+            f"model.family={model.family}: its step time cannot be predicted yet; use "
             "jaxptd comms and jaxptd memory, which count its bytes, or another family"
         )
 
@@ -132,13 +134,13 @@ def work_of(model: ModelConfig) -> Work:
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
-    """The tokenizer of a config, with the tokens that its model needs beside the text's.
+    """The tokenizer of a config, with the tokens that its model needs besides the text's.
 
     Raises:
         UserError: as `load_tokenizer`.
     """
     family, data = family_of(config.model), config.data
-    places_its_own = family.objective is not None  # special tokens, and begins of sequences
+    places_its_own = family.objective is not None  # special tokens, and tokens that begin sequences
     return load_tokenizer(
         data.tokenizer,
         family.special,
@@ -148,13 +150,13 @@ def tokenizer_of(config: Config) -> Tokenizer:
 
 
 def with_vocabulary(config: Config) -> Config:
-    """Sets model.vocab_size to the tokenizer's where it is null, of a model that has one."""
+    """Sets model.vocab_size to the tokenizer's if it is null and the model has a vocabulary."""
     family = family_of(config.model)
     return tokenizers.with_vocabulary(config, family.special) if family.has_vocabulary else config
 
 
 def open_data_of(config: Config, tokenizer: Tokenizer) -> Data:
-    """Opens the data of a config, as batches of its model need it.
+    """Opens the data of a config in the form that its model's batches need.
 
     Raises:
         UserError: as `open_data`.

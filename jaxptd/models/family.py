@@ -1,4 +1,4 @@
-"""A family of models: all that steps, formulas and data need to know beside the model itself."""
+"""A family of models: all that steps, formulas and data need to know besides the model."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,12 +16,12 @@ if TYPE_CHECKING:  # formulas read families without jax, which models import
 
 
 class Sequence(NamedTuple):
-    """A sequence of tokens, or of rows of an image, that each sample has.
+    """A sequence of tokens, or of rows of an image, in each sample.
 
     Args:
-        tokens: the field of a batch that is as long.
+        tokens: a field of the batch with this length.
         documents: a batch -> the document of each token, below 0 for padding, or None where
-            attention needs none.
+            attention needs no documents.
     """
 
     tokens: str
@@ -32,10 +32,10 @@ class Loss(NamedTuple):
     """A term of the training loss: weight * (sum over targets) / (number of targets).
 
     Args:
-        targets: the field of a batch whose entries of 0 or more are targets.
-        weight: of the term.
-        evaluated: whether evaluations have it; else it only guides the training.
-        trained: whether it guides the training; else it is a score of evaluations.
+        targets: the field of a batch whose entries >= 0 are targets.
+        weight: the term's factor.
+        evaluated: whether evaluations report it; otherwise it only guides training.
+        trained: whether it guides training; otherwise it is a score of evaluations.
     """
 
     targets: str
@@ -45,13 +45,13 @@ class Loss(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """The way in which a model writes a text, a token at a time.
+    """The way a model generates text, one token at a time.
 
     Args:
-        field: of a batch, with the tokens so far.
-        first: (model, ids of a prompt) -> the first batch, int32[1, T] each; those that follow have
-            the field's next token only.
-        continues: whether the text continues the prompt; else it is an answer, with an end.
+        field: the field of a batch with the tokens so far.
+        first: (model, ids of a prompt) -> the first batch, int32[1, T] each; later ones hold only
+            the field's next token.
+        continues: whether the text continues the prompt; otherwise it is an answer with an end.
     """
 
     field: str
@@ -60,14 +60,14 @@ class Writing(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of a sample in a training step: its tokens, or patches of an image, and FLOPs."""
+    """A sample's work in a training step: tokens, or patches of an image, and FLOPs."""
 
     tokens: int
     flops: int
 
 
 def with_a_layer_more(model: ModelConfig) -> ModelConfig:
-    """The model with one layer more in each stack."""
+    """The model with one more layer in each stack."""
     fields = {"num_layers": model.num_layers + 1}
     if model.encoder_decoder:
         fields["encoder_decoder.num_layers"] = model.decoder_layers + 1
@@ -81,28 +81,27 @@ class Family:
     Args:
         make: the model's class; takes a `ModelConfig`, tensor_parallel, rngs, offload.
         fields: config -> the arrays of a batch, by name.
-        losses: config -> the terms of the loss by name; perplexity is that of the first.
-        rows: (samples, field, sample numbers[n], id of the token that ends a document) -> the
-            field `[n, ..]`, a function of the numbers only.
-        sequences: of a sample; the model makes each of the one before it.
-        draw: (config, generator) -> a random batch, all fields that there can be, to compare
-            layouts with.
+        losses: config -> the terms of the loss by name; the first one gives the perplexity.
+        rows: (samples, field, sample numbers[n], id of the token that ends a document) -> the field
+            `[n, ..]`, which depends on the numbers only.
+        sequences: the sequences of a sample; the model computes each from the previous one.
+        draw: (config, generator) -> a random batch with all possible fields, for comparing layouts.
         architecture: config -> its parts, from which bytes, memory and FLOPs are counted.
-        last: names with which parameters behind the last stack begin.
-        check: config -> None. Raises UserError if the family needs what the config does not set.
-        special: names of tokens that its batches need beside the text's.
-        objective: (config, tokenizer) -> what makes a batch of windows of the corpus; None: the
-            next token.
-        writing: how it writes a text; None: it does not.
-        has_vocabulary: whether its batches have ids of a tokenizer.
-        open: opens its data, where that is no text.
-        classes: the field of a batch with the classes that `output` has logits of, all on each
-            device; None: its output is of a vocabulary.
-        sharing: (model, layout) -> devices that share the samples of a micro-batch, which is a
-            multiple.
-        work: model -> the work of a sample; None: that of its architecture.
-        deeper: model -> the model with one layer more in each stack.
-        has_times: whether the models of a step's time and of its peak on GPUs know its parts.
+        last: prefixes of the names of parameters after the last stack.
+        check: config -> None. Raises UserError if the config does not suit the family.
+        special: names of tokens that its batches need besides the text's.
+        objective: (config, tokenizer) -> a function from windows of the corpus to a batch; None:
+            predict the next token.
+        writing: how it generates text; None: it cannot.
+        has_vocabulary: whether its batches hold ids of a tokenizer.
+        open: opens its data, if not text.
+        classes: the field of a batch with the classes to which `output`'s logits refer, all on each
+            device; None: they refer to a vocabulary.
+        sharing: (model, layout) -> the number of devices that share a micro-batch's samples; it
+            divides their number.
+        work: model -> the work of a sample; None: take it from the architecture.
+        deeper: model -> the model with one more layer in each stack.
+        has_times: whether the models of step time and peak memory on GPUs cover its parts.
     """
 
     make: "Callable[..., Model]"
@@ -126,11 +125,11 @@ class Family:
     has_times: bool = True
 
     def has_documents(self, config: Config) -> bool:
-        """True if attention keeps documents, or padding, apart."""
+        """True if attention is masked by document or padding."""
         return any(self.lengths_with_documents(config))
 
     def lengths_with_documents(self, config: Config) -> Iterator[int]:
-        """Yields the length, as padded, of each sequence that has documents, or padding."""
+        """Yields the padded length of each sequence with documents or padding."""
         fields = self.fields(config)
         batch = dict.fromkeys(fields, 0)
         for each in self.sequences:
@@ -139,5 +138,5 @@ class Family:
                 yield option(config.padded_model, length)
 
     def given(self, config: Config) -> Mapping[str, Field]:
-        """The fields of a batch that do not follow from others."""
+        """The fields of a batch that are not derived from others."""
         return {name: x for name, x in self.fields(config).items() if x.derived is None}

@@ -21,7 +21,7 @@ from jaxptd.models.model import TextModel
 
 
 class GPT(TextModel):
-    """A decoder-only language model; arguments and errors are those of `TextModel`."""
+    """A decoder-only language model; takes the arguments of `TextModel` and raises its errors."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, **others: Any) -> None:
         super().__init__(config, rngs=rngs, **others)
@@ -43,22 +43,22 @@ class GPT(TextModel):
             logits_BTV, batch["targets"], self.config, self.tensor_parallel.axes
         )
 
-    evaluated = losses  # there are no scores
+    evaluated = losses  # no scores
 
 
 def sums_over_targets(
     logits_BTV: Array, targets_BT: Array, config: ModelConfig, axes: ShardingAxes
 ) -> dict[str, Array]:
-    """The sum of -log probability of each target, in nats.
+    """Sums the targets' -log probabilities, in nats.
 
-    With `z_loss` also that of the squares of log sum exp(logits). Float32 at least; of this
-    device's tokens, which are those of the logits. Targets below 0 do not count.
+    With `z_loss` also sums the squares of log sum exp(logits). Float32 or wider, over this device's
+    tokens, which are those of the logits. Ignores targets below 0.
 
     Args:
         logits_BTV: this device's shard of V.
-        targets_BT: of its cp block.
-        config: of the model.
-        axes: say how the logits are sharded.
+        targets_BT: targets of its cp block.
+        config: the model's.
+        axes: how the logits are sharded.
     """
     targets_BT = block_along(targets_BT, axes.logit_tokens, 1)
     loss_BT, logsumexp_BT = vocab_parallel_cross_entropy(

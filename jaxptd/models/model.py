@@ -1,7 +1,7 @@
-"""The interface of a model, the way of a batch through its layers, and models of one text.
+"""A model's interface, the path of a batch through its layers, and models of one text.
 
-A model names no axis and no collective. `x` is any tree of arrays, each as the residual stream has
-it. Models of one text have tables of tokens and positions, and one stack of blocks.
+A model names no axis and no collective. `x` is any tree of arrays, each sharded like the residual
+stream. Models of one text consist of tables of tokens and positions and one stack of blocks.
 Letters: B batch, T position, S maximum length, D model, L layers, N heads, H head size, V
 vocabulary.
 """
@@ -29,13 +29,13 @@ from jaxptd.params import Initialiser
 from jaxptd.pipeline.pools import X
 from jaxptd.zero.loop import run_blocks
 
-COMMON = "common"  # what the names of `Model.common`'s parameters begin with
-# Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
+COMMON = "common"  # prefix of the names of `Model.common`'s parameters
+# For each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
 GenerationState = dict[str, Any]
 
 
 class Model(Protocol):
-    """A flax module, as steps, pipelines and generation use it."""
+    """A flax module as steps, pipelines and generation use it."""
 
     @property
     def config(self) -> ModelConfig:
@@ -43,11 +43,11 @@ class Model(Protocol):
 
     @property
     def offload(self) -> bool:
-        """True if what `remat: dots` saves for backward is in host memory."""
+        """True if what `remat: dots` saves for backward goes to host memory."""
 
     @property
     def stacks(self) -> Mapping[str, Any]:
-        """The stacks of layers, in the order in which x goes through them; named as attributes.
+        """The stacks of layers in the order in which x passes them, by attribute name.
 
         A stack has the parameters of L layers, `[L, ...]`, and `remats`, that of `ModelConfig`
         for L. A layer of it is called with (x, places, number of the layer in the model, its state,
@@ -56,10 +56,10 @@ class Model(Protocol):
 
     @property
     def common(self) -> Any:
-        """A module with parameters that every layer may read; None without any."""
+        """A module with parameters that every layer may read, or None."""
 
     def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
-        """A batch, of which targets may be missing -> x before the first layer."""
+        """A batch, with or without targets -> x before the first layer."""
 
     @property
     def enter(self) -> Callable[[str, X], X] | None:
@@ -69,15 +69,15 @@ class Model(Protocol):
         """
 
     def losses(self, x: X, batch: Mapping[str, Array], token_info: TokenInfo) -> dict[str, Array]:
-        """x after all layers -> sums over this device's targets, as its family names them.
+        """x after all layers -> sums over this device's targets, by the family's names of losses.
 
-        Float32 at least.
+        In float32 or wider.
         """
 
     def evaluated(
         self, x: X, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
-        """`losses`, with the sums of scores that only evaluations have."""
+        """`losses`, and the sums of scores that only evaluation computes."""
 
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""
@@ -87,7 +87,7 @@ class Model(Protocol):
 
 
 def check_arguments(model: Any, config: ModelConfig, tensor_parallel: TensorParallel) -> None:
-    """Raises UserError in the constructor of a model for an argument of another type."""
+    """Raises UserError if an argument of a model's constructor has the wrong type."""
     name = f"jaxptd.{type(model).__name__}"
     check_argument(name, "config", config, ModelConfig)
     check_argument(name, "tensor_parallel", tensor_parallel, TensorParallel)
@@ -115,13 +115,13 @@ def run_layers(
 
 
 class TextModel(nnx.Module):
-    """The embedding and the blocks; subclasses have heads and losses.
+    """The embedding and the blocks; subclasses add heads and losses.
 
     Args:
         config: sizes and choices; vocab_size must be set.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial parameters.
-        offload: whether what `remat: dots` saves for backward is in host memory.
+        rngs: random keys for the initial parameters.
+        offload: whether what `remat: dots` saves for backward goes to host memory.
 
     Raises:
         ValueError: vocab_size is not set.
@@ -166,7 +166,7 @@ class TextModel(nnx.Module):
         self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
 
     def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:
-        """A table of the vocabulary."""
+        """Makes a table of the vocabulary."""
         return make_table(self.config, tensor_parallel=self.tensor_parallel, rngs=rngs)
 
     @property
@@ -176,7 +176,7 @@ class TextModel(nnx.Module):
 
     @jax.named_scope("embedding")
     def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
-        """A batch with tokens[B, T] -> x as the residual stream has it."""
+        """A batch with tokens[B, T] -> x, the residual stream."""
         dtype = jnp.dtype(self.config.dtype)
         x_BTD = self.tokens(batch["tokens"], dtype)
         if self.positions is not None:
@@ -228,7 +228,7 @@ def make_table(
 def empty_cache(attention: Heads, config: ModelConfig, batch: int) -> Cache:
     """The caches of a stack of layers, for up to seq_length tokens and this device's heads.
 
-    attention: that of the layers, with parameters `[L, ...]`.
+    attention: the layers', with parameters `[L, ...]`.
     """
     layers, heads = attention.out.w.shape[0], attention.local_kv_heads
     shape = (layers, batch, config.seq_length, heads, config.block.head_size)

@@ -1,6 +1,6 @@
-"""The parameters of a model on a layout, and a pipeline's plan, which says on which stage each is.
+"""A model's parameters on a layout, and a pipeline's plan, which assigns them to stages.
 
-They follow from its architecture: no model is built, and no array.
+All follows from the architecture: no model or array is built.
 """
 
 import dataclasses
@@ -28,22 +28,22 @@ def make_plan(config: Config) -> Plan:
     """Plans what each stage of the pipeline does at each tick.
 
     Raises:
-        UserError: there is no such schedule, or the model's layers do not fill it.
+        UserError: the schedule does not exist, or the model's layers do not fill it.
     """
     return _plan(config, make_schedule)
 
 
 def outline_plan(config: Config) -> Plan:
-    """The plan whose schedule has no table: it says where layers are, at no tick.
+    """Plans only where layers are, without the schedule's table of ticks.
 
     Raises:
-        UserError: as `make_plan`, if it is not that only a table shows the error.
+        UserError: as `make_plan`, except for errors that only a table shows.
     """
     return _plan(config, outline)
 
 
 def _plan(config: Config, make: Callable[..., Schedule]) -> Plan:
-    """The plan for a schedule that `make` makes."""
+    """Plans the schedule that `make` returns."""
     model, layout = config.model, config.layout
     try:
         schedule = make(
@@ -61,7 +61,7 @@ def _plan(config: Config, make: Callable[..., Schedule]) -> Plan:
 
 
 def in_terms_of_config(sentence: str) -> str:
-    """Replaces the names of a schedule's sizes, in a sentence that begins with one, by fields."""
+    """Replaces the schedule's size name at a sentence's beginning by the config's field."""
     fields = {"stages": "layout.pp", "micro_batches": "train.micro_batches"}
     words = re.sub(r"\b(stages|micro_batches)(?==)", lambda name: fields[name[1]], sentence)
     return f"layout.{words}"
@@ -69,14 +69,14 @@ def in_terms_of_config(sentence: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StagePlacement:
-    """Shards parameters over stages: without a pipeline's info -> with it.
+    """Shards parameters over stages: maps a shape without a pipeline to one with it.
 
-    Each layer is on the stage that has its part of the model. Any other parameter is cut into equal
-    blocks along its longest dim that splits over the stages; without such a dim, every stage holds
-    all of it.
+    Each layer is on the stage that holds its part of the model. Any other parameter is cut into
+    equal blocks along its longest dim that splits over the stages; without such a dim, every stage
+    holds all of it.
 
     Args:
-        plan: of the pipeline.
+        plan: the pipeline's plan.
         sizes: devices along each axis.
     """
 
@@ -92,7 +92,7 @@ class StagePlacement:
 
     @cached_property
     def _rows(self) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-        """For each stack its rows on all stages, and that of each layer; None: the layer's."""
+        """For each stack, its rows on all stages and each layer's row; None: the layer's number."""
         schedule, by_stack = self.plan.schedule, {}
         for stack, sizes in self.plan.stacks.items():
             count, rows = chunk_rows(schedule, sizes)[-1], rows_of_layers(schedule, sizes)
@@ -102,11 +102,11 @@ class StagePlacement:
 
 
 def sharded_over(info: Shape, axis: Axis, sizes: Mapping[Axis, int]) -> Shape:
-    """Also shards a parameter over `axis`, along its longest local dim that splits, if any does.
+    """Also shards a parameter over `axis`, along its longest local dim that splits, if any.
 
     Args:
-        info: of a parameter that is not sharded over the axis yet.
-        axis: of the mesh.
+        info: a parameter not yet sharded over the axis.
+        axis: a mesh axis.
         sizes: devices along each axis.
     """
     axes = info.axes_of_dims
@@ -121,14 +121,14 @@ def sharded_over(info: Shape, axis: Axis, sizes: Mapping[Axis, int]) -> Shape:
 
 
 def stage_dim(info: ParamShape) -> int | None:
-    """The dim of a parameter that is sharded over stages; None if there is none."""
+    """The dim of a parameter that is sharded over stages, or None."""
     return next((i for i, axes in enumerate(info.axes_of_dims) if Axis.PP in axes), None)
 
 
 def parameter_infos(config: Config) -> dict[str, ParamShape]:
     """Shapes and axes of the parameters of a config's model, as layers hold them.
 
-    Their names are the model's where one of its kind has one name in all models.
+    Parameters of a kind that is named alike in all models have the model's names.
 
     Raises:
         UserError: the model's layers do not fill the pipeline.

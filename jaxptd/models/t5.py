@@ -1,7 +1,7 @@
 """T5: an encoder of a source, and a decoder that predicts targets from it.
 
 Letters: B batch, S position in the source, T position in the targets, D model, V vocabulary.
-Source: Raffel et al., arXiv 1910.10683; gates and an output layer of its own: Shazeer, arXiv
+Source: Raffel et al., arXiv 1910.10683; gates and a separate output layer: Shazeer, arXiv
 2002.05202, and T5's release 1.1.
 """
 
@@ -28,14 +28,14 @@ from jaxptd.parts.architecture import Stack
 
 
 class X(NamedTuple):
-    """The residual streams of a source and of its targets; in generation the source comes once."""
+    """The residual streams of source and targets; in generation the source comes only once."""
 
     source: Array | None
     target: Array
 
 
 class Decoding(NamedTuple):
-    """A decoder layer's state in generation: of the tokens so far, and of the source."""
+    """A decoder layer's state in generation: for the tokens so far, and for the source."""
 
     cache: Cache
     encoded: Encoded
@@ -60,12 +60,12 @@ class Common(nnx.Module):
 
 
 class EncoderLayer(Block):
-    """A layer that changes the source."""
+    """A layer that updates the source."""
 
     def __call__(  # type: ignore[override]
         self, x: X, token_info: TokenInfo, layer: Array, cache: Cache | None, common: Common
     ) -> tuple[X, Cache | None]:
-        """x -> x; places: of the targets, with those of the source."""
+        """x -> x; places: those of the targets and of the source."""
         if x.source is None:
             return x, cache
         assert token_info.source is not None
@@ -76,7 +76,7 @@ class EncoderLayer(Block):
 
 
 class DecoderLayer(Block):
-    """A layer that changes the targets, between its attention and its MLP by the source."""
+    """A layer that updates the targets; between attention and MLP it attends to the source."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class DecoderLayer(Block):
     def __call__(  # type: ignore[override]
         self, x: X, token_info: TokenInfo, layer: Array, cache: Decoding | None, common: Common
     ) -> tuple[X, Decoding | None]:
-        """x -> x, its source as it was."""
+        """x -> x, with its source unchanged."""
         source = self._source(x, token_info, cache, common)
         target_BTD, seen = super().__call__(
             x.target,
@@ -115,7 +115,7 @@ class DecoderLayer(Block):
     def _cross(
         self, x_BTD: Array, *, token_info: TokenInfo, layer: Array, source: Source | Encoded
     ) -> Array:
-        """x and what it takes from the source."""
+        """Adds attention to the source to x."""
         x_BTD, n_BTD = self.cross_norm.beside(x_BTD)
         c_BTD = self.cross(n_BTD, token_info.at(layer, DropoutSite.CROSS_ATTENTION), source)
         site = DropoutSite.CROSS_ATTENTION_OUTPUT
@@ -124,7 +124,7 @@ class DecoderLayer(Block):
     def _source(
         self, x: X, token_info: TokenInfo, cache: Decoding | None, common: Common
     ) -> Source | Encoded:
-        """The normalised source; in generation its keys and values, made when it comes."""
+        """The normalised source; in generation its keys and values, computed on the first call."""
         if x.source is None:
             assert cache is not None
             return cache.encoded
@@ -134,7 +134,7 @@ class DecoderLayer(Block):
 
 
 class T5(nnx.Module):
-    """An encoder-decoder; arguments and errors are those of `TextModel`."""
+    """An encoder-decoder; takes the arguments of `TextModel` and raises its errors."""
 
     enter: Callable[[str, Any], Any] | None = None  # both stacks change their own part of x
 
@@ -170,14 +170,14 @@ class T5(nnx.Module):
 
     @jax.named_scope("embedding")
     def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
-        """A batch with source[B, S], or without, and inputs[B, T] of the decoder -> x."""
+        """A batch with the decoder's inputs[B, T], and with or without source[B, S] -> x."""
         target_BTD = self._embed(batch["inputs"], token_info, layer=self.config.num_layers)
         if token_info.source is None:
             return X(None, target_BTD)
         return X(self._embed(batch["source"], token_info.source, layer=0), target_BTD)
 
     def _embed(self, tokens: Array, token_info: TokenInfo, *, layer: int) -> Array:
-        """Rows of the table; layer: the first behind them, whose dropout this is."""
+        """Looks up rows of the table; layer: the first one after them, whose dropout they use."""
         x = self.tokens(tokens, jnp.dtype(self.config.dtype))
         embedded = token_info.at(layer, DropoutSite.EMBEDDING)
         return drop_residual(
@@ -198,7 +198,7 @@ class T5(nnx.Module):
             self.output(x), batch["targets"], self.config, self.tensor_parallel.axes
         )
 
-    evaluated = losses  # there are no scores
+    evaluated = losses  # no scores
 
     def empty_state(self, batch: int) -> dict[str, Cache | Decoding]:
         """The state before a source of seq_length tokens, with padding, for this device's heads."""
@@ -220,7 +220,7 @@ def encoder_of(config: ModelConfig) -> ModelConfig:
 
 
 def decoder_of(config: ModelConfig) -> ModelConfig:
-    """The config of the decoder's layers, which attend to the tokens before."""
+    """The config of the decoder's layers, which attend to earlier tokens."""
     return _stack_of(config, config.decoder_layers, seq_length=config.target_length)
 
 

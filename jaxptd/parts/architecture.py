@@ -1,4 +1,4 @@
-"""The parts of a model, in the order in which activations go through them.
+"""The parts of a model in the order in which activations pass them.
 
 Sizes are those of the whole model, without padding. Letters: D model, T tokens in a sequence, V
 vocabulary, L layers. Patches of an image count as tokens.
@@ -19,15 +19,15 @@ from jaxptd.shapes import ParamShape
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Layers that are alike: for each pair of products a norm, and a residual sum after it.
+    """Identical layers: for each pair of matmuls a norm before and a residual addition after it.
 
     Args:
-        name: of the stack.
+        name: the stack's name.
         layers: L.
-        parts: of a layer, in their order.
-        statistics: of each norm, as in `Norm`.
-        norms_sums: whether the norms are of the sums, not of what enters the pairs.
-        parallel: whether all parts read one norm of a layer's input, and none what another makes.
+        parts: a layer's parts in order.
+        statistics: each norm's, as in `Norm`.
+        norms_sums: whether norms apply to the residual sums instead of the pairs' inputs.
+        parallel: whether all parts read one norm of the layer's input, and none another's output.
     """
 
     name: str
@@ -39,22 +39,22 @@ class Stack:
 
     @property
     def norm(self) -> Norm:
-        """The norm of a pair of products."""
+        """The norm of a pair of matmuls."""
         return Norm(self.hidden, self.statistics)
 
     @property
     def norms(self) -> int:
-        """Norms of a layer."""
+        """Number of norms in a layer."""
         return 1 if self.parallel else len(self.parts)
 
     @property
     def read_inside(self) -> int:
-        """Parts of whose results other parts of the layer are made, the first ones."""
+        """Number of first parts that compute what later parts of the layer read."""
         return 0 if self.parallel else len(self.parts) - 1
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of a sequence that its layers change."""
+        """Tokens of a sequence that its layers update."""
         return next(part.sequence for part in self.parts if part.sequence)
 
     @property
@@ -69,7 +69,7 @@ class Stack:
 
     @property
     def flops(self) -> int:
-        """FLOPs of a sequence in all layers and a whole step; see `Architecture.flops`."""
+        """FLOPs per sequence of all layers in a whole step; see `Architecture.flops`."""
         tokens = self.tokens
         each = (6 * p.multiplications(tokens) + 3 * tokens * p.score_flops for p in self.parts)
         return self.layers * sum(each)
@@ -82,13 +82,14 @@ class Stack:
         return any(part.of_images for part in self.parts)
 
     def in_strips(self, devices: int) -> bool:
-        """True if so many devices share images in strips; else each has whole ones."""
+        """True if this many devices share images in strips; otherwise each holds whole ones."""
         return all(part.in_strips(devices) for part in self.parts)
 
     def samples(self, sizes: Sizes, rows: int) -> int:
-        """Samples of which a device has some of so many tokens: whole sequences or their shards.
+        """Samples to which a device's `rows` tokens belong: whole sequences or shards of them.
 
-        Tokens of a sequence are sharded by more than cp, but an image only by cp, or by nothing.
+        A sequence's tokens may be sharded over more axes than cp; an image only over cp, or not at
+        all.
         """
         if not self.of_images:
             return sizes.sequences
@@ -98,7 +99,7 @@ class Stack:
     # ---- parameters ----------------------------------------------------------------------------
 
     def parameters(self, sharding: Sharding) -> Named:
-        """The parameters of all layers, `[L, ..]`: of each part its norm and its products."""
+        """The parameters of all layers, `[L, ..]`: each part's norm and matmuls."""
         for name, info in self._of_a_layer(sharding):
             yield name, self._stacked(info)
 
@@ -110,7 +111,7 @@ class Stack:
             yield from inside(part.name, part.parameters(sharding))
 
     def _stacked(self, info: ParamShape) -> ParamShape:
-        """The parameter of all layers."""
+        """The stacked parameter of all layers."""
         return dataclasses.replace(
             info,
             shape=(self.layers, *info.shape),
@@ -123,7 +124,7 @@ class Stack:
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def collectives(self, step: Scenario) -> Iterator[Collective]:
-        """Collectives over tp, or on a grid; step: of any sequences."""
+        """Collectives over tp, or on a grid; step: with any sequence lengths."""
         step, has_grid = step.with_tokens(self.tokens, self.hidden), step.config.layout.has_grid
         for again, layers in self._recomputed(step):
             times = step.micro_batches * layers
@@ -137,14 +138,14 @@ class Stack:
                 yield from self.norm.on_grid(step, forward=forward, backward=norms)
 
     def along_cp(self, step: Scenario) -> Iterator[Collective]:
-        """Collectives along cp and its ring; step: of any sequences."""
+        """Collectives along cp and its ring; step: with any sequence lengths."""
         step = step.with_tokens(self.tokens, self.hidden)
         for again, layers in self._recomputed(step):
             for part in self.parts:
                 yield from part.along_cp(step, again, step.micro_batches * layers)
 
     def _recomputed(self, step: Scenario) -> list[tuple[Recomputed, int]]:
-        """Layers that are alike: (what backward repeats, number of layers)."""
+        """Groups of layers: (what backward repeats, number of layers)."""
         if step.plan and step.plan.recompute:
             return [(WHOLE_PART, self.layers)]
         counts = step.plan.stacks[self.name] if step.plan else (self.layers,)
@@ -152,7 +153,7 @@ class Stack:
         rows = [(step.gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
         if not self.norms_sums:
             return rows
-        # The last sum enters a norm of the same layer.
+        # The last residual sum enters a norm of the same layer.
         return [(again._replace(last_product=again.products), n) for again, n in rows]
 
 
@@ -162,10 +163,10 @@ class Architecture:
 
     Args:
         hidden: D.
-        before: what makes the residual stream.
-        stacks: in the order in which activations go through them.
-        behind: heads, one for each term of the loss that has logits of its own; of a model of
-            images all that is outside its levels.
+        before: the end that produces the residual stream.
+        stacks: in the order in which activations pass them.
+        behind: heads, one for each term of the loss with its own logits; for a model of images, all
+            that is outside its levels.
     """
 
     hidden: int
@@ -175,24 +176,24 @@ class Architecture:
 
     @property
     def ends(self) -> tuple[End, ...]:
-        """All that is outside the stacks."""
+        """All parts outside the stacks."""
         return (*self.before, *self.behind)
 
     @property
     def of_images(self) -> bool:
-        """True of a model of images."""
+        """True for a model of images."""
         return self.stacks[0].of_images
 
     @property
     def embedded(self) -> int:
-        """Tokens of a sample, with its source, that are looked up."""
+        """Tokens that are looked up per sample, with its source."""
         return sum(end.embedded for end in self.ends)
 
     @property
     def flops(self) -> int:
-        """FLOPs of a sequence, with its source, in a step.
+        """FLOPs of a step per sequence, with its source.
 
-        Six a token and a weight of a product, three times those of scores.
+        Six per token and matmul weight, plus three times the FLOPs of scores.
         Source: Chowdhery et al., arXiv 2204.02311, appendix B.
         """
         tokens = self.stacks[-1].tokens
@@ -200,9 +201,9 @@ class Architecture:
         return 6 * ends + sum(stack.flops for stack in self.stacks)
 
     def parameters(self, sharding: Sharding, vocab: int) -> Named:
-        """Every parameter of a model of text, the layers of a stack as one; vocab: V, padded.
+        """Every parameter of a text model, with the layers of a stack as one; vocab: padded V.
 
-        Their names are the model's where one of its kind has one name in all models.
+        Parameters of a kind that is named alike in all models have the model's names.
         """
         for end in self.before:
             yield from end.parameters(sharding, vocab)
@@ -214,16 +215,16 @@ class Architecture:
             yield from end.parameters(sharding, vocab)
 
     def end_bytes(self, sizes: Sizes) -> EndBytes:
-        """Bytes that a device holds outside the layers."""
+        """The bytes that a device holds outside the layers."""
         return EndBytes.of_all(end.end_bytes(sizes) for end in self.ends)
 
     def at_ends(self, step: Scenario) -> Iterator[Collective]:
-        """Collectives of tables, heads, the loss, and of all else outside of layers."""
+        """Collectives of tables, heads, the loss, and all else outside layers."""
         return (each for end in self.ends for each in end.collectives(step))
 
     def streams(self, sizes: Sizes) -> list[int]:
-        """Bytes of each array of x, as the residual stream of a micro-batch has it on a device.
+        """Bytes of each array of x: a micro-batch's residual stream on a device.
 
-        There is one for each stack, which its layers change; all are as wide as the model.
+        Each stack updates one array; all are as wide as the model.
         """
         return [sizes.with_tokens(stack.tokens).stream for stack in self.stacks]

@@ -1,4 +1,4 @@
-"""Attention of a layer: its description, and all that it costs. The layers are `layers/attention`.
+"""Attention of a layer: its description and costs. The layers are `layers/attention`.
 
 Letters: b sequences of a micro-batch on one device, T tokens of the queries and S of the keys in a
 sequence, D model, N heads, K heads of keys and values, H head size.
@@ -31,27 +31,28 @@ from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 
-CHUNK = 512  # queries and keys of a product of `attention/xla.py`
-SCORES = 2  # arrays of scores at once, in float32 and in the precision of activations
+CHUNK = 512  # queries and keys per matmul in `attention/xla.py`
+SCORES = 2  # arrays of scores alive at once, in float32 and in activations' precision
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionShape(Part):
-    """A pair of products, of which the first makes q, k, v, with attention between them.
+    """A pair of matmuls with attention between them; the first computes q, k and v.
 
     Args:
         hidden: D.
         heads: N.
         kv_heads: K.
         head_size: H.
-        unit: numbers of a head that stay together where heads are cut.
-        tokens: T of the queries.
-        reach: keys that a token attends to, T or those of a window.
+        unit: elements of a head that stay together where heads are cut.
+        tokens: T.
+        reach: keys that a token attends to: T, or a window's.
         has_norm: whether queries and keys are normalised.
-        buckets: of distances, whose biases of scores all layers share; 0 without any.
-        bias: whether the products that make q, k, v have one.
-        causal: whether a token sees no later ones.
-        out_bias: whether the product behind attention has one.
+        buckets: number of distance buckets with score biases that all layers share; 0 without
+            biases.
+        bias: whether the projections of q, k and v have a bias.
+        causal: whether tokens see only themselves and earlier ones.
+        out_bias: whether the output projection has a bias.
     """
 
     hidden: int
@@ -74,7 +75,7 @@ class AttentionShape(Part):
 
     @classmethod
     def of(cls, model: ModelConfig, **others: Any) -> Self:
-        """The attention of a model; others: fields that differ from those of its sequences."""
+        """The attention of a model; others: fields to override."""
         options = model.block
         fields = {
             "hidden": model.hidden_size,
@@ -100,11 +101,11 @@ class AttentionShape(Part):
 
     @property
     def key_tokens(self) -> int:
-        """S, tokens that have keys and values."""
+        """S, the number of tokens with keys and values."""
         return self.tokens
 
     def of_keys(self, tokens: int) -> int:
-        """Tokens that have keys and values, for so many queries."""
+        """Number of tokens with keys and values, for `tokens` queries."""
         return tokens * self.key_tokens // self.tokens
 
     @property
@@ -120,13 +121,13 @@ class AttentionShape(Part):
         return self.kv_heads * self.head_size
 
     def multiplications(self, tokens: int) -> int:
-        """Multiplications with weights in a sequence of so many tokens, and in its source."""
+        """Multiplications with weights in a sequence of `tokens` tokens and in its source."""
         used = tokens * self.heads + self.key_tokens * self.kv_heads
         return 2 * self.hidden * used * self.head_size
 
     @property
     def score_flops(self) -> int:
-        """FLOPs of a token's scores and of their product with the values, forward."""
+        """FLOPs per token of scores and of their matmul with the values, forward."""
         return 4 * self.heads * self.head_size * self.reach
 
     def first(self, sizes: Sizes) -> int:
@@ -155,12 +156,12 @@ class AttentionShape(Part):
 
     @property
     def joined(self) -> bool:
-        """True if one parameter has the matrices of queries, keys and values."""
+        """True if one parameter holds the matrices of queries, keys and values."""
         return self.heads == self.kv_heads
 
     @property
     def projections(self) -> Projections:
-        """Its products, and the norms of queries and keys."""
+        """Its projections, and the norms of queries and keys."""
         return Projections(
             self.hidden,
             self.heads,
@@ -177,12 +178,12 @@ class AttentionShape(Part):
         yield from self.projections.parameters(sharding)
 
     def common_parameters(self, sharding: Sharding, stack: str) -> Named:
-        """The biases of scores by distance."""
+        """The score biases by distance."""
         if self.buckets:
             bias = relative_bias(sharding, self.buckets, self.head_shape)
             yield from inside(f"{stack}_bias", bias)
 
-    # ---- bytes kept ----------------------------------------------------------------------------
+    # ---- bytes saved for backward --------------------------------------------------------------
 
     def kept(self, sizes: Sizes) -> Iterator[Kept]:
         own = HeadSizes(self, sizes)
@@ -191,9 +192,9 @@ class AttentionShape(Part):
         yield from self._core_kept(own, queries)
 
     def _queries_keys_values(self, own: "HeadSizes", queries: int) -> Iterator[Kept]:
-        """The product, or what becomes of it: with a norm of q and k both exist.
+        """The projections' result, or what follows from it; a norm of q and k needs both.
 
-        queries: bytes of them.
+        queries: bytes of the queries.
         """
         sizes = own.sizes
         kv = 2 * self.of_keys(sizes.rows) * own.keys * sizes.itemsize
@@ -204,7 +205,7 @@ class AttentionShape(Part):
             yield Kept("gathered k, v", kv, SOME)
             yield Kept("q", queries, MOST)
         else:
-            parts = sizes.config.layout.cp if sizes.has_blocks else 1  # that attention gathers
+            parts = sizes.config.layout.cp if sizes.has_blocks else 1  # gathered parts
             yield Kept("q, k, v", queries + kv, by("attention", "dots"))
             yield Kept("q, k, v as attention takes them", queries + parts * kv, by("none"))
         if self.has_norm:
@@ -214,7 +215,7 @@ class AttentionShape(Part):
             yield Kept("statistics of the norms of q and k", normed, MOST)
 
     def _core_kept(self, own: "HeadSizes", output: int) -> Iterator[Kept]:
-        """The output, and what a kernel or the devices of a ring need to compute scores again."""
+        """The output, and what a kernel or a ring needs to recompute scores."""
         sizes = own.sizes
         if sizes.has_blocks:
             yield from own.rows_kept(output)
@@ -224,7 +225,7 @@ class AttentionShape(Part):
             yield from own.kernel_kept(output)
 
     def bias_kept(self, own: "HeadSizes") -> Iterator[Kept]:
-        """The bias of each distance, where each layer that is traced by itself makes its own."""
+        """The bias of each distance, which each separately traced layer computes for itself."""
         if self.buckets and own.sizes.traces_layers:
             distances = 2 * self.tokens - 1
             size = own.heads * distances * own.sizes.master_itemsize
@@ -239,7 +240,7 @@ class AttentionShape(Part):
         return AttentionBytes.of(self, sizes, first=queries + kv, core=core, has_scores=scores)
 
     def _core_bytes(self, own: "HeadSizes", queries: int, kv: int) -> int:
-        """Beside q, k, v: what a ring has, and chunks of scores where a kernel makes them so."""
+        """Besides q, k and v: a ring's arrays, and a kernel's chunks of scores."""
         sizes, layout = own.sizes, own.sizes.config.layout
         narrow, wide = sizes.itemsize, sizes.master_itemsize
         both, ring = narrow + wide, layout.ring_size
@@ -265,19 +266,19 @@ class AttentionShape(Part):
     # Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
 
     def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Also slices of keys and values."""
+        """Adds slices of keys and values."""
         yield from super().on_tp(step, again, times)
         yield from self._gathered_kv(step, again, Axis.TP, times)
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Also attention in blocks, or slices of keys and values."""
+        """Adds attention in blocks, or slices of keys and values."""
         yield from super().on_grid(step, again, times)
         if step.sizes.has_blocks:
             yield from self._blocks(step, again, times)
         yield from self._gathered_kv(step, again, Axis.COL, times)
 
     def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Keys and values, forward and backward; their gradients, in masters' precision."""
+        """Keys and values, forward and backward; their gradients, in master precision."""
         own = HeadSizes(self, step.sizes)
         if step.sizes.has_blocks:
             yield from self._gathered_blocks(step, own, again, times)
@@ -287,7 +288,7 @@ class AttentionShape(Part):
     def _gathered_kv(
         self, step: Scenario, again: Recomputed, axis: Axis, times: int
     ) -> Iterator[Collective]:
-        """Slices of kv heads, gathered, and their gradients; axis: of the devices that share N."""
+        """All-gathers of slices of kv heads, and their gradients'; axis: the one that shards N."""
         own, sizes = HeadSizes(self, step.sizes), step.sizes
         if own.gathers_kv:
             whole = times * self.of_keys(sizes.rows) * 2 * own.made_keys * sizes.itemsize
@@ -298,7 +299,7 @@ class AttentionShape(Part):
     def _gathered_blocks(
         self, step: Scenario, own: "HeadSizes", again: Recomputed, times: int
     ) -> Iterator[Collective]:
-        """Blocks of keys and values of every grid, together, with the scores; their gradients."""
+        """All-gathers of every grid's keys and values, repeated with the scores."""
         passes = 1 + again.scores
         whole = times * 2 * self.of_keys(step.sizes.rows) * own.keys * step.sizes.itemsize
         whole *= step.config.layout.cp
@@ -306,7 +307,7 @@ class AttentionShape(Part):
         yield Collective(REDUCE_SCATTER, (Axis.CP,), times, whole)
 
     def hops(self, layout: Layout) -> int:
-        """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
+        """Hops to all other devices; with contiguous blocks only as far as a window reaches."""
         others = layout.ring_size - 1
         if not layout.context_parallel.order.in_line:
             return others
@@ -315,7 +316,7 @@ class AttentionShape(Part):
     def _blocks(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
         """Q K^T, softmax, P V of every head: s elements in a block of scores, k in whole keys.
 
-        Forward and backward of the two products spread keys or values four times and scores four
+        Forward and backward, the two matmuls spread keys or values four times and scores four
         times.
         """
         sizes, panels = step.sizes, Panels(step.config.layout, step.on_gpus)
@@ -347,11 +348,11 @@ class AttentionShape(Part):
         yield Product("qkv", work.tokens, self.hidden, self.columns // devices)
 
     def core_forward(self, work: Work) -> list[Term]:
-        """The kernel; unfused, two products and the softmax between them."""
+        """The kernel; unfused, two matmuls and the softmax between them."""
         return AttentionWork(self, work).forward
 
     def core_backward(self, work: Work) -> list[Term]:
-        """The kernel; unfused, four products and the softmax's gradient."""
+        """The kernel; unfused, four matmuls and the softmax's gradient."""
         return AttentionWork(self, work).backward
 
     def moved_forward(self, implementation: Implementation) -> int:
@@ -367,7 +368,7 @@ class AttentionShape(Part):
 
 @dataclasses.dataclass(frozen=True)
 class HeadSizes:
-    """Numbers of heads and keys of attention, on one device where nothing else is said."""
+    """Sizes of attention's heads and keys, on one device unless stated otherwise."""
 
     part: AttentionShape
     sizes: Sizes
@@ -382,17 +383,17 @@ class HeadSizes:
 
     @property
     def exchange(self) -> Any:
-        """Costs of the exchange around a ring, `parts.exchange.Blocks` or a subclass."""
+        """The costs of a ring's exchange: `parts.exchange.Blocks` or a subclass."""
         return self.sizes.config.layout.context_parallel.exchange.costs(self)
 
     @property
     def inner(self) -> int:
-        """N*H. Attention shards N by heads or, on a grid, H by blocks, and pads what it shards."""
+        """N*H. Attention shards N or, in blocks on a grid, H, and pads the sharded dim."""
         return self.counts.queries * self.head
 
     @property
     def head(self) -> int:
-        """H. Blocks on a grid shard it, and pad it."""
+        """H, which blocks on a grid shard and pad."""
         size, unit = self.part.head_size, self.part.unit
         return unit * self.sizes.padded(size // unit, each=unit) if self.sizes.has_blocks else size
 
@@ -403,7 +404,7 @@ class HeadSizes:
 
     @property
     def gathers_kv(self) -> bool:
-        """True if kv heads do not split, so that devices make slices of them and gather those."""
+        """True if kv heads do not split, so that devices compute and gather slices of them."""
         return self.counts.gathered
 
     @property
@@ -413,13 +414,13 @@ class HeadSizes:
 
     @property
     def keys(self) -> int:
-        """Numbers of a token's keys that a device attends with."""
+        """Elements of a token's keys that a device attends with."""
         parts = self.sizes.config.layout.col if self.sizes.has_blocks else 1
         return self.kv_heads * self.head // parts
 
     @property
     def made_keys(self) -> int:
-        """Numbers of a token's keys that all devices make together, with padding."""
+        """Elements of a token's keys that all devices compute together, with padding."""
         head = self.sizes.padded(self.part.head_size) if self.gathers_kv else self.head
         return self.counts.keys * head
 
@@ -428,12 +429,13 @@ class HeadSizes:
         """Devices that share the heads."""
         return 1 if self.sizes.has_blocks else self.sizes.inner_devices
 
-    # ---- what attention keeps --------------------------------------------------------------------
+    # ---- saved for backward
+    # ------------------------------------------------------------------------
 
     def kernel_kept(self, output: int) -> Iterator[Kept]:
-        """A kernel's output and logsumexp, and the biases of distances.
+        """A kernel's output and logsumexp, and the biases by distance.
 
-        On a grid `dots` keeps the output twice: as computed, and with heads in one dimension.
+        On a grid `dots` saves the output twice: as computed, and with heads in one dimension.
         """
         sizes = self.sizes
         twice = 2 if sizes.config.layout.has_grid else 1
@@ -443,7 +445,7 @@ class HeadSizes:
         yield from self.part.bias_kept(self)
 
     def rows_kept(self, output: int) -> Iterator[Kept]:
-        """Without a kernel also the probabilities of whole rows."""
+        """Adds the probabilities of whole rows, computed without a kernel."""
         sizes, blocks = self.sizes, self.sizes.has_blocks
         narrow, wide, rows = sizes.itemsize, sizes.master_itemsize, sizes.rows * self.heads
         scores = rows * self.part.key_tokens // (sizes.config.layout.col if blocks else 1)
@@ -453,13 +455,13 @@ class HeadSizes:
 
 
 class AttentionBytes(PairBytes):
-    """Bytes of a pair of products with attention between them."""
+    """Bytes of a pair of matmuls with attention between them."""
 
     def backward(self, remat: Remat) -> int:
-        """Tensors between the backward passes of both products.
+        """Bytes of tensors between the backward passes of both matmuls.
 
-        Whole scores are gone when products make the gradients of q, k and v of them; x that is
-        gathered again is there only later.
+        Whole scores are freed when matmuls turn them into the gradients of q, k and v; a second
+        gather of x comes only later.
         """
         alive = self.forward + self.second + self.weight + self.moving + self.core
         later = self.taken if self.gathers and (self.again or remat == "dots") else 0
@@ -477,29 +479,29 @@ class AttentionBytes(PairBytes):
         return remat in ("attention", "full")
 
     def free(self, remat: Remat, *, grid: bool) -> Iterator[int]:
-        """None: backward reads q, k and v."""
+        """Nothing: backward reads q, k and v."""
         yield from ()
 
 
-# ---- seconds of attention between its products ---------------------------------------------------
+# ---- seconds of attention between its projections ------------------------------------------------
 
-# Bytes for each score of unfused attention: the causal softmax reads the half that it sees and
-# writes zeros to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and
-# writes all, and its mask.
+# Bytes per score of unfused attention. The causal softmax reads the visible half and writes zeros
+# to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and writes all, and
+# its mask.
 SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 3, 4
 SCORE_DROPOUT = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionWork:
-    """Attention of a micro-batch: a fused kernel, or scores that go through memory."""
+    """Attention of a micro-batch: a fused kernel, or scores that pass through memory."""
 
     part: AttentionShape
     work: Work
 
     @property
     def is_fused(self) -> bool:
-        """True if a kernel computes it; fused kernels have no bias by distance."""
+        """True if a kernel computes it; fused kernels support no bias by distance."""
         return self.work.implementation.attention == "flash" and not self.part.buckets
 
     @property
@@ -527,10 +529,10 @@ class AttentionWork:
 
     @property
     def visible(self) -> float:
-        """Share of the scores of the busiest device that masks leave.
+        """Share of the busiest device's scores that are not masked.
 
-        A token sees itself and those before it, at most `reach`; in a ring of contiguous parts the
-        last device sees nearly all.
+        A token sees at most `reach` tokens: itself and earlier ones. In a ring of contiguous parts
+        the last device sees nearly all.
         """
         keys, reach = self.part.key_tokens, self.part.reach
         if not self.part.causal:
@@ -543,7 +545,7 @@ class AttentionWork:
 
     @property
     def _scores(self) -> tuple[int, int, int]:
-        """Heads times sequences of a device, queries, and keys."""
+        """A device's heads times sequences, its queries, and its keys."""
         part, parallelism = self.part, self.work.parallelism
         heads = parallelism.micro_batch * part.heads // parallelism.inner
         return max(1, heads), part.tokens // (parallelism.cp * parallelism.row), part.key_tokens

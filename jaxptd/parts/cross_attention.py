@@ -1,4 +1,4 @@
-"""Attention to the tokens of another sequence: its description, and what it costs beside attention.
+"""Attention to another sequence: its description, and its costs beyond attention's.
 
 Letters: T tokens of the queries, S of the source, D model, N heads, K heads of keys and values, H
 head size.
@@ -21,18 +21,18 @@ from jaxptd.parts.part import Product
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 
-# Rounds of a first product by itself with collective matmul: forward, backward, and the gather of x
-# once more, for the gradient of the weights.
+# Rounds of a first matmul alone with collective matmul: forward, backward, and another gather of x
+# for the gradient of the weights.
 SOURCE_ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossAttentionShape(AttentionShape):
-    """Attention whose keys and values are those of another sequence.
+    """Attention with keys and values from another sequence.
 
     Args:
         source: S.
-        source_statistics: of the norm of that sequence, as in `Norm`; 0 without one.
+        source_statistics: those of that sequence's norm, as in `Norm`; 0 without a norm.
     """
 
     source: int = dataclasses.field(kw_only=True)
@@ -54,24 +54,24 @@ class CrossAttentionShape(AttentionShape):
 
     @property
     def joined(self) -> bool:
-        """False: queries are made of other tokens."""
+        """False: queries come from other tokens."""
         return False
 
     def first(self, sizes: Sizes) -> int:
-        """Columns of the product that makes queries."""
+        """Columns of the queries' projection."""
         return self.second(sizes)
 
     def common_parameters(self, sharding: Sharding, stack: str) -> Named:
-        """Also the norm of the source."""
+        """Adds the norm of the source."""
         yield from super().common_parameters(sharding, stack)
         yield from inside("source_norm", self.source_norm.parameters(sharding))
 
-    # ---- bytes kept ----------------------------------------------------------------------------
+    # ---- bytes saved for backward --------------------------------------------------------------
 
     def kept_of_source(self, sizes: Sizes) -> Iterator[Kept]:
-        """The source, with a norm in each layer.
+        """The source, normalised in each layer.
 
-        No layer changes it: without remat one loop over all layers normalises it once.
+        No layer changes it, so without remat a loop over all layers normalises it once.
         """
         if not self.source_statistics:
             return
@@ -84,9 +84,9 @@ class CrossAttentionShape(AttentionShape):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Also the source, as it enters the product that makes its keys and values.
+        """Adds the source, as it enters the projection of its keys and values.
 
-        A loop whose layers keep all gathers it once for all layers.
+        A loop whose layers save everything gathers it once for all layers.
         """
         yield from super().on_tp(step, again, times)
         layout, source = step.config.layout, step.with_tokens(self.source).sizes
@@ -103,7 +103,7 @@ class CrossAttentionShape(AttentionShape):
             yield Collective(ALL_REDUCE, (Axis.TP,), times, times * size)
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Also the product that makes keys and values, and the norm of the source."""
+        """Adds the projection of keys and values, and the norm of the source."""
         source, forwards = step.with_tokens(self.source), 1 + again.products
         out = 2 * HeadSizes(self, step.sizes).made_keys
         yield from super().on_grid(step, again, times)
@@ -124,6 +124,6 @@ class CrossAttentionShape(AttentionShape):
 
 
 def _runs_once(step: Scenario, again: Recomputed) -> bool:
-    """True if one loop over all layers does once what they do alike with a source."""
+    """True if one loop over all layers does the work on the source that they share only once."""
     in_loop = step.config.model.scan_layers and not step.sizes.traces_layers
     return in_loop and again.nothing

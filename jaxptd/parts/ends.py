@@ -1,7 +1,7 @@
-"""Norms, and the ends of a model of text: tables before its layers, heads with their losses behind.
+"""Norms, and a text model's ends: tables before the layers, heads with their losses after them.
 
 Letters: b sequences of a micro-batch on one device, D model, T position, V vocabulary, M
-micro-batches; all as padded where bytes are counted.
+micro-batches. Byte counts use padded sizes.
 """
 
 import abc
@@ -42,14 +42,14 @@ class Norm:
 
     Args:
         hidden: D.
-        statistics: of a token: 2 of LayerNorm, 1 of RMSNorm, 0 where there is no norm.
+        statistics: per token: 2 (LayerNorm), 1 (RMSNorm) or 0 (no norm).
     """
 
     hidden: int
     statistics: int
 
     def parameters(self, sharding: Sharding) -> Named:
-        """`w[D]`, and `b[D]` of a norm with a mean."""
+        """`w[D]`, and for a norm with a mean `b[D]`."""
         return norm(sharding, self.hidden, self.statistics)
 
     def kept(self, sizes: Sizes) -> int:
@@ -57,14 +57,14 @@ class Norm:
         return self.statistics * sizes.stream_rows * sizes.master_itemsize
 
     def on_grid(self, step: Scenario, *, forward: int, backward: int) -> Iterator[Collective]:
-        """Mean and variance, one after the other; backward two means in one message.
+        """All-reduces: mean, then variance; in backward two means in one.
 
-        RMSNorm has a single one, forward and backward.
+        RMSNorm needs one forward and one backward.
 
         Args:
-            step: with the tokens of the norm.
-            forward: times in all layers and micro-batches.
-            backward: the same of its backward.
+            step: the step, with the norm's tokens.
+            forward: number of forward passes in all layers and micro-batches.
+            backward: number of backward passes.
         """
         if not self.statistics:
             return
@@ -76,11 +76,11 @@ class Norm:
     # ---- seconds -------------------------------------------------------------------------------
 
     def moved_forward(self, implementation: Implementation) -> int:
-        """Bytes for each number of the stream, with the sum before it and dropout's mask."""
+        """Bytes per element of the stream, with the addition before it and dropout's mask."""
         return implementation.stream_forward + implementation.dropout
 
     def moved_backward(self, implementation: Implementation) -> int:
-        """Bytes of the gradients of these, and of the bias before them."""
+        """Bytes of their gradients, and of the preceding bias's."""
         passes = implementation.stream_backward
         return passes + 5 * implementation.dropout + 2 * implementation.bias
 
@@ -88,11 +88,11 @@ class Norm:
 class EndBytes(NamedTuple):
     """Bytes outside the layers, on one device.
 
-    parameters: all, in the state's precision.
+    parameters: all of them, in the state's precision.
     narrow: the head's table in the precision of activations.
-    gradient: of that, until it is added to others; a grid's is in the state's precision.
-    product: both; on a grid of whole columns, which its products take, and the sum.
-    logits: of one micro-batch, in the precision of activations.
+    gradient: that table's gradient until it is accumulated; on a grid in the state's precision.
+    product: both of these; on a grid, whole columns for its matmuls, and the sum.
+    logits: one micro-batch's, in the precision of activations.
     """
 
     parameters: int = 0
@@ -112,7 +112,7 @@ class End(abc.ABC):
 
     @property
     def embedded(self) -> int:
-        """Tokens of a sample that it looks up."""
+        """Tokens per sample that it looks up."""
         return 0
 
     @property
@@ -121,15 +121,15 @@ class End(abc.ABC):
         return 0
 
     def multiplications(self, tokens: int) -> int:
-        """Multiplications with weights in a sample; tokens: that the last stack makes of it."""
+        """Multiplications with weights per sample; tokens: the last stack's output."""
         return 0
 
     def parameters(self, sharding: Sharding, vocab: int) -> Named:
-        """Its parameters; vocab: V, padded."""
+        """Its parameters; vocab: padded V."""
         yield from ()
 
     def end_bytes(self, sizes: Sizes) -> EndBytes:
-        """Bytes that it holds while the loss is computed."""
+        """The bytes that it holds while the loss is computed."""
         return EndBytes()
 
     @abc.abstractmethod
@@ -137,21 +137,21 @@ class End(abc.ABC):
         """Its collectives in all micro-batches."""
 
     def terms(self, work: Work) -> list[Term]:
-        """Its seconds in a micro-batch; work: of a layer of the stack next to it."""
+        """Its time per micro-batch; work: that of a layer in the adjacent stack."""
         return []
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(End):
-    """The tables whose rows the residual stream is made of, and a norm of it.
+    """The tables whose rows add up to the residual stream, and an optional norm.
 
     Args:
         hidden: D.
         tokens: V, rows of the table of tokens.
-        lengths: of each sequence that is looked up in it.
+        lengths: lengths of the sequences that are looked up.
         positions: rows of the table of positions; 0 without one.
-        types: of tokens, each with a vector that is added to it.
-        statistics: of the norm, as in `Norm`; 0 without one.
+        types: number of token types, each with a vector to add.
+        statistics: the norm's, as in `Norm`; 0 without a norm.
     """
 
     hidden: int
@@ -172,7 +172,7 @@ class Embedding(End):
 
     @property
     def norm(self) -> Norm:
-        """The norm of what was looked up."""
+        """The norm after the look-up."""
         return Norm(self.hidden, self.statistics)
 
     def parameters(self, sharding: Sharding, vocab: int) -> Named:
@@ -193,7 +193,7 @@ class Embedding(End):
     def collectives(self, step: Scenario) -> Iterator[Collective]:
         """Forward, and its conjugates backward.
 
-        A pipeline differentiates it at a tick of its own, and a norm there needs its input again.
+        A pipeline differentiates it at a separate tick, where a norm needs its input again.
         """
         forwards = 2 if step.plan and self.statistics else 1
         if not step.config.layout.has_grid:
@@ -204,7 +204,7 @@ class Embedding(End):
         yield from self.norm.on_grid(step, forward=forwards * M, backward=M)
         for length in self.lengths:
             yield from _look_ups(step.with_tokens(length), forwards)
-        # Of positions T/cp rows, D/col of each.
+        # Position table: T/cp rows, D/col of each.
         length = step.config.padded_model.seq_length // layout.cp
         rows = length * sizes.hidden // layout.col * sizes.itemsize
         for kind, times in ((REDUCE_SCATTER, forwards * M), (ALL_GATHER, M)):
@@ -214,24 +214,24 @@ class Embedding(End):
     # ---- seconds -------------------------------------------------------------------------------
 
     def terms(self, work: Work) -> list[Term]:
-        """Looks up tokens and adds their gradients up: five passes of 16 bits."""
+        """Looks up tokens and adds up their gradients: five passes of 16 bits."""
         elements = sum(work.parallelism.stream(each, self.hidden) for each in self.lengths)
         return [_at_ends(kernels.moved(work.accelerator, 5 * 2 * elements, 4), "embedding")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Head(End):
-    """The product that makes logits, and their loss.
+    """The matmul that computes logits, and their loss.
 
     Args:
         hidden: D.
         columns: V, or classes.
-        squares: products `[D, D]` before it, of the residual stream with a whole matrix.
-        statistics: of a norm of its own before it, as in `Norm`; 0 without one.
-        own: whether its matrix is its own; else it is the table of tokens.
-        bias: whether the logits have one.
-        of_tokens: whether its columns are those of the vocabulary.
-        name: with which the names of its parameters begin.
+        squares: number of preceding matmuls `[D, D]` of the residual stream with a whole matrix.
+        statistics: those of its own norm before it, as in `Norm`; 0 without a norm.
+        own: whether it has its own matrix rather than the table of tokens.
+        bias: whether the logits have a bias.
+        of_tokens: whether its columns are the vocabulary.
+        name: prefix of its parameters' names.
     """
 
     hidden: int
@@ -256,7 +256,7 @@ class Head(End):
         return Norm(self.hidden, self.statistics)
 
     def padded_columns(self, sizes: Sizes) -> int:
-        """Columns of the product that makes its logits, with padding: V, or classes."""
+        """Columns of the logits with padding: V, or classes."""
         return sizes.vocab if self.of_tokens else sizes.padded(self.columns)
 
     def parameters(self, sharding: Sharding, vocab: int) -> Named:
@@ -273,7 +273,7 @@ class Head(End):
             yield from vocabulary_bias(sharding, self.columns, rows)
 
     def end_bytes(self, sizes: Sizes) -> EndBytes:
-        """The matrix of a few classes is left out."""
+        """Ignores the matrix of a few classes."""
         layout, narrow, wide = sizes.config.layout, sizes.itemsize, sizes.master_itemsize
         squares = self.squares * sizes.hidden**2 * wide // (layout.row * layout.col)
         columns = self.padded_columns(sizes) // sizes.inner_devices
@@ -293,9 +293,9 @@ class Head(End):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def collectives(self, step: Scenario) -> Iterator[Collective]:
-        """Those of its products and norm, and of its loss over the sharded vocabulary.
+        """Those of its matmuls and norm, and of its loss over the sharded vocabulary.
 
-        The loss takes a maximum and two sums for each token.
+        The loss all-reduces a maximum and two sums per token.
         """
         sizes, M = step.sizes, step.micro_batches
         axis, tokens = Axis.TP, sizes.tokens
@@ -329,14 +329,14 @@ def _table_bytes(sizes: Sizes) -> int:
 
 
 def _whole_stream(step: Scenario, *, sums: int) -> Iterator[Collective]:
-    """The residual stream of all tokens over tp, b*T/cp*D, where a table is; sums: their times."""
+    """Collectives of the residual stream over tp at a table, b*T/cp*D; sums: all-reduces."""
     for kind in step.kinds_on_tp:
         times = step.micro_batches * (1 if kind == ALL_GATHER else sums)
         yield Collective(kind, (Axis.TP,), times, times * step.sizes.activations)
 
 
 def _look_ups(step: Scenario, forwards: int) -> Iterator[Collective]:
-    """Rows of a grid's table of tokens for one sequence, m*D each, forward and back."""
+    """Collectives of rows of a grid's token table, m*D per sequence, forward and backward."""
     sizes, times = step.sizes, step.micro_batches
     rows = times * sizes.rows * sizes.hidden * sizes.itemsize
     yield Collective(ALL_TO_ALL, (Axis.ROW,), (1 + forwards) * times, (1 + forwards) * rows)

@@ -1,4 +1,4 @@
-"""Costs of each kind of exchange around a ring: what devices send, save and hold.
+"""Costs of a ring's exchange by kind: bytes sent, bytes saved, and bytes held in backward.
 
 The rows of `context_parallel.py` name these classes. Letters: b sequences of a micro-batch on one
 device, S tokens of the keys, K heads of keys and values, H head size.
@@ -18,10 +18,10 @@ from jaxptd.parts.scenario import Recomputed, Scenario
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Costs of an exchange of blocks of keys and values, around one ring.
+    """Costs of exchanging blocks of keys and values around one ring.
 
     Attributes:
-        rings: in which keys and values travel: one for both, or one each.
+        rings: how many: one for both keys and values, or one each.
     """
 
     own: HeadSizes
@@ -32,9 +32,9 @@ class Blocks:
         return int(again.kernel)
 
     def sent(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Blocks that travel.
+        """The blocks that travel.
 
-        Each has b*S*K*H/(cp*tp) numbers, or b*S*K*H/(cp*row*col).
+        Each has b*S*K*H/(cp*tp) elements, or b*S*K*H/(cp*row*col).
         """
         part, layout, sizes, rings = self.own.part, step.config.layout, step.sizes, self.rings
         axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
@@ -51,14 +51,14 @@ class Blocks:
             yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
 
     def kept(self, output: int) -> Iterator[Kept]:
-        """Arrays that backward needs; output: bytes of attention's output."""
+        """Tensors saved for backward; output: bytes of attention's output."""
         return self.own.kernel_kept(output)
 
     def in_backward(self, queries: int, kv: int) -> int:
-        """Sums of gradients in float32: each hop has those of k and v that arrive, and that leave.
+        """Bytes of float32 gradient sums: per hop, those of k and v that arrive and leave.
 
         Args:
-            queries: bytes of them.
+            queries: bytes of a device's queries.
             kv: bytes of a device's keys and values.
         """
         sizes = self.own.sizes
@@ -67,7 +67,7 @@ class Blocks:
 
 
 class WholeRows(Blocks):
-    """Costs of RSA: keys and values in rings of their own, and whole rows of scores."""
+    """Costs of RSA: separate rings for keys and values, and whole rows of scores."""
 
     rings: ClassVar[int] = 2
 
@@ -78,7 +78,7 @@ class WholeRows(Blocks):
         return self.own.rows_kept(output)
 
     def in_backward(self, queries: int, kv: int) -> int:
-        """Also the scores, in both precisions."""
+        """Adds the scores, in both precisions."""
         own, sizes = self.own, self.own.sizes
         rows = sizes.rows * own.heads * own.part.key_tokens
         both = sizes.itemsize + sizes.master_itemsize

@@ -1,7 +1,7 @@
-"""Predicts the collectives of products on a row x col grid.
+"""Predicts the collectives of matmuls on a row x col grid.
 
-Letters: b sequences of a micro-batch on one device, T tokens in a sequence, of which a device has
-m = b*T/(cp*row); K and `out` rows and columns of a matrix, as padded.
+Letters: b sequences of a micro-batch on one device, T tokens in a sequence, m = b*T/(cp*row) tokens
+on a device; K and `out` padded rows and columns of a matrix.
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; for the algorithms see
 `matmul/grid.py`.
 """
@@ -27,26 +27,26 @@ class Panels:
     """The collectives that move panels of matrices along one axis of a grid.
 
     Args:
-        layout: with the grid and its algorithm.
-        on_gpus: broadcasts are XLA's; CPUs have none, and all-reduce instead.
+        layout: holds the grid and its algorithm.
+        on_gpus: whether XLA broadcasts; CPUs all-reduce instead.
     """
 
     layout: Layout
     on_gpus: bool
 
     def spread(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
-        """Every device along `axis` gets the others' blocks of `size` elements."""
+        """Sends every device along `axis` the others' blocks of `size` elements."""
         broadcast = BROADCAST if self.on_gpus else ALL_REDUCE
         yield from self._move(axis, size * itemsize, times, (ALL_GATHER, broadcast))
 
     def collect(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
-        """Partial sums are reduced to the devices that own their blocks of `size` elements."""
+        """Reduces partial sums to the devices that own their blocks of `size` elements."""
         yield from self._move(axis, size * itemsize, times, (REDUCE_SCATTER, ALL_REDUCE))
 
     def _move(
         self, axis: Axis, block: int, times: int, kinds: tuple[str, str]
     ) -> Iterator[Collective]:
-        """Moves of `block` bytes; kinds: of collective, in gather and in summa."""
+        """Moves `block` bytes; kinds: the collectives of gather and of summa."""
         layout = self.layout
         devices, whole = layout.sizes[axis], block * layout.sizes[axis] * times
         ring = Collective(PERMUTE, (axis,), times * (devices - 1), whole - block * times)
@@ -59,17 +59,17 @@ class Panels:
             yield Collective(PERMUTE, (axis,), times * devices, whole)  # one of them the skew
         elif axis is Axis.ROW:
             yield ring
-        else:  # fox; a source that differs from row to row is no broadcast, see collectives.py
+        else:  # fox: a source that differs by row is not a broadcast, see collectives.py
             yield Collective(ALL_REDUCE, (axis,), times * devices, whole)
 
 
 def product(
     step: Scenario, contract: int, out: int, *, forwards: int, times: int
 ) -> Iterator[Collective]:
-    """x[m, K] w[K, out], run `forwards` times, and its backward.
+    """Collectives of x[m, K] w[K, out], run `forwards` times, and of its backward.
 
     Forward spreads x and w. Backward spreads w again for the gradient of x, and x for the gradient
-    of w; it collects the gradient of x, and that of w in the masters' precision.
+    of w; it collects the gradient of x, and that of w in master precision.
     """
     layout, sizes, panels = step.config.layout, step.sizes, Panels(step.config.layout, step.on_gpus)
     x = sizes.rows * contract // layout.col

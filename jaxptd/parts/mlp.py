@@ -1,4 +1,4 @@
-"""The MLP of a layer: its description, and all that it costs. The layer is `layers/mlp.py`.
+"""The MLP of a layer: its description and costs. The layer is `layers/mlp.py`.
 
 Letters: T tokens, D model, F hidden units.
 """
@@ -24,13 +24,13 @@ from jaxptd.parts.working import PairBytes
 
 @dataclasses.dataclass(frozen=True)
 class MLPShape(Part):
-    """A pair of products with an activation between them.
+    """A pair of matmuls with an activation between them.
 
     Args:
         hidden: D.
         size: F.
-        gated: whether the first product has a gate beside each hidden unit, `[D, 2, F]`.
-        bias: whether both products have one.
+        gated: whether the first matmul computes a gate for each hidden unit, `[D, 2, F]`.
+        bias: whether both matmuls have a bias.
     """
 
     hidden: int
@@ -54,12 +54,12 @@ class MLPShape(Part):
 
     @property
     def units(self) -> tuple[int, ...]:
-        """The shape of what the first product makes: `(F,)`, or `(2, F)` with a gate."""
+        """The shape of the first matmul's output: `(F,)`, or `(2, F)` with a gate."""
         return (2, self.size) if self.gated else (self.size,)
 
     @property
     def _each(self) -> int:
-        """Columns of the first product for each hidden unit."""
+        """Columns of the first matmul per hidden unit."""
         return math.prod(self.units[:-1])
 
     @property
@@ -83,13 +83,13 @@ class MLPShape(Part):
 
     @property
     def up(self) -> Column:
-        """The first product."""
+        """The first matmul."""
         gates = len(self.units) - 1
         return Column(self.hidden, self.units, dim=gates, bias=self.bias, parts=gates)
 
     @property
     def down(self) -> Row:
-        """The second product."""
+        """The second matmul."""
         return Row((self.size,), self.hidden, bias=self.bias)
 
     def parameters(self, sharding: Sharding) -> Named:
@@ -138,12 +138,14 @@ def register_mlp(name: str, make: Callable[[ModelConfig], Part]) -> None:
         make: model's config -> the description of its MLP, a `jaxptd.parts.part.Part`.
 
     Raises:
-        UserError: the name is taken, or no such name.
+        UserError: the name is taken or invalid.
     """
     if not re.fullmatch(r"[\w-]+", name):
-        raise UserError(f"register_mlp: {quoted(name)} is no name; use letters, digits, - and _")
+        raise UserError(
+            f"register_mlp: {quoted(name)} is not a valid name; use letters, digits, - and _"
+        )
     if name in _KINDS:
-        raise UserError(f"register_mlp: there is an MLP {quoted(name)}; use another name")
+        raise UserError(f"register_mlp: the MLP {quoted(name)} exists; use another name")
     _KINDS[name] = make
 
 
@@ -151,7 +153,7 @@ def mlp_of(model: ModelConfig) -> Part:
     """The description of a model's MLP, by `model.mlp`.
 
     Raises:
-        UserError: nothing has that name.
+        UserError: there is no MLP of that name.
     """
     if model.mlp not in _KINDS:
         use = f"use {', '.join(_KINDS)}, or run the file that registers it"

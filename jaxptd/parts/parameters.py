@@ -1,8 +1,8 @@
-"""Parameters as layers declare them and formulas count them: one record for both.
+"""Parameters as layers declare them and as formulas count them, in one record.
 
-`Column`, `Row` and the functions below say of each parameter its shape, its padding, the axes that
-shard it, and the letters by which Muon knows matrices. A layer makes its arrays from them; `plan`,
-`memory` and `comms` read them without an array.
+`Column`, `Row` and the functions below give each parameter's shape, padding, sharding axes, and the
+letters by which Muon recognises matrices. Layers make their arrays from these; `plan`, `memory` and
+`comms` read them without arrays.
 Letters: D model, N heads, K heads of keys and values, H head size, T position, V vocabulary.
 """
 
@@ -22,7 +22,7 @@ Named = Iterator[tuple[str, ParamShape]]
 
 
 class HeadShape(NamedTuple):
-    """Heads of attention: N of queries, K of keys and values, and numbers in each.
+    """Heads of attention: how many for queries, how many for keys and values, and their size.
 
     Args:
         queries: N.
@@ -49,8 +49,8 @@ class Sharding(abc.ABC):
         """Rounds V, or a dim between a pair of products, up to a size that splits evenly.
 
         Args:
-            size: of the dim.
-            each: columns of the weight that belong to one of `size`: H for a head, else 1.
+            size: the dim's size.
+            each: columns of the weight per unit of `size`: H for a head, otherwise 1.
         """
 
     @property
@@ -68,7 +68,7 @@ class Sharding(abc.ABC):
 
 
 def head_counts(sharding: Sharding, heads: HeadShape) -> HeadCounts:
-    """Numbers of heads, padded where each device has whole ones."""
+    """Numbers of heads, padded where each device holds whole ones."""
     if sharding.axes.head_dim:
         return HeadCounts(heads.queries, heads.keys)
     padded = partial(sharding.padded, each=heads.size)
@@ -77,7 +77,7 @@ def head_counts(sharding: Sharding, heads: HeadShape) -> HeadCounts:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSharding(Sharding):
-    """The sharding of a layout, without its devices."""
+    """A layout's sharding, without devices."""
 
     layout: Layout
 
@@ -98,15 +98,15 @@ class LayoutSharding(Sharding):
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A first product: `w[D, *out]` and `b[*out]`, sharded over one dim of `out`.
+    """A first matmul: `w[D, *out]` and `b[*out]`, sharded over one dim of `out`.
 
     Args:
         size: D.
         out: a shape.
-        dim: of `out`, that is sharded.
+        dim: the sharded dim of `out`.
         bias: whether there is one.
         padded: that dim with its padding; None: as the layout rounds it up.
-        parts: leading dims of `out` that number matrices of their own.
+        parts: leading dims of `out` that index separate matrices.
     """
 
     size: int
@@ -136,12 +136,12 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A second product: `w[*in, D]`, sharded over one dim of `in`, and `b[D]`.
+    """A second matmul: `w[*in, D]`, sharded over one dim of `in`, and `b[D]`.
 
     Args:
         inside: the shape `in`.
         size: D.
-        dim: of `in`, that is sharded.
+        dim: the sharded dim of `in`.
         bias: whether there is one.
         padded: that dim with its padding; None: as the layout rounds it up.
     """
@@ -173,7 +173,7 @@ class Row:
 def _padded(
     sharding: Sharding, shape: tuple[int, ...], dim: int, padded: int | None
 ) -> tuple[int, ...]:
-    """A shape whose `dim` has its padding; None: so that it splits evenly."""
+    """A shape with `dim` padded; None pads it to split evenly."""
     before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
     return (*before, padded or sharding.padded(size, each=math.prod(after)), *after)
 
@@ -182,20 +182,20 @@ def _padded(
 
 
 def square(sharding: Sharding, size: int, out: int) -> Named:
-    """A product of the residual stream by itself: `w[D, D']` and `b[D']`."""
+    """A single matmul of the residual stream: `w[D, D']` and `b[D']`."""
     hidden, spec = sharding.padded_hidden(out), sharding.axes.square_spec()
     yield "w", matrix((size, out), spec, (sharding.padded_hidden(size), hidden))
     yield "b", vector((out,), sharding.axes.hidden_spec(), (hidden,))
 
 
 def norm(sharding: Sharding, size: int, statistics: int, each: int = 1) -> Named:
-    """`w[D]`, and `b[D]` of a norm with a mean.
+    """`w[D]`, and for a norm with a mean `b[D]`.
 
     Args:
-        sharding: of the layout.
+        sharding: the layout's.
         size: D / each.
-        statistics: 2 of LayerNorm, 1 of RMSNorm, 0 where there is no norm.
-        each: neighbouring numbers of D that stay together where it is sharded.
+        statistics: 2 (LayerNorm), 1 (RMSNorm) or 0 (no norm).
+        each: neighbouring elements of D that stay together where it is sharded.
     """
     padded = (sharding.padded_hidden(size) * each,)
     info = vector((size * each,), sharding.axes.hidden_spec(), padded)
@@ -203,19 +203,19 @@ def norm(sharding: Sharding, size: int, statistics: int, each: int = 1) -> Named
 
 
 def head_norm(sharding: Sharding, size: int, unit: int) -> Named:
-    """`w[H]` of a norm of queries or keys; unit: numbers of H that stay together."""
+    """`w[H]` of a norm of queries or keys; unit: elements of H that stay together."""
     info = vector((size,), sharding.axes.head_spec(), (sharding.padded_head(size, unit),))
     yield "w", dataclasses.replace(info, over=sharding.axes.head_axes)
 
 
 def vocabulary(sharding: Sharding, rows: int, size: int, padded: int) -> Named:
-    """`table[V, D]`; padded: V with its padding."""
+    """`table[V, D]`; padded: V with padding."""
     shape = (padded, sharding.padded_hidden(size))
     yield "table", matrix((rows, size), sharding.axes.table_spec(), shape)
 
 
 def vocabulary_bias(sharding: Sharding, rows: int, padded: int) -> Named:
-    """`b[V]`; padded: V with its padding."""
+    """`b[V]`; padded: V with padding."""
     yield "b", vector((rows,), sharding.axes.inner_spec(1, 0), (padded,))
 
 
@@ -226,7 +226,7 @@ def positions(sharding: Sharding, rows: int, size: int) -> Named:
 
 
 def token_types(sharding: Sharding, types: int, size: int) -> Named:
-    """`w[types, D]`, that every device along the axes of a vocabulary has."""
+    """`w[types, D]`, replicated along the axes of a vocabulary."""
     spec, shape = (None, *sharding.axes.hidden_spec()), (types, sharding.padded_hidden(size))
     yield "w", ParamShape((types, size), shape, spec, decay=True, cast=True)
 
@@ -244,15 +244,15 @@ def relative_bias(sharding: Sharding, buckets: int, heads: HeadShape) -> Named:
 
 
 def vector(shape: tuple[int, ...], spec: Spec, padded: tuple[int, ...]) -> ParamShape:
-    """A parameter that is no matrix: a bias, or the factors of a norm."""
+    """A parameter that is not a matrix: a bias, or a norm's factors."""
     return ParamShape(shape, padded, spec, decay=False)
 
 
 def matrix(shape: tuple[int, int], spec: Spec, padded: tuple[int, int]) -> ParamShape:
-    """A matrix whose dims are as its product has them."""
+    """A matrix with the dims of its matmul."""
     return ParamShape(shape, padded, spec, decay=True, cast=True, matrix="rc")
 
 
 def inside(name: str, parameters: Named) -> Named:
-    """Parameters of a part, with its name before theirs."""
+    """Prefixes the names of a part's parameters with the part's name."""
     return ((f"{name}.{inner}", info) for inner, info in parameters)

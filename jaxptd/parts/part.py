@@ -1,4 +1,4 @@
-"""The questions that a part of a layer answers, and what it says where it has nothing to say.
+"""The questions that a part of a layer answers, with the default answers.
 
 Letters: T tokens of a sequence, D model, M micro-batches, L layers.
 """
@@ -19,15 +19,15 @@ from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 
-# Collectives of each kind of a pair of products: forward, and its conjugate backward.
+# Collectives of each kind per pair of matmuls: forward, and its conjugate backward.
 FORWARD, BACKWARD = 1, 1
-# Rounds of a pair with collective matmul: a gather and a scatter forward, their conjugates
-# backward, and the gather of x once more, for the gradient of the weights.
+# Rounds per pair with collective matmul: a gather and a scatter forward, their conjugates backward,
+# and another gather of x for the gradient of the weights.
 ROUNDS = 2 * (FORWARD + BACKWARD) + 1
 
 
 class Product(NamedTuple):
-    """A product `[T, K] x [K, N]` on a device."""
+    """A matmul `[T, K] x [K, N]` on a device."""
 
     name: str
     T: int
@@ -36,16 +36,16 @@ class Product(NamedTuple):
 
 
 class Part(abc.ABC):
-    """A pair of products of a layer, with a norm before it and a residual sum behind it.
+    """A pair of a layer's matmuls, with a norm before and a residual addition after it.
 
-    The first product makes hidden units of the residual stream, the second one the residual stream
-    of them. Sizes are those of the whole model, without padding.
+    The first matmul maps the residual stream to hidden units, the second maps these back. Sizes are
+    those of the whole model, without padding.
 
     Attributes:
-        layer: makes its layer; see `make_layer`.
-        name: with which the names of its parameters begin.
-        title: in words.
-        first_title: its first product in words.
+        layer: makes the part's layer; see `make_layer`.
+        name: prefix of its parameters' names.
+        title: the part's name in reports.
+        first_title: its first matmul's name in reports.
         hidden: D.
         of_images: whether its tokens are patches of images, which devices share in strips.
     """
@@ -61,22 +61,22 @@ class Part(abc.ABC):
 
     @property
     def sequence(self) -> int:
-        """T that it is made for; 0 if it takes any."""
+        """T that it requires; 0 if it takes any."""
         return 0
 
     @property
     @abc.abstractmethod
     def columns(self) -> int:
-        """Columns of the first product."""
+        """Columns of the first matmul."""
 
     @property
     @abc.abstractmethod
     def inner(self) -> int:
-        """Rows of the second product."""
+        """Rows of the second matmul."""
 
     @property
     def first_weights(self) -> int:
-        """Elements of the first product's matrices."""
+        """Elements of the first matmul's weights."""
         return self.hidden * self.columns
 
     @property
@@ -85,68 +85,69 @@ class Part(abc.ABC):
         return self.first_weights + self.hidden * self.inner
 
     def multiplications(self, tokens: int) -> int:
-        """Multiplications with weights in a sequence of so many tokens."""
+        """Multiplications with weights in a sequence of `tokens` tokens."""
         return tokens * self.weights
 
     @property
     def score_flops(self) -> int:
-        """FLOPs of a token between its products, forward."""
+        """FLOPs per token between the two matmuls, forward."""
         return 0
 
     @abc.abstractmethod
     def first(self, sizes: Sizes) -> int:
-        """Columns of the first product, with padding."""
+        """Columns of the first matmul, with padding."""
 
     @abc.abstractmethod
     def second(self, sizes: Sizes) -> int:
-        """Rows of the second product, with padding."""
+        """Rows of the second matmul, with padding."""
 
     def heads_on_device(self, sizes: Sizes) -> int:
-        """Heads that a device computes, whole or a slice of each; 0 without any."""
+        """Heads that a device computes, whole or a slice of each; 0 without heads."""
         return 0
 
     @property
     def head_shape(self) -> HeadShape | None:
-        """Its heads; None without any."""
+        """Its heads, or None."""
         return None
 
     @property
     def key_columns(self) -> int:
-        """Columns of the product that makes keys, or values; 0 without any."""
+        """Columns of the keys' (or the values') matmul; 0 without keys."""
         return 0
 
     @abc.abstractmethod
     def splits(self, layout: Layout) -> bool:
-        """True if what the devices of a layer share splits over them without padding."""
+        """True if the sharded dim splits over the devices of a layer without padding."""
 
     def in_strips(self, devices: int) -> bool:
-        """True if so many devices can share images in strips where it is."""
+        """True if this many devices can share its images in strips."""
         return True
 
     # ---- parameters, and the layer -------------------------------------------------------------
 
     def make_layer(self, config: ModelConfig, **others: Any) -> Any:
-        """The layer that is declared from this description.
+        """Makes the layer that this description declares.
 
         Args:
-            config: of the model, for what costs do not depend on.
-            others: tensor_parallel, rngs, and init_out of its second product's weight.
+            config: the model's, for settings that do not affect costs.
+            others: tensor_parallel, rngs, and init_out, the initialiser of the second matmul's
+                weight.
         """
         return type(self).layer(self, config, **others)
 
     @abc.abstractmethod
     def parameters(self, sharding: Sharding) -> Named:
-        """Its parameters, by their names inside the part."""
+        """Its parameters by their names within the part."""
 
     def common_parameters(self, sharding: Sharding, stack: str) -> Named:
         """Parameters that all layers of a stack share; stack: its name."""
         yield from ()
 
-    # ---- bytes kept ----------------------------------------------------------------------------
+    # ---- bytes saved for backward --------------------------------------------------------------
 
     @abc.abstractmethod
     def kept(self, sizes: Sizes) -> Iterator[Kept]:
-        """The tensors between its two products that backward needs."""
+        """The tensors between the two matmuls that backward needs."""
 
     def kept_of_source(self, sizes: Sizes) -> Iterator[Kept]:
         """The tensors of another sequence, which it reads, that backward needs."""
@@ -157,23 +158,23 @@ class Part(abc.ABC):
         """The tensors of its backward pass."""
 
     def turned_weights(self) -> int:
-        """Elements of the matrices that a grid's attention in blocks copies for a loop."""
+        """Elements of the matrices that attention in blocks on a grid copies for a loop."""
         return 0
 
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Activations of b*T/cp*D over tp, before and behind its products.
+        """Collectives of activations, b*T/cp*D over tp, before and after the two matmuls.
 
-        With collective matmul in rounds of tp-1 hops: products gather in these, so the gathers run
-        again only with the products. Where backward is split, the gradient of the result passes in
-        both halves.
+        Collective matmul replaces them by rounds of tp-1 hops. The matmuls gather during these, so
+        gathers are repeated only with the matmuls. Where backward is split, the gradient of the
+        result passes in both halves.
         Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 
         Args:
-            step: with the sizes of its stack.
-            again: what backward computes again.
-            times: layers in all micro-batches.
+            step: the step, with the sizes of the part's stack.
+            again: what backward recomputes.
+            times: number of layers times micro-batches.
         """
         tp, size = step.config.layout.tp, step.sizes.activations
         if step.config.layout.collective_matmul:
@@ -187,23 +188,23 @@ class Part(abc.ABC):
             yield Collective(kind, (Axis.TP,), count, count * size)
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Collectives of both products on a grid; arguments of `on_tp`."""
+        """Collectives of both matmuls on a grid; arguments as in `on_tp`."""
         sizes, first, last = step.sizes, 1 + again.products, 1 + again.last_product
         yield from product(step, sizes.hidden, self.first(sizes), forwards=first, times=times)
         yield from product(step, self.second(sizes), sizes.hidden, forwards=last, times=times)
 
     def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Collectives over the devices that share a sequence; arguments of `on_tp`."""
+        """Collectives over the devices that share a sequence; arguments as in `on_tp`."""
         yield from ()
 
     # ---- seconds -------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def products(self, work: Work) -> Iterator[Product]:
-        """Its products, on a device."""
+        """Its matmuls on a device."""
 
     def core_forward(self, work: Work) -> list[Term]:
-        """The kernels between its products, if they are more than passes over memory."""
+        """The kernels between the two matmuls that are more than passes over memory."""
         return []
 
     def core_backward(self, work: Work) -> list[Term]:
@@ -212,8 +213,8 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     def moved_forward(self, implementation: Implementation) -> int:
-        """Bytes of a token that passes over memory between its products move, on all devices."""
+        """Bytes per token that memory passes between the matmuls move, on all devices."""
 
     @abc.abstractmethod
     def moved_backward(self, implementation: Implementation) -> int:
-        """Bytes of a token that the backward passes of these move."""
+        """Bytes per token that the backward passes of these move."""

@@ -1,4 +1,4 @@
-"""The products around attention: those that make queries, keys and values, and the one behind it.
+"""The matmuls around attention: those of queries, keys and values, and the output projection.
 
 Letters: D model, N heads, K heads of keys and values, H head size.
 """
@@ -21,17 +21,17 @@ from jaxptd.parts.parameters import (
 
 @dataclasses.dataclass(frozen=True)
 class Projections:
-    """The products of attention and the norms of its queries and keys.
+    """Attention's projections, and the norms of its queries and keys.
 
     Args:
         hidden: D.
         heads: N.
         kv_heads: K.
         head_size: H.
-        joined: whether one parameter has the matrices of queries, keys and values.
-        unit: numbers of a head that stay together where heads are cut.
-        bias: whether the products that make q, k, v have one.
-        out_bias: whether the product behind attention has one.
+        joined: whether one parameter holds the matrices of queries, keys and values.
+        unit: elements of a head that stay together where heads are cut.
+        bias: whether the projections of q, k and v have a bias.
+        out_bias: whether the output projection has a bias.
         has_norm: whether queries and keys are normalised.
     """
 
@@ -46,7 +46,7 @@ class Projections:
     has_norm: bool = False
 
     def first(self, sharding: Sharding) -> dict[str, Column]:
-        """The products that make queries, keys and values: `qkv`, or `q` and `kv`."""
+        """The projections of queries, keys and values: `qkv`, or `q` and `kv`."""
         dim = sharding.axes.head_dim
         if self.joined:
             return {"qkv": self._keys_of(sharding, 3, self.heads)}
@@ -57,13 +57,13 @@ class Projections:
         }
 
     def out(self, sharding: Sharding) -> Row:
-        """The product behind attention."""
+        """The output projection."""
         shape, dim = (self.heads, self.head_size), sharding.axes.head_dim
         queries = self._padded(sharding)[0]
         return Row(shape, self.hidden, dim=dim, bias=self.out_bias, padded=queries)
 
     def parameters(self, sharding: Sharding) -> Named:
-        """Parameters of the products, and of the norms of queries and keys."""
+        """Parameters of the projections, and of the norms of queries and keys."""
         for name, column in self.first(sharding).items():
             yield from inside(name, column.parameters(sharding))
         for name in ("q_norm", "k_norm") if self.has_norm else ():
@@ -71,11 +71,11 @@ class Projections:
         yield from inside("out", self.out(sharding).parameters(sharding))
 
     def gathers_kv(self, sharding: Sharding) -> bool:
-        """True if kv heads do not split: each device makes a slice of all, and gathers them."""
+        """True if kv heads do not split: each device computes a slice of all, and gathers them."""
         return self._counts(sharding).gathered
 
     def _keys_of(self, sharding: Sharding, parts: int, heads: int) -> Column:
-        """A product that makes keys among other parts."""
+        """A projection that yields keys among other parts."""
         dim: int = 1 + sharding.axes.head_dim
         keys: int | None = self._padded(sharding)[1]
         if self.gathers_kv(sharding):
@@ -84,7 +84,7 @@ class Projections:
         return Column(self.hidden, shape, dim=dim, bias=self.bias, padded=keys, parts=1)
 
     def _padded(self, sharding: Sharding) -> tuple[int, int]:
-        """The dim that is sharded, of queries and of keys, with padding: numbers of heads, or H."""
+        """Padded sizes of the sharded dim of queries and of keys: numbers of heads, or H."""
         if sharding.axes.head_dim:
             size = sharding.padded_head(self.head_size, self.unit)
             return size, size
@@ -100,4 +100,4 @@ class HasProjections(Protocol):
 
     @property
     def projections(self) -> Projections:
-        """The products around it."""
+        """Its projections."""

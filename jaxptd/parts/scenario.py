@@ -1,4 +1,4 @@
-"""Describes a training step to the formulas, with the computations that its backward repeats."""
+"""Describes a training step to the formulas, with the computations that backward repeats."""
 
 import dataclasses
 from typing import NamedTuple, Self
@@ -10,17 +10,16 @@ from jaxptd.pipeline.placement import Stages
 
 
 class Recomputed(NamedTuple):
-    """The computations of one layer that backward repeats, because forward did not keep them.
+    """The computations of one layer that backward repeats, because their results were not saved.
 
     Args:
-        inputs: times of the all-gathers of the first products' inputs, under sequence
-            parallelism.
-        keys: the all-gather of keys and values of which devices make slices.
-        kernel: attention, where a kernel computes it (a ring of keys and values together).
+        inputs: all-gathers of the first matmuls' inputs, under sequence parallelism.
+        keys: the all-gather of keys and values that devices compute in slices.
+        kernel: attention, where a kernel computes it (one ring of keys and values).
         scores: attention's scores, where no kernel computes them (RSA, blocks).
-        values: the product of its probabilities with the values, where there is no kernel.
-        products: the layer's products and norms, except the last product.
-        last_product: a part's last product, where its output only the next layer needs, or a norm.
+        values: the matmul of probabilities with values, where there is no kernel.
+        products: the layer's matmuls and norms, except the last matmul.
+        last_product: a part's last matmul, whose output only the next layer or a norm needs.
     """
 
     inputs: int = 0
@@ -33,12 +32,12 @@ class Recomputed(NamedTuple):
 
     @property
     def nothing(self) -> bool:
-        """True if layers keep all that they compute; a loop runs once what is alike for them."""
+        """True if layers save all that they compute; a loop then runs shared work only once."""
         return not (self.kernel or self.scores)
 
     @property
     def norms(self) -> bool:
-        """True if norms run again: layers keep what entered them, as with keys."""
+        """True if norms run again: layers save their inputs, as with keys."""
         return self.keys
 
 
@@ -48,7 +47,7 @@ RECOMPUTED = {
     "dots": Recomputed(inputs=1, keys=True, scores=True),
     "full": Recomputed(1, keys=True, kernel=True, scores=True, values=True, products=True),
 }
-# Where a pipeline keeps only the input of its part of the model, all layers of the part run again.
+# Where a pipeline saves only the input of its part of the model, all layers of the part run again.
 WHOLE_PART = Recomputed(*[True] * len(Recomputed._fields))
 
 
@@ -57,9 +56,9 @@ class Scenario:
     """A training step whose collectives the formulas predict.
 
     Args:
-        sizes: of the step.
-        plan: of its pipeline; None if there is one stage.
-        on_gpus: GPUs have a broadcast, and can permute in any loop.
+        sizes: the step's sizes.
+        plan: its pipeline's plan; None with one stage.
+        on_gpus: whether it runs on GPUs, which can broadcast, and permute in any loop.
     """
 
     sizes: Sizes
@@ -82,10 +81,10 @@ class Scenario:
         return (ALL_GATHER, REDUCE_SCATTER) if halves else (ALL_REDUCE,)
 
     def with_tokens(self, length: int, width: int | None = None) -> Self:
-        """The step with sequences of so many tokens; width: their D, None: the same."""
+        """The step with sequences of `length` tokens; width: their D, None: the same."""
         return dataclasses.replace(self, sizes=self.sizes.with_tokens(length, width))
 
     def gathering(self, again: Recomputed) -> Recomputed:
-        """With the gathers for gradients of weights, beside those of products that run again."""
+        """Adds the gathers for weight gradients to those of matmuls that run again."""
         for_weights = int(self.config.gathers_again)
         return again._replace(inputs=max(again.inputs, again.products + for_weights))

@@ -1,7 +1,7 @@
 """Sizes on one device, from which formulas for communication and memory count bytes.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, F hidden, N
-heads, H head size. Dims that devices share are padded: F, V, and N or H, and on a grid also D.
+heads, H head size. Sharded dims are padded: F, V, and N or H; on a grid also D.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ class Sizes:
     """Sizes of a config's training step on one device; `models.families.sizes_of` makes them.
 
     Args:
-        config: of the run.
+        config: the run's.
         length: tokens in a sequence.
         is_fused: whether GPUs compute attention with a fused kernel.
-        width: D without padding; None: that of the model.
+        width: D without padding; None: the model's.
     """
 
     config: Config
@@ -32,7 +32,7 @@ class Sizes:
     width: int | None = None
 
     def with_tokens(self, length: int, width: int | None = None) -> Self:
-        """The sizes for sequences of so many tokens; width: their D, None: the same."""
+        """The sizes for sequences of `length` tokens; width: their D, None: the same."""
         return dataclasses.replace(self, length=length, width=width or self.width)
 
     # ---- bytes of an element -------------------------------------------------------------------
@@ -44,7 +44,7 @@ class Sizes:
 
     @property
     def master_itemsize(self) -> int:
-        """Bytes of an element of master parameters, of gradients' sums, and of statistics."""
+        """Bytes of an element of master parameters, accumulated gradients and statistics."""
         return max(self.itemsize, itemsize("float32"))
 
     # ---- tokens --------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch, all rows of a grid together: b*T/cp."""
+        """Tokens of a micro-batch on all rows of a grid: b*T/cp."""
         return self.sequences * self.length // self.config.layout.cp
 
     @property
@@ -125,14 +125,14 @@ class Sizes:
 
     @property
     def taken(self) -> int:
-        """Bytes kept of what a first product takes: x as it is, or all rows of it, gathered."""
+        """Bytes saved of a first matmul's input: x itself, or all its rows, gathered."""
         config = self.config
         whole = config.layout.gathers_inputs and not config.gathers_again
         return self.activations if whole else self.stream
 
     @property
     def copies_taken(self) -> bool:
-        """True if each first product keeps a copy of its own: what a collective before it gives."""
+        """True if each first matmul saves its own copy: the result of a collective before it."""
         layout = self.config.layout
         return not (layout.has_grid or layout.collective_matmul or self.config.gathers_again)
 
@@ -140,9 +140,9 @@ class Sizes:
 
     @property
     def traces_layers(self) -> bool:
-        """True if the backward pass of a layer is traced by itself, not with a loop over layers.
+        """True if a layer's backward pass is traced separately, not with a loop over layers.
 
-        So it is in a pipeline, and where a layer's parameters or gradients move or are added up.
+        This happens in a pipeline, and where a layer's parameters or gradients move or accumulate.
         """
         return layers_plan(self.config).traces_layers
 

@@ -1,4 +1,4 @@
-"""The mesh axes that shard matrices and activations, and how parameters are sharded by them.
+"""The mesh axes that shard matrices and activations, and the specs of parameters.
 
 Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabulary.
 
@@ -25,14 +25,14 @@ class Specs:
     """Which mesh axis shards which dim of weights and activations.
 
     Args:
-        inner: axis of the dim between the two products of a pair, and of V.
-        hidden: axis of D in activations; None: every device has all of D.
-        contraction: axis of a weight's contracted dim; None: the axis of the same dim of the
-            activation that the weight is multiplied with.
+        inner: axis of the dim between the two matmuls of a pair, and of V.
+        hidden: axis of D in activations; None: every device holds all of D.
+        contraction: axis of a weight's contracted dim; None: the axis that shards the same dim of
+            the activation.
         tokens: axes of T in the residual stream, beyond cp.
         logit_tokens: axes of T in the logits, beyond cp.
-        head_dim: which of (N, H) is sharded: 0, each device has whole heads; 1, a slice of every
-            head.
+        head_dim: which of (N, H) is sharded: 0 leaves whole heads on each device, 1 a slice of
+            every head.
     """
 
     inner: Axis
@@ -66,11 +66,11 @@ class Specs:
         return (*_one_axis(axis, in_dims, shard_dim), self.hidden)
 
     def square_spec(self) -> Spec:
-        """Spec of `w[D, D']` whose result lies as its argument does."""
+        """Spec of `w[D, D']` whose result is sharded like its argument."""
         return (self.contraction, self.hidden)
 
     def inner_spec(self, dims: int, shard_dim: int) -> Spec:
-        """Spec of the bias of a column-parallel product, `b[*out]`."""
+        """Spec of the bias of a column-parallel matmul, `b[*out]`."""
         return _one_axis(self.inner, dims, shard_dim)
 
     def hidden_spec(self) -> Spec:
@@ -86,7 +86,7 @@ class Specs:
         return (self.head_slices,)
 
     def by_head_spec(self) -> Spec:
-        """Spec of a vector with a number for each head, `b[N]`."""
+        """Spec of a vector with one element per head, `b[N]`."""
         return (None if self.head_dim else self.inner,)
 
     def position_spec(self) -> Spec:
@@ -100,12 +100,12 @@ class Specs:
 
     @property
     def score_axes(self) -> tuple[Axis, ...]:
-        """The axes that shard scores, but neither the heads nor the queries: keys of blocks."""
+        """The axes that shard scores but neither heads nor queries: those of keys in blocks."""
         return (self.inner,) if self.head_dim else ()
 
     @property
     def head_slices(self) -> Axis | None:
-        """The axis that shards H, if each device has a slice of every head."""
+        """The axis that shards H, if each device holds a slice of every head."""
         return self.inner if self.head_dim else None
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a pair of products that are alive in its backward pass, on one device."""
+"""The tensors of a pair of matmuls that are alive in its backward pass, on one device."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,31 +9,32 @@ from jaxptd.parts.sizes import Sizes
 
 
 class HasSizes(Protocol):
-    """A pair of products, as padded."""
+    """Padded sizes of a pair of matmuls."""
 
     def first(self, sizes: Sizes) -> int:
-        """Columns of the first product."""
+        """Columns of the first matmul."""
 
     def second(self, sizes: Sizes) -> int:
-        """Rows of the second product."""
+        """Rows of the second matmul."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PairBytes:
-    """Bytes of a pair of products, with an activation between them.
+    """Bytes of a pair of matmuls with an activation between them.
 
     Args:
         x: the residual stream.
-        taken: what the first product takes.
-        first: what the first product makes.
-        second: what the second product takes.
-        gradient: the gradient of what it makes, of all rows that products take of it.
+        taken: the first matmul's input.
+        first: the first matmul's output.
+        second: the second matmul's input.
+        gradient: the gradient of the second matmul's output, with all rows that matmuls read.
         weight: the larger matrix, in the precision of activations, if it is cast for the layer.
-        moving: panels and messages while a product of backward runs.
-        gathers: whether products take what is gathered over tp.
+        moving: panels and buffers of collectives while a matmul of backward runs.
+        gathers: whether matmuls read x gathered over tp.
         again: whether backward gathers that again.
-        core: what attention's backward has beside q, k, v and their gradients; 0 without any.
-        has_scores: whether that has arrays of scores.
+        core: what attention's backward holds besides q, k, v and their gradients; 0 without
+            attention.
+        has_scores: whether that includes arrays of scores.
     """
 
     x: int
@@ -50,7 +51,7 @@ class PairBytes:
 
     @classmethod
     def of(cls, part: HasSizes, sizes: Sizes, **others: Any) -> Self:
-        """The bytes of a part; others: fields that differ, and those of a subclass."""
+        """The bytes of a part; others: fields to override, and a subclass's fields."""
         layout, first, second = sizes.config.layout, part.first(sizes), part.second(sizes)
         token, shards = sizes.tokens * sizes.itemsize, sizes.matrix_shards
         whole, rows = token * sizes.hidden, max(first, second)
@@ -72,63 +73,63 @@ class PairBytes:
 
     @property
     def forward(self) -> int:
-        """Tensors that forward makes up to the second product."""
+        """Tensors that forward computes up to the second matmul."""
         return self.x + self.taken + self.first + self.second
 
     def backward(self, remat: Remat) -> int:
-        """Tensors between the backward passes of both products.
+        """Tensors between the backward passes of both matmuls.
 
-        Where the second product's input is made again, the product of its gradient makes it as it
-        reads.
+        Where backward recomputes the second matmul's input, the matmul that reads it does so on the
+        fly.
         """
         alive = self.forward + self.second + self.weight + self.moving + self.first
         return alive - (self.second if computes_again(remat) else 0)
 
     @property
     def waiting(self) -> int:
-        """Tensors that wait for the products of weights: their operands, and gradients like x."""
+        """Tensors that wait for weight-gradient matmuls: operands, and gradients shaped like x."""
         return self.streams + self.first + self.second
 
     @property
     def streams(self) -> int:
-        """Arrays like x among them: its gradients, and what products take."""
+        """Number of them shaped like x: its gradients, and inputs of matmuls."""
         return 3 * self.x + self.taken + (self.taken if self.gathers else 0)
 
-    # ---- what XLA does with what is kept -------------------------------------------------------
+    # ---- what XLA does with saved tensors ------------------------------------------------------
 
     @property
     def output(self) -> int:
-        """The output that `dots` names twice on a grid, and fp8 keeps in 16 bits besides."""
+        """The output that `dots` names twice on a grid, and that fp8 also saves in 16 bits."""
         return 0
 
     @property
     def second_in_8_bits(self) -> int:
-        """Input of the second product, where fp8 keeps that in 8 bits."""
+        """The second matmul's input, where fp8 saves it in 8 bits."""
         return self.second
 
     def makes_second_again(self, remat: Remat) -> bool:
-        """True if backward makes what the second product takes again, on a grid."""
+        """True if backward recomputes the second matmul's input, on a grid."""
         return computes_again(remat)
 
     def free(self, remat: Remat, *, grid: bool) -> Iterator[int]:
         """Saved arrays of the pair that the second half of a split backward does not read.
 
-        Of gated units saved rows are halves.
+        For gated units saved rows are halves.
         """
         if self.first == self.second and (grid or not computes_again(remat)):
             yield self.first
 
 
 def computes_again(remat: Remat) -> bool:
-    """True if backward makes the input of an MLP's second product again."""
+    """True if backward recomputes the input of an MLP's second matmul."""
     return remat in ("dots", "full")
 
 
 def _moving(sizes: Sizes, x: int, hidden: int) -> int:
-    """Messages of a product: x gathered and transposed, pieces of it, or panels.
+    """Buffers of a matmul's collectives: x gathered and transposed, pieces of it, or panels.
 
     Args:
-        sizes: of the layer.
+        sizes: the layer's.
         x: bytes of all rows of the residual stream.
         hidden: bytes of all of the pair's hidden units.
     """

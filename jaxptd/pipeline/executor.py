@@ -1,6 +1,6 @@
 """Runs a plan: all ticks of a schedule in one `lax.scan`, inside a `shard_map`.
 
-One tick of a stage, here of training:
+One tick of a stage, in training:
 
     x = mail[read]
     forward     embed (tokens -> x), the part's layers              F; embed: of the first part
@@ -10,12 +10,11 @@ One tick of a stage, here of training:
     mail[keep] = x
     hops        permutes of x over pp, into the receiver's mail
 
-Each name is a conditional that does something or nothing, by the numbers that the plan has for this
-stage and tick (the `Instruction`). They are not branches of one switch, because XLA copies what
-branches pass through: all gradients and saved activations at every tick. The carry of these
-conditionals is updated in place. The switch of hops passes on only what arrives. Inside of forward,
-backward and weight each stack of layers has its own loop over the part's layers, of zero trips
-where the part has none.
+Each name is a conditional that runs or not, by the plan's numbers for this stage and tick (the
+`Instruction`). They are not branches of one switch, because XLA copies what branches pass through:
+all gradients and saved activations at every tick. The carry of these conditionals is updated in
+place, and the switch of hops passes on only what arrives. Inside forward, backward and weight each
+stack has its own loop over the part's layers, with zero iterations where the part has none.
 
 All stages take part in a hop. Other conditionals may contain collectives over any axis but pp,
 along which the predicates of devices differ.
@@ -56,7 +55,7 @@ class Carry(NamedTuple):
 
     x: the activations or gradients of the current operation.
     mail, saved, between: the pools of slots, see `Plan`.
-    layers: of each stack, gradients of the layers' parameters; in a forward pass their caches.
+    layers: for each stack, gradients of the layers' parameters; in a forward pass their caches.
     ends, common: gradients of the other parameters, as in `ModelArrays`.
     total: the terms of the loss; in a forward pass the sum of the head's results.
     """
@@ -72,11 +71,11 @@ class Carry(NamedTuple):
 
 
 class CurrentLayer(NamedTuple):
-    """A layer of the part that the current operation is on.
+    """A layer of the current operation's part.
 
-    stack: its name.
-    params: its row of the stack's parameters; `ModelFunctions.gathered` makes parameters of it.
-    offset: of its row from the part's first row.
+    stack: its stack's name. params: its row of the stack's parameters, which
+    `ModelFunctions.gathered` turns into parameters.
+    offset: distance of its row from the part's first row.
     kind: the number of its `LayerKind`.
     """
 
@@ -96,9 +95,9 @@ def forward(
     arrays: ModelArrays,
     caches: Mapping[str, Any] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """(sum of the head's results, the caches of each stack's layers).
+    """Returns (sum of the head's results, caches of each stack's layers).
 
-    The sum is zeros on all stages but that of the last part.
+    The sum is zero on all stages but the last part's.
     """
     ticks = ForwardPass(functions, plan, arrays)
     carry = ticks.scan(ticks.start(caches or dict.fromkeys(plan.stacks)))
@@ -106,7 +105,7 @@ def forward(
 
 
 class Ticks(abc.ABC):
-    """The base of a forward pass and of training: embedding, loops over layers, hops."""
+    """The base of forward passes and training: embedding, loops over layers, hops."""
 
     def __init__(self, functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> None:
         self.functions, self.plan, self.arrays = functions, plan, arrays
@@ -117,10 +116,10 @@ class Ticks(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
-        """The operation of a tick, F, B or W, on `carry.x`."""
+        """Runs a tick's operation, F, B or W, on `carry.x`."""
 
     def example(self, stack: str) -> tuple[Any, LayerInputs]:
-        """Shapes of the parameters of a stack's layer, and inputs of a layer."""
+        """Parameter shapes of a stack's layer, and a layer's inputs."""
 
         def first() -> Any:
             return self.gathered(get(self.arrays.layers[stack], self.first))
@@ -132,12 +131,12 @@ class Ticks(abc.ABC):
         return self.functions.gathered(row), self.arrays.common
 
     def micro_batch(self, number: Array) -> tuple[Any, Any]:
-        """(a micro-batch, the places of its tokens)."""
+        """Returns (a micro-batch, the places of its tokens)."""
         micro = get(self.arrays.micro, number)
         return micro, self.functions.token_info(micro, self.arrays.shared)
 
     def initial(self, **others: Any) -> Carry:
-        """The carry before the first tick; others: the fields that differ between passes."""
+        """The carry before the first tick; others: fields that differ between passes."""
         mail = zeros(self.x, self.plan.slots["mail"])
         empty = {"saved": (), "between": (), "ends": (), "common": ()}
         return Carry(x=self.x, mail=mail, **{**empty, **others})
@@ -209,10 +208,10 @@ class Ticks(abc.ABC):
     def _hop(
         self, hops: Sequence[str], most: int, x: X, instruction: Instruction
     ) -> list[tuple[X, Array]]:
-        """Sends x by some hops at once: what arrives, with its slot; the result in its own, where
-        other ticks take more hops.
+        """Sends x by some hops at once; returns what arrives, with its slot.
 
-        A branch returns what arrives and not the mail, which XLA would copy.
+        Where other ticks take more hops, the result with its own slot fills up the list. A branch
+        returns what arrives, not the mail, which XLA would copy.
         """
         kept = as_varying(instruction["keep"], [Axis.PP])
         arrived = [
@@ -224,10 +223,10 @@ class Ticks(abc.ABC):
 
 @final
 class ForwardPass(Ticks):
-    """The forward operations, with caches for generation."""
+    """Forward operations, with caches for generation."""
 
     def start(self, caches: Mapping[str, Any]) -> Carry:
-        """The carry before the first tick; caches: of each stack, None without any."""
+        """The carry before the first tick; caches: each stack's, or None."""
         layers = {
             kind.stack: self._varying(caches[kind.stack], run, kind.stack)
             for kind, run in zip(self.plan.kinds, self.functions.layers, strict=True)
@@ -235,7 +234,7 @@ class ForwardPass(Ticks):
         return self.initial(layers=layers, total=zeros(self.head))
 
     def _varying(self, caches: Any, run: Callable, stack: str) -> Any:
-        """A stack's caches, which vary as those that `run`, a layer of it, returns."""
+        """A stack's caches, varying like those that `run`, a layer of it, returns."""
         params, inputs = self.example(stack)
         inputs = inputs._replace(cache=get(caches, self.first))
         _, result = jax.eval_shape(run, params, inputs, self.x)

@@ -1,4 +1,4 @@
-"""Draws a schedule: as text, as PNG or SVG, and as a trace for Perfetto.
+"""Draws a schedule as text, as PNG or SVG, and as a trace for Perfetto.
 
 Only `draw` and `render` need matplotlib (the viz extra).
 """
@@ -29,29 +29,29 @@ from jaxptd.plot import (
 
 STYLES = {F: "blue", B: "green", W: "dark_orange"}  # in a terminal
 COLORS = {F: FORWARD, B: BACKWARD, W: WEIGHTS}  # for chunk 0; later chunks are darker
-FOLDS = 8  # the most blocks of lines that `as_text` folds a wide table into
-NUMBERS = 4000  # the most cells of a picture with the micro-batches' numbers
+FOLDS = 8  # most blocks of lines into which `as_text` folds a wide table
+NUMBERS = 4000  # most cells of a picture that shows micro-batch numbers
 IDLE = (0.5, 0.5, 0.5, 0.15)
-ENDS = (BLUE, GREEN, AMBER, PINK)  # of the first stage, and on to the last
-# What a reader would take for a mistake, by the schedule's name.
+ENDS = (BLUE, GREEN, AMBER, PINK)  # colours from the first stage to the last
+# Explains what a reader could mistake for an error, by schedule.
 NOTES = {
     "1f1b": "\nits early gaps cost nothing: a forward every second tick, until the first backward "
     "comes back"
 }
-LABELS = 1.0  # inches beside the cells
-SMALLEST = 5.0  # points; smaller numbers could not be read, and are left out
+LABELS = 1.0  # inches next to the cells
+SMALLEST = 5.0  # points; smaller numbers are unreadable, and omitted
 
 
 # ---- text ---------------------------------------------------------------------------------------
 
 
 def as_text(schedule: Schedule, *, width: int = 80) -> Text:
-    """A line per stage and a cell per tick: F3 is the forward of micro-batch 3, F3.1 of chunk 1.
+    """A line per stage and a cell per tick: F3 is micro-batch 3's forward, F3.1 that of chunk 1.
 
     Args:
         schedule: the schedule.
         width: columns of the terminal. A wider table is folded into at most `FOLDS` blocks; the
-            last line says how many ticks are left out.
+            last line says how many ticks are omitted.
     """
     rows = [
         [cell_text(schedule, cell) for cell in column]
@@ -59,7 +59,7 @@ def as_text(schedule: Schedule, *, width: int = 80) -> Text:
     ]
     cell = max(len(str(schedule.ticks - 1)), *(len(text) for row in rows for text in row)) + 1
     label = len(f"stage {schedule.stages - 1} ")
-    ticks = max(1, (width - label) // cell)  # of a block
+    ticks = max(1, (width - label) // cell)  # per block
     blocks = [
         _block(rows, range(t, min(t + ticks, schedule.ticks)), label=label, cell=cell)
         for t in range(0, min(schedule.ticks, FOLDS * ticks), ticks)
@@ -88,8 +88,8 @@ def _block(rows: list[list[str]], ticks: range, *, label: int, cell: int) -> Tex
 def draw(schedule: Schedule, path: str | Path) -> None:
     """Writes a picture, PNG or SVG by the path's suffix; the same schedule gives the same bytes.
 
-    It has a column for each tick, a row for each stage and a micro-batch's number in each cell;
-    below that, the number of micro-batches that each stage holds.
+    It shows a column per tick, a row per stage and a micro-batch's number in each cell; below, the
+    number of micro-batches that each stage holds.
 
     Raises:
         UserError: matplotlib is not installed, or the file cannot be written.
@@ -105,7 +105,7 @@ def render(schedule: Schedule, path: str | Path) -> bytes:
 
 @checked("jaxptd.plot.schedule")
 def figure(schedule: Schedule) -> Any:
-    """Draws the operation of each stage at each tick, and the micro-batches that each holds.
+    """Draws each stage's operation at each tick, and how many micro-batches it holds.
 
     Raises:
         UserError: the table is wrong, or matplotlib is not installed.
@@ -126,12 +126,12 @@ def _figure(schedule: Schedule, style: Any) -> Any:
 
 
 def _width(schedule: Schedule, *, least: float) -> float:
-    """Inches at which numbers can be read; from a page's width, the least, to 48."""
+    """Inches at which numbers are readable, between a page's width (`least`) and 48."""
     return float(np.clip(schedule.ticks * (0.03 + 0.09 * _digits(schedule)) + LABELS, least, 48))
 
 
 def _size_of_numbers(schedule: Schedule, *, width: float) -> float:
-    """The font size, in points, at which numbers fit into the cells; width: inches."""
+    """The font size, in points, at which numbers fit in the cells; width: inches."""
     cell = (width - LABELS) * 72 / schedule.ticks
     return min(10.0, cell / (0.72 * _digits(schedule)))
 
@@ -168,7 +168,7 @@ def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
 
 
 def legend(schedules: Sequence[Schedule]) -> dict[str, Any]:
-    """The colours that the cells of schedules have, by their meaning."""
+    """The colours of schedules' cells, by meaning."""
     kinds: dict[str, Any] = {"forward": COLORS[F]}
     if not all(each.splits for each in schedules):
         kinds["backward"] = COLORS[B]
@@ -231,14 +231,14 @@ def _count(number: int, what: str, plural: str = "s") -> str:
 
 # ---- trace --------------------------------------------------------------------------------------
 
-UNIT = 1000.0  # microseconds of the trace for one unit of a duration
+UNIT = 1000.0  # microseconds in the trace per unit of a duration
 
 
 def as_trace(schedule: Schedule, durations: Durations = EQUAL) -> dict[str, Any]:
     """The simulated step as a Chrome trace; its JSON can be opened in ui.perfetto.dev.
 
-    It has a thread for each stage, an event for each operation, and a counter of the micro-batches
-    that each stage holds.
+    It contains a thread per stage, an event per operation, and a counter of the micro-batches that
+    each stage holds.
     """
     names = [_meta("process_name", 0, {"name": f"{schedule.name}, simulated"})]
     for stage in range(schedule.stages):

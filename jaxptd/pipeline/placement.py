@@ -1,9 +1,8 @@
 """The layers of each part of the model, and their rows in the stages' stacks of parameters.
 
-A model has one stack of layers or several, such as an encoder and a decoder. Each stage holds rows
-of every stack, chunk after chunk. A chunk has as many rows of a stack as the part with the most of
-its layers, or none if no stage has any of them there; rows that a smaller part does not fill are
-never run.
+A model has one or several stacks of layers, such as an encoder and a decoder. Each stage holds rows
+of every stack, chunk by chunk. A chunk has as many rows of a stack as the part with the most of its
+layers, or none if no stage has layers there; rows that a smaller part leaves unfilled never run.
 """
 
 import itertools
@@ -15,7 +14,7 @@ import numpy as np
 from jaxptd.errors import UserError
 from jaxptd.pipeline.table import Schedule
 
-Stacks = Mapping[str, tuple[int, ...]]  # of each stack, the number of its layers in each part
+Stacks = Mapping[str, tuple[int, ...]]  # per stack, the number of its layers in each part
 
 
 class Kind(NamedTuple):
@@ -27,7 +26,7 @@ class Kind(NamedTuple):
 
 
 class Stages(Protocol):
-    """A pipeline as formulas ask for it: a plan, or an outline of one."""
+    """A pipeline as formulas need it: a plan, or an outline of one."""
 
     @property
     def schedule(self) -> Schedule:
@@ -58,14 +57,14 @@ def stack_sizes(
 ) -> Stacks:
     """The number of layers of each stack in each part of the model.
 
-    Where a stage has a chunk for every stack, a stack has whole chunks, as many as its share of the
-    layers: no row is unused. Otherwise the parts are as equal as possible whatever their layers
-    are, and each stage has rows of stacks of which it runs no layer.
+    If a stage has a chunk for every stack, each stack gets whole chunks in proportion to its
+    layers, and no row is unused. Otherwise the parts are as equal as possible regardless of stack,
+    and each stage also holds rows of stacks of which it runs no layer.
 
     Args:
-        layers: the number of layers of each stack, in the order in which x goes through them.
-        schedule: which the parts are for.
-        stage_layers: as in `part_sizes`, layers of all stacks.
+        layers: the number of layers of each stack, in the order in which x passes them.
+        schedule: the schedule that runs the parts.
+        stage_layers: as in `part_sizes`, for the layers of all stacks.
 
     Raises:
         UserError: a part would be empty, or `stage_layers` does not add up to all layers.
@@ -84,7 +83,7 @@ def stack_sizes(
 
 
 def _words(layers: Mapping[str, int]) -> str:
-    """The number of layers, as the errors of `part_sizes` have it."""
+    """The number of layers in the words of `part_sizes`' errors."""
     total = f"model.num_layers={sum(layers.values())}"
     if len(layers) == 1:
         return total
@@ -93,7 +92,7 @@ def _words(layers: Mapping[str, int]) -> str:
 
 
 def _chunks(layers: Sequence[int], chunks: int) -> list[int]:
-    """Divides the chunks of a stage among stacks by their layers, at least one for each."""
+    """Divides a stage's chunks among stacks by their layers, at least one for each."""
     counts = [1] * len(layers)
     for _ in range(chunks - len(layers)):
         counts[max(range(len(layers)), key=lambda i: layers[i] / counts[i])] += 1
@@ -120,8 +119,8 @@ def part_sizes(
 ) -> tuple[int, ...]:
     """The number of layers of each part of the model, in the model's order.
 
-    As equal as possible. Parts in the middle get the remainder first, because the first part also
-    has the embedding, and the last the head and the loss.
+    Sizes are as equal as possible. Parts in the middle get the remainder first, because the first
+    part also runs the embedding, and the last the head and the loss.
 
     Args:
         layers: the number of layers of the model.
@@ -151,10 +150,10 @@ def part_sizes(
 
 
 def chunk_rows(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The first row of each chunk in a stage's stack, and behind them the number of its rows.
+    """The first row of each chunk in a stage's stack, then the total number of rows.
 
     Args:
-        schedule: which has the chunks.
+        schedule: defines the chunks.
         sizes: the number of layers of the stack in each part.
     """
     used = {schedule.where(part)[1] for part, size in enumerate(sizes) if size}
@@ -175,13 +174,13 @@ def layers_scope(name: str, kind: int) -> str:
 def layer_columns(
     schedule: Schedule, stacks: Stacks, *, part: np.ndarray, chunk: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The columns row, layer and layers of a plan, of each stack; see `Plan.columns`.
+    """A plan's columns row, layer and layers for each stack; see `Plan.columns`.
 
     Args:
-        schedule: of the plan.
-        stacks: of the plan.
-        part: of each stage and tick, `[ticks, p]`.
-        chunk: the same.
+        schedule: the plan's.
+        stacks: the plan's.
+        part: the part of each stage and tick, `[ticks, p]`.
+        chunk: likewise.
     """
     columns, before = {}, 0
     for stack, of_parts in stacks.items():
@@ -196,10 +195,11 @@ def layer_columns(
 def rows_of_layers(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, ...]:
     """The row of each layer of a stack, counted through all stages.
 
-    For 1f1b on 2 stages with parts of 3 and 1 layers: rows 0, 1, 2 and 3; rows 4 and 5 are unused.
+    For 1f1b on 2 stages with parts of 3 and 1 layers, these are rows 0, 1, 2 and 3; rows 4 and 5
+    are unused.
 
     Args:
-        schedule: which places the parts on stages.
+        schedule: places the parts on stages.
         sizes: the number of layers of the stack in each part.
     """
     *begins, depth = chunk_rows(schedule, sizes)

@@ -1,16 +1,16 @@
-"""Plans: a schedule with a slot for every value, as numbers that the executor follows.
+"""Plans: schedules with a slot for every value, as numbers that the executor follows.
 
-A schedule has the tick of every operation. A plan adds the slots in which values wait, and the hops
-by which they get from stage to stage. There are three pools of slots:
+A schedule gives the tick of every operation. A plan adds the slots in which values wait, and the
+hops that send them from stage to stage. There are three pools of slots:
 
     mail      activations and gradients, from the operation that computes them to the one that
               reads them
     saved     what layers save for backward
-    between   what layers keep from B to W, where a schedule splits backward
+    between   what layers hold from B to W, where a schedule splits backward
 
-A slot is free again once its value was read, so a pool has as many slots as values wait at the same
-time on the busiest stage. *saved* and *between* have slots of their own for each stack of layers: a
-part without layers of a stack takes none of its slots.
+A slot becomes free once its value is read, so a pool has as many slots as values wait at once on
+the busiest stage. *saved* and *between* have separate slots for each stack of layers: a part
+without layers of a stack uses none of its slots.
 
 Letters: p stages, V chunks per stage, L layers.
 """
@@ -35,10 +35,10 @@ from jaxptd.pipeline.table import B, F, Schedule, W
 
 # ---- the hops of a schedule: the permutes over pp that send results from stage to stage ----------
 # A permute synchronizes all devices that it joins. In 1F1B only every second pair of neighbours
-# exchanges values at a tick, an activation one way and a gradient the other. So there is a permute
+# exchanges values at a tick, an activation one way and a gradient the other. With one permute
 # within the even pairs of stages, (0, 1) (2, 3) ..., and one within the odd pairs, (1, 2) (3, 4)
-# ...: no stage that runs forward then waits for one that runs backward, which takes twice as long.
-# Results that the pairs do not cover take a hop onward, from every stage to the next, or back.
+# ..., no stage that runs forward waits for one that runs backward, which takes twice as long.
+# Results that the pairs do not cover take a hop from every stage to the next, or back.
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -50,7 +50,7 @@ class Hops:
     Args:
         stages: p.
         ticks: the number of ticks of the schedule.
-        moved: (tick, source stage, target stage) of every result that an operation reads.
+        moved: (tick, source stage, target stage) for every result that an operation reads.
     """
 
     stages: int
@@ -73,17 +73,17 @@ class Hops:
 
     @cached_property
     def together(self) -> list[tuple[str, ...]]:
-        """The hops that some tick takes together; the first is none."""
+        """The sets of hops that some tick takes together; the first is empty."""
         return sorted({(), *self._at.values()}, key=lambda hops: (len(hops), hops))
 
     @cached_property
     def chosen(self) -> np.ndarray:
-        """int32 `[ticks]`: the number in `together` of the hops that each tick takes."""
+        """int32 `[ticks]`: the index in `together` of the hops that each tick takes."""
         numbers = {hops: number for number, hops in enumerate(self.together)}
         return np.array([numbers[self.at(tick)] for tick in range(self.ticks)], np.int32)
 
     def at(self, tick: int) -> tuple[str, ...]:
-        """The hops taken at the end of a tick, none, one or two."""
+        """The hops at the end of a tick: none, one or two."""
         return self._at.get(tick, ())
 
     def column(self, tick: int, source: int, target: int) -> str:
@@ -131,9 +131,9 @@ class Hops:
 class Value:
     """A value that waits in a slot of a pool.
 
-    start, end: times; tick t has two, 2t when its operation runs and 2t + 1 when results are stored
-        in the mail.
-    cells: (column, tick) of the plan in which its slot is written.
+    start, end: times. Tick t has two: 2t when its operation runs, and 2t + 1 when results are
+        stored in the mail.
+    cells: (column, tick) pairs of the plan where its slot is written.
     """
 
     pool: str
@@ -148,12 +148,12 @@ class Plan:
     """A schedule with a slot for every value.
 
     Args:
-        schedule: the tick of every operation; without any B a forward pass.
-        stacks: of each stack of layers, in the order in which x goes through them, the number of
-            its layers in each of the p*V parts.
-        recompute: backward starts from the part's input, and runs its layers forward again.
-        first: the number of a stack's layers at the start of each part that are of its first kind,
-            see `kinds`; None: all are of one kind.
+        schedule: the tick of every operation; without B it is a forward pass.
+        stacks: for each stack of layers, in the order in which x passes them, the number of its
+            layers in each of the p*V parts.
+        recompute: whether backward starts from the part's input and runs its layers forward again.
+        first: how many of a stack's first layers in each part are of its first kind, see `kinds`;
+            None: all are of one kind.
     """
 
     schedule: Schedule
@@ -167,7 +167,7 @@ class Plan:
         return self.schedule.splits
 
     def depth(self, stack: str) -> int:
-        """The number of rows of each part in its stage's stack: the layers of the largest part."""
+        """Rows of each part in its stage's stack: the number of layers of the largest part."""
         return max(self.stacks[stack])
 
     def even(self, stack: str) -> bool:
@@ -176,13 +176,13 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """The number of rows of layers on all stages, with those that are not used."""
+        """The number of rows of layers on all stages, including unused ones."""
         rows = (chunk_rows(self.schedule, sizes)[-1] for sizes in self.stacks.values())
         return self.schedule.stages * sum(rows)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of layers, stack after stack."""
+        """The kinds of layers, stack by stack."""
         every = []
         for stack in self.stacks:
             depth = self.depth(stack)
@@ -196,7 +196,7 @@ class Plan:
         return bool((self.schedule.table[..., 0] == B).any())
 
     def forward_only(self, micro_batches: int | None = None) -> "Plan":
-        """The plan with only the forward operations, in the same order and as early as possible.
+        """The plan of only the forward operations, in the same order and as early as possible.
 
         micro_batches: the number of micro-batches to run; None: all.
         """
@@ -223,12 +223,12 @@ class Plan:
 
     @property
     def switched(self) -> tuple[str, str]:
-        """The operations that share a switch: one reads, F writes. B does both if W follows it."""
+        """The operations that share a switch: one reads, F writes; B does both if W follows."""
         return ("weight" if self.splits else "backward"), "forward"
 
     @cached_property
     def trips(self) -> dict[str, int]:
-        """Executions over all ticks and stages, by scope; of a switch's branch by SCOPE/NUMBER."""
+        """Executions over all ticks and stages, by scope; for a switch's branch by SCOPE/NUMBER."""
         micro_batches, stages = self.schedule.micro_batches, self.schedule.stages
         taken = enumerate(np.bincount(self.hops.chosen))
         trips = {f"hops/{number}": stages * int(ticks) for number, ticks in taken}
@@ -252,15 +252,14 @@ class Plan:
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """The numbers of each stage and tick, int32 `[ticks, p]` for each name.
+        """The numbers for each stage and tick, int32 `[ticks, p]` per name.
 
         micro: the micro-batch.
         row, layer, layers, all `of_stack`: the part's first row in the stage's stack, the model's
             number of its first layer there, and how many layers it has.
-        embed, forward, head, backward, unembed, weight: 1 where that loop runs.
-        read, input: slots of the mail: of the operation's x, and of the part's input to recompute
-            from.
-        keep, in_<hop>: slots of the mail for the result, and for what arrives by a hop.
+        embed, forward, head, backward, unembed, weight: 1 where that runs.
+        read, input: mail slots of the operation's x, and of the part's input for recomputation.
+        keep, in_<hop>: mail slots for the result, and for what arrives by a hop.
         saved, between, both `of_stack`: slots of these pools.
         """
         operation, micro, chunk = np.moveaxis(self.schedule.table, -1, 0)
@@ -306,7 +305,7 @@ class Plan:
         }
 
     def _results(self) -> Iterator[tuple[int, int, int, int]]:
-        """(tick, part, the part that reads it, the tick at which it does) of every result."""
+        """(tick, part, reading part, reading tick) of every result."""
         for (operation, part, micro), tick in self._when.items():
             to = part + (operation == F) - (operation == B)
             if to != part and 0 <= to < self.schedule.parts:
@@ -335,7 +334,7 @@ class Plan:
                 yield from self._saved(part, micro)
 
     def _saved(self, part: int, micro: int) -> Iterator[Value]:
-        """The values that the layers of a part save for B, and keep from B to W, by stack."""
+        """Values that a part's layers save for B, and hold from B to W, by stack."""
         stage, backward = self._stage(part), self._when[B, part, micro]
         start = backward if self.recompute else self._when[F, part, micro]
         end = self._when.get((W, part, micro), backward)
@@ -348,7 +347,7 @@ class Plan:
                 yield Value(between, stage, 2 * backward, 2 * end, cells)
 
     def _unread(self, named: set[tuple[str, int, int]]) -> Iterator[Value]:
-        """Values that are stored but not read here: a result to be sent, a hop without a source."""
+        """Values that are stored but not read here: a result to send, a hop without a source."""
         for tick, stage in np.ndindex(self.schedule.table.shape[:2]):
             for column in ("keep", *(f"in_{hop}" for hop in self.hops.at(tick))):
                 if (column, tick, stage) not in named:
@@ -356,7 +355,7 @@ class Plan:
 
     @cached_property
     def _slots(self) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-        """(the columns with slots, the number of slots of each pool)."""
+        """Returns (the columns with slots, the number of slots of each pool)."""
         values = list(self._values())
         named = {(column, tick, value.stage) for value in values for column, tick in value.cells}
         values += self._unread(named)
@@ -374,7 +373,7 @@ class Plan:
 
 
 def _assign_slots(values: list[Value]) -> Iterator[tuple[Value, int]]:
-    """Each value with a slot; a stage uses as few slots as values wait at the same time."""
+    """Assigns each value a slot; a stage uses only as many slots as values wait at once."""
     free: dict[tuple[str, int], list[int]] = {}
     taken: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (end, slot)
     count: dict[tuple[str, int], int] = {}

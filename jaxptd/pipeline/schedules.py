@@ -1,7 +1,7 @@
 """The named schedules, for any number of stages and micro-batches. Pure numpy.
 
-For p stages, m micro-batches and V chunks: the number of ticks, and the most micro-batches whose
-activations stage s holds.
+For p stages, m micro-batches and V chunks, the columns give the number of ticks and the most
+micro-batches whose activations stage s holds.
 
     gpipe        2(m+p-1)    m                          Huang et al., arXiv 1811.06965
     1f1b         2(m+p-1)    min(m, p-s)                Narayanan et al., arXiv 2104.04473
@@ -10,7 +10,7 @@ activations stage s holds.
     zb-h2        3m+p-1      min(m, 2p-1), m >= p       the same
     zb-v         6m+p-1      min(m, p), m >= 2p-1       the same, and 2405.15362; V = 2
 
-A tick takes as long as one operation on one part. The zb schedules split backward into B and W.
+A tick lasts as long as one operation on one part. The zb schedules split backward into B and W.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ __all__ = [
 Cell = tuple[int, int, int]  # operation, micro-batch, chunk
 
 DEFAULT_CHUNKS = {"interleaved": 2, "zb-v": 2}  # 1 for the others
-# For stages * chunks * (stages + micro_batches * chunks), as the time to build a table grows. A
-# larger one would take a minute or more, and no real pipeline is that large.
+# Limits stages * chunks * (stages + micro_batches * chunks), to which the time to build a table is
+# proportional. A larger table would take over a minute, and no real pipeline is that large.
 MAX_CELLS = 2**20
 
 
@@ -60,7 +60,7 @@ def make_schedule(
         virtual_stages: V, chunks per stage; None: the schedule's default.
 
     Raises:
-        UserError: there is no such schedule, or it does not exist in these sizes.
+        UserError: there is no such schedule, or not in these sizes.
     """
     schedule = outline(
         name, stages=stages, micro_batches=micro_batches, virtual_stages=virtual_stages
@@ -74,10 +74,10 @@ def make_schedule(
 def outline(
     name: str | Path, *, stages: int, micro_batches: int, virtual_stages: int | None = None
 ) -> Schedule:
-    """The parts of a schedule on its stages: without a table, but for one that a file has.
+    """A schedule's parts on its stages, without a table unless it comes from a file.
 
-    Arguments and errors are those of `make_schedule`, except for sizes that only a table shows to
-    be impossible.
+    Takes the arguments of `make_schedule` and raises its errors, except for sizes that only a table
+    shows to be impossible.
     """
     sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": virtual_stages}
     for what, size in sizes.items():
@@ -92,7 +92,7 @@ def outline(
     chunks = _chunks(name, virtual_stages)
     if stages * chunks * (stages + micro_batches * chunks) > MAX_CELLS:
         raise UserError(
-            f"schedule={name} of stages={stages}, micro_batches={micro_batches} and {chunks} "
+            f"schedule={name} with stages={stages}, micro_batches={micro_batches} and {chunks} "
             "chunks per stage is too large; use fewer"
         )
     placement: Placement = "v" if name == "zb-v" else "loop"
@@ -137,14 +137,14 @@ def _from_file(path: str, sizes: dict[str, int | None]) -> Schedule:
 
 
 def _gpipe(schedule: Schedule) -> np.ndarray:
-    """All forwards, then all backwards; neither has an idle tick in between."""
+    """All forwards, then all backwards, each without idle ticks in between."""
     p, m = schedule.stages, schedule.micro_batches
     s, i = np.indices((p, m))
     return _table(schedule, forward=s + i, backward=m + 2 * (p - 1) - s + i)
 
 
 def _one_forward_one_backward(schedule: Schedule) -> np.ndarray:
-    """A stage has a forward at every second tick, from its first forward to its last.
+    """Each stage runs a forward at every second tick, from its first forward to its last.
 
     So at tick t only stages s and s+1 with s == t mod 2 exchange values.
     """
@@ -154,7 +154,7 @@ def _one_forward_one_backward(schedule: Schedule) -> np.ndarray:
 
 
 def _table(schedule: Schedule, *, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """The table, from the ticks `[stages, micro_batches]` of F and of B."""
+    """Builds the table from the ticks `[stages, micro_batches]` of F and of B."""
     table = np.zeros((int(backward.max()) + 1, schedule.stages, 3), np.int32)
     s, i = np.indices(forward.shape)
     for operation, tick in ((F, forward), (B, backward)):
@@ -163,7 +163,7 @@ def _table(schedule: Schedule, *, forward: np.ndarray, backward: np.ndarray) -> 
 
 
 def _zero_bubble_v(schedule: Schedule) -> np.ndarray:
-    """No stage has an idle tick, and each begins a tick after the one before; see `_v_order`."""
+    """Stages without idle ticks, each beginning a tick after the previous one; see `_v_order`."""
     p, m = schedule.stages, schedule.micro_batches
     if m < 2 * p - 1:  # too few to fill the pipeline in that order
         return _listed(schedule)
@@ -197,9 +197,9 @@ class _Limits:
     Args:
         ahead: stage s -> the most forwards of its chunks whose backward has not run.
         held: the most forwards of its chunks whose last operation has not run.
-        group: micro-batches that go through a chunk before any goes through the next.
+        group: micro-batches that pass a chunk before any passes the next.
         waits: whether a stage waits for its most urgent operation instead of running the first one
-            whose inputs are there.
+            that is ready.
         alternates: whether all stages run F at one tick and B at the next.
     """
 
@@ -229,10 +229,10 @@ def _limits(schedule: Schedule) -> _Limits:
 
 
 def _listed(schedule: Schedule) -> np.ndarray:
-    """The table in which each stage runs its most urgent operation of those that are ready.
+    """The table in which each stage runs the most urgent of its ready operations.
 
-    F, if the limits allow it, is more urgent than B, and B than W. Within an operation an earlier
-    group of micro-batches is, and then an earlier chunk (a later one for B and W).
+    F, if the limits allow it, is more urgent than B, and B than W. Within an operation earlier
+    groups of micro-batches come first, then earlier chunks (later ones for B and W).
     """
     progress = _Progress(schedule)
     rows: list[list[Cell]] = []
@@ -261,7 +261,7 @@ class _Progress:
         return all(len(ticks) == self.schedule.micro_batches for ticks in self.done.values())
 
     def step(self, stage: int, tick: int, turn: Sequence[Operation]) -> Cell:
-        """Chooses a stage's operation at a tick; idle if none is ready whose turn it is."""
+        """Chooses a stage's operation at a tick; idle if none that has its turn is ready."""
         kinds = self.kinds if self._may_go_forward(stage) else self.kinds[1:]
         wanted = [
             (operation, part, chunk)

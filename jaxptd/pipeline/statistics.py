@@ -1,13 +1,13 @@
-"""The costs of a schedule: bubble, memory and messages, counted in its table, and as formulas.
+"""A schedule's costs: bubble, memory and messages, counted in its table and by formula.
 
-m micro-batches, p stages, V chunks. F, B, W are the times of a forward, of the gradient of the
-input and of those of the weights, for one micro-batch and all layers of a stage. An operation on
-one chunk takes 1/V of that, and a backward that is not split takes B + W.
+Letters: m micro-batches, p stages, V chunks. F, B and W are the times of forward, of the input's
+gradient and of the weights' gradients, for one micro-batch and all layers of a stage. An operation
+on one chunk takes 1/V of that, and an unsplit backward takes B + W.
 
-The *bubble* is the idle time of a stage between its first and its last operation, divided by the
-time it works; the largest of all stages. If the first stage works at the beginning and at the end
-of a step, the bubble is all idle time of the step. For zb schedules it is what Qi et al. count,
-whose next step may begin on one stage while another still works on the last.
+The *bubble* is a stage's idle time between its first and its last operation, divided by the time it
+works; the largest of all stages counts. If the first stage works at the beginning and at the end of
+a step, the bubble is all idle time of the step. For zb schedules it is what Qi et al. count: their
+next step may begin on one stage while another still finishes the last.
 
 Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, section 2, and
 arXiv 2405.15362.
@@ -26,7 +26,7 @@ from jaxptd.pipeline.table import B, F, Operation, Schedule, W
 
 
 class Durations(NamedTuple):
-    """The times of F, B and W of one micro-batch on all layers of a stage, in any unit."""
+    """Times of F, B and W for one micro-batch and all layers of a stage, in any unit."""
 
     F: float = 1.0
     B: float = 1.0
@@ -38,10 +38,10 @@ EQUAL = Durations()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timing:
-    """The times at which a schedule's operations run, if each starts as early as possible.
+    """Times of a schedule's operations, if each starts as early as possible.
 
     Args:
-        start, end: `[ticks, stages]`, of the operation in that cell of the table; 0 if idle.
+        start, end: `[ticks, stages]`, times of the operation in that cell of the table; 0 if idle.
     """
 
     start: np.ndarray
@@ -59,20 +59,20 @@ class Timing:
 
     @property
     def bubble(self) -> float:
-        """Idle time between a stage's operations, divided by its work; the largest of all."""
+        """The largest of all stages' idle times between operations, relative to work."""
         first = np.where(self.end > 0, self.start, np.inf).min(0)
         return float(((self.end.max(0) - first - self.busy) / self.busy).max())
 
     @property
     def idle(self) -> float:
-        """The share of all stages' time that is idle, also before and after their operations."""
+        """The idle share of all stages' time, including before and after their operations."""
         return float(1 - self.busy.mean() / self.makespan)
 
 
 def simulate(schedule: Schedule, durations: Durations = EQUAL) -> Timing:
-    """Simulates each stage's operations in the table's order, each once its inputs are there.
+    """Simulates each stage's operations in the table's order, each as soon as its inputs exist.
 
-    Sending takes no time; `makespan` counts that hops make stages wait for each other.
+    Sending takes no time; `makespan` also accounts for hops, which make stages wait for each other.
 
     Raises:
         UserError: a duration is not a number from 1e-9 to 1e9.
@@ -81,7 +81,7 @@ def simulate(schedule: Schedule, durations: Durations = EQUAL) -> Timing:
 
 
 def simulate_stages(schedule: Schedule, durations: Sequence[Durations]) -> Timing:
-    """Simulates stages that have durations of their own, in the order of the stages.
+    """Simulates stages with individual durations, in the order of the stages.
 
     Raises:
         UserError: a duration is not a number from 1e-9 to 1e9.
@@ -100,7 +100,7 @@ def simulate_stages(schedule: Schedule, durations: Sequence[Durations]) -> Timin
 
 
 def _lengths(schedule: Schedule, durations: Durations) -> dict[Operation, float]:
-    """The time of each operation, where backward has both parts unless the schedule splits it."""
+    """The time of each operation; backward includes W unless the schedule splits it."""
     if not all(1e-9 <= length <= 1e9 for length in durations):
         raise UserError(f"durations F, B, W = {tuple(durations)}: use numbers from 1e-9 to 1e9")
     backward = durations.B if schedule.splits else durations.B + durations.W
@@ -113,7 +113,7 @@ def bubble(schedule: Schedule, durations: Durations = EQUAL) -> float:
 
 
 def expected_bubble(schedule: Schedule, durations: Durations = EQUAL) -> float | None:
-    """The bubble by formula; None if there is no formula for these sizes and durations."""
+    """The bubble by formula; None if these sizes and durations have no formula."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     f, b, w = durations
     work = m * (f + b + w)
@@ -131,7 +131,7 @@ def expected_bubble(schedule: Schedule, durations: Durations = EQUAL) -> float |
 
 
 def longer_than_needed(schedule: Schedule) -> str | None:
-    """A sentence if p does not divide m, and an interleaved schedule is the longer for it."""
+    """A sentence if an interleaved schedule is longer because p does not divide m, or None."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     ticks = 2 * (m * V + p - 1)  # the formula of schedules.py
     if schedule.name != "interleaved" or m % p == 0 or schedule.ticks <= ticks:
@@ -139,12 +139,12 @@ def longer_than_needed(schedule: Schedule) -> str | None:
     better = " or ".join(str(size) for size in (m - m % p, m - m % p + p) if size)
     return (
         f"schedule=interleaved takes {schedule.ticks} ticks where {ticks} would do, since "
-        f"micro_batches={m} is no multiple of stages={p}; use {better} micro-batches"
+        f"micro_batches={m} is not a multiple of stages={p}; use {better} micro-batches"
     )
 
 
 def held(schedule: Schedule) -> np.ndarray:
-    """The number of micro-batches and chunks whose activations a stage holds, `[ticks, stages]`.
+    """Number of (micro-batch, chunk) pairs whose activations a stage holds, `[ticks, stages]`.
 
     It holds them from the tick of F to that of B, or of W if backward is split.
     """
@@ -155,12 +155,12 @@ def held(schedule: Schedule) -> np.ndarray:
 
 
 def peak(schedule: Schedule) -> np.ndarray:
-    """The most that each stage holds at a tick, in micro-batches of all its layers, `[stages]`."""
+    """The most that each stage ever holds, in micro-batches of all its layers, `[stages]`."""
     return held(schedule).max(0) / schedule.chunks
 
 
 def expected_peak(schedule: Schedule) -> np.ndarray | None:
-    """`peak` by formula; None if there is no formula for these sizes."""
+    """`peak` by formula; None if these sizes have no formula."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     s = np.arange(p)
     formula = {
@@ -177,7 +177,7 @@ def expected_peak(schedule: Schedule) -> np.ndarray | None:
 
 
 def messages(schedule: Schedule) -> int:
-    """The values sent from one stage to another in a step: 2m(pV-1) in a loop with p > 1."""
+    """Number of values sent between stages in a step: 2m(pV-1) in a loop with p > 1."""
     count = 0
     for _, stage, operation, _, chunk in schedule.operations():
         to = schedule.part(stage, chunk) + {F: 1, B: -1, W: 0}[operation]
@@ -186,12 +186,12 @@ def messages(schedule: Schedule) -> int:
 
 
 def host_waits(plan: Plan) -> np.ndarray:
-    """The waits of each stage's host for its GPU in a step's ticks, `[stages]`.
+    """Number of waits of each stage's host for its GPU in a step's ticks, `[stages]`.
 
-    Once for each conditional: at a tick for the operation, again for B if backward is split, and
-    for the hops; in F for the embedding, in B for the head and for the embedding's gradient. Where
-    parts have different numbers of layers, a loop over them makes it wait for each layer, and once
-    more.
+    It waits once per conditional: at a tick for the operation, again for B if backward is split,
+    and for the hops; in F for the embedding, in B for the head and for the embedding's gradient.
+    Where parts differ in their number of layers, a loop over layers makes it wait for each layer
+    and once more.
     """
     columns, splits = plan.columns, plan.schedule.splits
     switch = len(plan.hops.together) > 1
@@ -207,7 +207,7 @@ def host_waits(plan: Plan) -> np.ndarray:
 
 
 def makespan(plan: Plan, durations: Durations = EQUAL) -> float:
-    """The simulated time of a step in which the stages of each hop wait for each other."""
+    """The simulated time of a step, with the stages of each hop waiting for each other."""
     schedule, hops = plan.schedule, plan.hops
     backward = durations.B + (0 if schedule.splits else durations.W)
     each = {Operation.F: durations.F, Operation.B: backward, Operation.W: durations.W}

@@ -1,4 +1,4 @@
-"""Schedules as tables of each stage's operation at each tick; their check, their CSV files.
+"""Schedules as tables of each stage's operation at each tick, with a check and CSV files.
 
 The model is divided into stages * chunks consecutive *parts*. A value that a stage sends at the end
 of tick t can be read from tick t+1 on. Pure numpy.
@@ -18,7 +18,7 @@ from jaxptd.fields import check_fields
 
 
 class Operation(IntEnum):
-    """The operation of a stage at a tick."""
+    """A stage's operation at a tick."""
 
     IDLE = 0
     F = 1  # forward
@@ -36,16 +36,16 @@ class Schedule:
     """A pipeline schedule: which stage does what at which tick.
 
     Args:
-        name: one of `SCHEDULES`, or the path of the file that it was read from.
+        name: one of `SCHEDULES`, or the path of its file.
         stages: p.
-        micro_batches: m, of a step.
+        micro_batches: m per step.
         chunks: V, parts of the model on each stage.
         placement: `loop`: part c*p + s is chunk c of stage s. `v`, with two chunks: part s is
             chunk 0 of stage s, and part 2p - 1 - s its chunk 1.
         table: int32 `[ticks, stages, 3]`: operation, micro-batch, chunk; zeros where idle.
 
     Raises:
-        UserError: a field is of another type. `check` says if the table is wrong.
+        UserError: a field has the wrong type. `check` checks the table.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Schedule:
         return bool((self.table[..., 0] == W).any())
 
     def part(self, stage: int, chunk: int) -> int:
-        """The part of the model that a chunk of a stage is."""
+        """The part of the model in a stage's chunk."""
         if self.placement == "v" and chunk == 1:
             return 2 * self.stages - 1 - stage
         return chunk * self.stages + stage
@@ -109,8 +109,8 @@ class Schedule:
 def check(schedule: Schedule) -> None:
     """Raises UserError with the first error in a table.
 
-    Every micro-batch must have one F and one B (and one W, if any has) on each part, each at a
-    later tick than all operations that it needs (`Schedule.needs`).
+    Every micro-batch needs one F and one B (and one W, if any has one) on each part, each at a
+    later tick than all operations that it depends on (`Schedule.needs`).
     """
     _check_form(schedule)
     when: dict[tuple[Operation, int, int], int] = {}
@@ -199,7 +199,7 @@ CELL = re.compile(r"([FBW])([0-9]{1,6})(?:\.([0-9]{1,6}))?")  # F3, for chunk 1 
 
 
 def to_csv(schedule: Schedule) -> str:
-    """The table as CSV: a line per stage, a cell per tick, such as F0, with chunks F0.1.
+    """The table as CSV: a line per stage, a cell per tick such as F0, or with chunks F0.1.
 
     An idle cell is empty. If the placement is not `loop`, the first line is `placement,v`.
     """
@@ -210,7 +210,7 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def cell_text(schedule: Schedule, cell: Sequence[int]) -> str:
-    """A cell of the table as in a file: F0, with several chunks F0.1; empty if idle."""
+    """A cell of the table as in a file: F0, or with several chunks F0.1; empty if idle."""
     operation, i, chunk = cell
     if operation == Operation.IDLE:
         return ""

@@ -33,11 +33,11 @@ from jaxptd.pipeline.split_backward import (
     trace_layer,
 )
 
-# ---- layers by what a tick runs of them ----------------------------------------------------------
+# ---- kinds of layers -----------------------------------------------------------------------------
 # The kinds of layers in a pipeline: what each saves for backward, and its traced backward pass.
 #
-# Layers of different stacks are of different kinds. Layers of one stack in one part of the model
-# are of two kinds if only some of them recompute in backward (`model.remat_layers`).
+# Different stacks have different kinds. Within one part of the model, a stack has two kinds if only
+# some of its layers recompute in backward (`model.remat_layers`).
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,15 +45,15 @@ class LayerKind:
     """Layers that save the same arrays for backward.
 
     Args:
-        number: of the kind in the plan.
+        number: the kind's number in the plan.
         kind: the layers.
         params: shapes of a layer's parameters, without the common ones.
         layer: any of them, traced.
-        shapes: what one of them keeps in the pools *saved* and *between*.
+        shapes: what one of them stores in the pools *saved* and *between*.
         split: its backward pass as B and W, if the schedule splits it.
         storage: where B's results wait for W.
-        keep: arrays to save -> as pools keep them.
-        fetched: the other way.
+        keep: arrays to save -> their form in pools.
+        fetched: the inverse.
     """
 
     number: int
@@ -101,12 +101,12 @@ class LayerKind:
 
     @property
     def weight_backward_reads_params(self) -> bool:
-        """True if W reads any parameter of the layer; common ones are there in any case."""
+        """True if W reads any parameter of the layer; common ones are always available."""
         saved, count = len(self.shapes["saved"]), len(jax.tree.leaves(self.params))
         return self.split is not None and any(self.split.weight_reads[saved : saved + count])
 
     def get(self, pools: Sequence[Any], slot: Array, offset: Array) -> list[Array]:
-        """The arrays of the layer at an offset in a part in a slot; pools: one for each kind."""
+        """The arrays of the layer at an offset in a slot's part; pools: one per kind."""
         arrays: list[Array] = self.fetched(get(pools[self.number], slot, offset - self.kind.begin))
         return arrays
 
@@ -117,7 +117,7 @@ class LayerKind:
         slot: Array,
         offset: Array,
     ) -> list[Any]:
-        """The pools with all of a layer's arrays replaced, or those whose numbers `new` has."""
+        """Replaces all of a layer's arrays in the pools, or those with numbers in `new`."""
         pool = list(pools[self.number])
         for i, x in new.items() if isinstance(new, dict) else enumerate(new):
             pool[i] = put(pool[i], self.keep(x), slot, offset - self.kind.begin)
@@ -130,9 +130,9 @@ class LayerKind:
 def gradients(
     functions: ModelFunctions, plan: Plan, arrays: ModelArrays
 ) -> tuple[Any, dict[str, Any], Any, Any]:
-    """(the head's losses, gradients of layers by stack, of ends, of common parameters).
+    """Returns (the head's losses, gradients of layers by stack, of ends, of common parameters).
 
-    All but the gradients of layers are this stage's shares, to be summed over pp.
+    All but the gradients of layers are this stage's partial sums, to be reduced over pp.
     """
     ticks = Training(functions, plan, arrays)
     carry = ticks.scan(ticks.start())
@@ -173,7 +173,7 @@ class Training(Ticks):
         return self.initial(**pools, layers=layers, ends=ends, common=common, total=total)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
-        """Runs the operation of the stage and tick: one at most, see `Plan.switched`."""
+        """Runs the operation of the stage and tick, if any; see `Plan.switched`."""
         bodies = {"backward": self._backward, "weight": self._weight, "forward": self._forward}
         shared = {name: bodies[name] for name in self.plan.switched}
         if self.splits:
@@ -239,18 +239,18 @@ class Training(Ticks):
         return carry._replace(x=x, ends=ends, total=jax.tree.map(jnp.add, carry.total, losses))
 
     def _layer_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
-        """All gradients of a layer; x, the gradient of its output, becomes that of its input."""
+        """Computes all gradients of a layer; x, its output's gradient, becomes its input's."""
         kind, params = self.kinds[layer.kind], self._regathered(layer.params)
         saved = kind.get(carry.saved, instruction[kind.saved], layer.offset)
         gradients, x = kind.layer.backward(saved, params, layer.inputs, carry.x)
         return self._accumulate(gradients, instruction, carry, layer)._replace(x=x)
 
     def _input_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
-        """The gradient of a layer's input only; `_weight` computes those of its parameters."""
+        """Computes only the gradient of a layer's input; `_weight` computes its parameters'."""
         kind, params = self.kinds[layer.kind], self._regathered(layer.params)
         assert kind.split is not None
         saved = kind.get(carry.saved, instruction[kind.saved], layer.offset)
-        # Read before their slots are overwritten, or XLA for CPUs copies the pool at every layer.
+        # Read before their slots are overwritten, or XLA on CPUs copies the pool at every layer.
         for i in (i for i in kind.storage.replaced if i is not None):
             saved[i] = lax.optimization_barrier(saved[i])
         x, passed = kind.split.input_backward((saved, params, layer.inputs), carry.x)
@@ -281,7 +281,7 @@ class Training(Ticks):
     # ---- W --------------------------------------------------------------------------------------
 
     def _weight(self, carry: Carry, instruction: Instruction) -> Carry:
-        """Gradients of the parameters of each of the part's layers."""
+        """Computes the parameter gradients of each of the part's layers."""
 
         def run(carry: Carry, layer: CurrentLayer) -> Carry:
             kind = self.kinds[layer.kind]

@@ -1,4 +1,4 @@
-"""Plans a training step: which layout of so many GPUs is fastest, and what it needs."""
+"""Plans a training step: finds the fastest layout on a number of GPUs, and its memory."""
 
 import collections
 import dataclasses
@@ -23,8 +23,8 @@ from jaxptd.planner.steps.traffic import Compiled, Figures, remade
 
 # ---- compiles the best layouts of a ranking, and ranks them again --------------------------------
 
-MOST = 100  # layouts that may be compiled
-Measure = Callable[[Config, int], Figures]  # of a config, with so many bytes on each GPU
+MOST = 100  # most layouts that are compiled
+Measure = Callable[[Config, int], Figures]  # config, bytes of each GPU -> figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Compiling:
         measure: compiles one.
         cluster: the devices.
         limit: bytes of a device that a step may use.
-        say: takes a line for each that was compiled.
+        say: takes a line for each compiled candidate.
     """
 
     measure: Measure
@@ -44,13 +44,13 @@ class Compiling:
     say: Callable[[str], None]
 
     def best(self, ranking: Iterable[Candidate], wanted: int) -> tuple[Candidate, ...]:
-        """Compiles the first of a ranking that fit, by what the compiler says, the fastest first.
+        """Compiles a ranking until enough fit by the compiler's figures; returns the fastest first.
 
-        As many are compiled at a time as there are cores.
+        Compiles as many at a time as there are cores.
 
         Args:
-            ranking: the best by prediction first.
-            wanted: how many have to fit.
+            ranking: best prediction first.
+            wanted: how many must fit.
         """
         fitting: list[Candidate] = []
         for number, (each, figures) in enumerate(self._compiled(iter(ranking), wanted, fitting), 1):
@@ -109,26 +109,26 @@ def _text(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value).replace(" ", "")
 
 
-MAX_MEMORY = GPU_MEMORY  # of a device's
+MAX_MEMORY = GPU_MEMORY  # share of a device's memory
 MOST_GPUS = 2**17
 RANGES = {"gpus": (1, MOST_GPUS), "top": (1, 1000), "compile": (0, MOST), "node": (0, MOST_GPUS)}
-SURE, UNSURE = 0.06, 0.12  # errors of predictions with shares that were fitted, and without
+SURE, UNSURE = 0.06, 0.12  # errors of predictions with fitted shares, and without
 MFU = "MFU ± model error"
 COMPILED = ("s/step compiled", "GiB compiled", "GB moved", "hidden")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """The best layouts of so many GPUs.
+    """The best layouts on a number of GPUs.
 
     Args:
-        config: that was planned, with its own layout.
+        config: the config to plan, with its own layout.
         cluster: the devices.
         gpus: their number.
         limit: bytes of a device that a step may use.
-        best: the fastest layout first, each with other sizes of the axes.
-        counted: layouts whose time was predicted; of the others bounds show that they are slower.
-        error: of predictions on these devices, as a share.
+        best: layouts, fastest first, each with different axis sizes.
+        counted: number of layouts whose time was predicted; bounds show that all others are slower.
+        error: error of predictions on these devices, as a share.
     """
 
     config: Config
@@ -140,24 +140,24 @@ class Plan:
     error: float
 
     def tokens_per_second(self, candidate: Candidate) -> float:
-        """Tokens of the last stack that a GPU trains in a second."""
+        """Tokens of the last stack that a GPU trains per second."""
         model = architecture_of(self.config.model)
         tokens = self.config.train.global_batch_size * model.stacks[-1].tokens
         return tokens / candidate.seconds / self.gpus
 
     def mfu(self, candidate: Candidate) -> float:
-        """Share of the peak FLOP/s of 16-bit products; see `Architecture.flops`."""
+        """Share of the peak FLOP/s of 16-bit matmuls; see `Architecture.flops`."""
         model = architecture_of(self.config.model)
         flops = self.config.train.global_batch_size * model.flops
         peak = self.gpus * self.cluster.accelerator.bf16_flops
         return flops / candidate.seconds / peak
 
     def options(self, candidate: Candidate) -> list[str]:
-        """The candidate's layout as options of `jaxptd train`, beside the config's own fields."""
+        """The candidate's layout as options of `jaxptd train`, to add to the config's fields."""
         return [f"--{name} {text}" for name, text in changed_fields(self.config, candidate.config)]
 
     def days(self, candidate: Candidate, tokens: float) -> float:
-        """Days that a number of tokens takes."""
+        """Days for training on `tokens` tokens."""
         return tokens / self.tokens_per_second(candidate) / self.gpus / 86400
 
     def table(self) -> Table:
@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """The devices of the plan and its global batch, in a line."""
+        """The plan's devices and global batch, in one line."""
         name = self.cluster.accelerator.name
         memory = gib_text(self.cluster.accelerator.hbm_bytes)
         compiled = f"; compiled for H200s with {memory}" if self.best[0].compiled else ""
@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def note(self) -> str:
-        """A line that says what the ± of the table is of."""
+        """A line that explains the table's ±."""
         return (
             f"± is {self.error:.0%} of the prediction, the model's error on published runs; it is "
             "no interval for GPUs that nobody ran"
@@ -211,7 +211,7 @@ class Plan:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON has it."""
+        """The plan as in JSON."""
         return {
             "gpu": self.cluster.accelerator.name,
             "gpus": self.gpus,
@@ -268,7 +268,7 @@ def _compiled_dict(each: Candidate) -> dict[str, Any]:
 
 
 def layout_text(config: Config) -> str:
-    """The layout of a config, with the number of its chunks and the layers of its parts."""
+    """The layout of a config, with its number of chunks and its parts' layers."""
     layout = config.layout
     chunks = f" x{layout.virtual_stages}" if layout.virtual_stages else ""
     layers = f" {'+'.join(map(str, layout.stage_layers))}" if layout.stage_layers else ""
@@ -276,14 +276,14 @@ def layout_text(config: Config) -> str:
 
 
 def expected_error(gpu: str, hardware: str | Path | None) -> float:
-    """The error of predictions to count on, as a share, on an accelerator.
+    """The error to expect of predictions on an accelerator, as a share.
 
     Args:
         gpu: its name.
-        hardware: YAML file of accelerators beside the packaged ones; None: none.
+        hardware: YAML file of accelerators that adds to the packaged ones, or None.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no accelerator of that name.
     """
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
     return SURE if sure else UNSURE

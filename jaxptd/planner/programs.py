@@ -1,11 +1,10 @@
-"""Records of programs whose steps were published: what each did, from its documentation.
+"""Records of programs with published step times: what each did, from its documentation.
 
 `accumulate` 6: reads a 16-bit sum and gradient and writes a sum. `update` of mixed precision in
-float16: gradients to float32 (6; not if they are already), unscaled and checked (8), clipped (8),
-Adam over parameter, two moments and gradient (28), 16-bit parameters (6), gradients to zero (4). In
-bfloat16 nothing is unscaled. `logit` of Megatron-LM's vocabulary
-parallel loss: to float32 (6), maximum (4), difference (8), exponential and sum (12), quotient (8),
-gradient (8), to 16 bits (6).
+float16: gradients to float32 (6, unless they are already), unscaling and check (8), clipping (8),
+Adam over parameter, two moments and gradient (28), 16-bit parameters (6), zeroing gradients (4). In
+bfloat16 nothing is unscaled. `logit` of Megatron-LM's vocabulary-parallel loss: to float32 (6),
+maximum (4), difference (8), exponential and sum (12), quotient (8), gradient (8), to 16 bits (6).
 """
 
 import dataclasses
@@ -35,8 +34,8 @@ MEGATRON_2021 = Implementation(
     sends_hidden=False,
     sends_sharded=True,
 )
-# Korthikanti et al., arXiv 2205.05198, and Megatron-LM of that time: products of weight gradients
-# add to float32, and backward's tensor-parallel collectives run beside products.
+# Korthikanti et al., arXiv 2205.05198, and Megatron-LM of that time: weight-gradient matmuls
+# accumulate in float32, and backward's tensor-parallel collectives overlap matmuls.
 MEGATRON_2022 = dataclasses.replace(
     MEGATRON_2021,
     name="megatron-2022",
@@ -45,8 +44,8 @@ MEGATRON_2022 = dataclasses.replace(
     update=54,
     tp_under="weight gradients",
 )
-# NVIDIA NeMo with Transformer Engine: flash attention, Llama's block, collectives in pieces beside
-# products, gradients and parameters beside backward and forward.
+# NVIDIA NeMo with Transformer Engine: flash attention, Llama's block, collectives in pieces that
+# overlap matmuls; gradients overlap backward and parameters overlap forward.
 NEMO = Implementation(
     "nemo",
     attention="flash",
@@ -62,7 +61,7 @@ NEMO = Implementation(
     sends_hidden=True,
     sends_sharded=False,
 )
-# MaxText: XLA's fusions and its latency-hiding scheduler; a sum of gradients reads and writes
+# MaxText: XLA's fusions and latency-hiding scheduler; gradient accumulation reads and writes
 # float32 and reads 16 bits.
 MAXTEXT = dataclasses.replace(
     NEMO, name="maxtext", accumulate=10, tp_under="weight gradients", sends_hidden=False
@@ -85,8 +84,8 @@ PROGRAMS: Mapping[str, Implementation] = types.MappingProxyType(
 
 # ---- collectives of published programs, from the records of what they did ------------------------
 # Bytes are of whole arrays in 16 bits: x[T, D] of a micro-batch. Per layer, tensor parallelism
-# sums x twice forward and twice backward; with sequence parallelism each sum is a gather and a
-# reduce-scatter, and backward gathers twice more for the gradients of weights.
+# all-reduces x twice forward and twice backward. With sequence parallelism each of these becomes a
+# gather and a reduce-scatter, and backward gathers twice more for weight gradients.
 #
 # Sources: Narayanan et al., arXiv 2104.04473; Korthikanti et al., arXiv 2205.05198.
 
@@ -135,7 +134,7 @@ def _sums(description: StepDescription, x: float) -> list[Placed]:
 
 
 def _sharded_sums(description: StepDescription, x: float) -> list[Placed]:
-    """Sums in halves. In backward only the gather before a row's product is always exposed."""
+    """All-reduces in halves. In backward only the gather before a row matmul is always exposed."""
     under = description.implementation.tp_under
     forward: Under = "products" if under == "products" else "nothing"
     again: Under = "input gradients" if under == "weight gradients" else under
@@ -149,7 +148,7 @@ def _sharded_sums(description: StepDescription, x: float) -> list[Placed]:
 
 
 def _ring(description: StepDescription) -> Iterable[Placed]:
-    """Keys and values of all devices of a ring; backward moves them again, and their gradients."""
+    """Keys and values of a ring; backward moves them again, with their gradients."""
     (stack,), parallelism = description.model.stacks, description.parallelism
     heads = 2 * sum(part.key_columns for part in stack.parts) / parallelism.tp
     size = 2.0 * description.tokens(stack) * parallelism.cp * heads
@@ -159,7 +158,7 @@ def _ring(description: StepDescription) -> Iterable[Placed]:
 
 
 def _state(description: StepDescription) -> list[Placed]:
-    """Gradients and parameters over dp x cp, as ZeRO has them."""
+    """Gradients and parameters over dp x cp, by ZeRO stage."""
     parallelism, program = description.parallelism, description.implementation
     hidden = program.dp_under == "backward" or (
         program.dp_under != "nothing" and parallelism.pp == 1
@@ -198,7 +197,7 @@ def _gathered(description: StepDescription) -> list[Placed]:
 
 
 def _tied(description: StepDescription) -> list[Placed]:
-    """The gradient of the embedding, which the first and the last stage both have."""
+    """The gradient of the embedding, which the first and the last stage share."""
     if description.parallelism.pp == 1:
         return []
     size = description.implementation.gradient * description.embedding / description.parallelism.tp

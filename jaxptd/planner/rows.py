@@ -23,10 +23,10 @@ class Shape:
     """Sizes of a decoder.
 
     Args:
-        num_layers, hidden_size, num_heads, vocab_size, seq_length: of the model.
-        num_kv_heads: heads of keys and values; 0: as many as heads.
+        num_layers, hidden_size, num_heads, vocab_size, seq_length: the model's.
+        num_kv_heads: heads of keys and values; 0: the same as num_heads.
         ffn_hidden_size: hidden units of the MLP; 0: four times the hidden size.
-        gated: the MLP has a gate, and so a third matrix.
+        gated: whether the MLP has a gate, and so a third matrix.
     """
 
     num_layers: int
@@ -68,13 +68,13 @@ SPREAD = (
     *("zero", "zero_group", "sequence_parallel", "remat"),
 )
 COLUMNS = (*TEXTS, *SHAPE, *SPREAD)
-SECONDS, RATE = "seconds", "teraflops_per_gpu"  # a row has one of them
+SECONDS, RATE = "seconds", "teraflops_per_gpu"  # a row gives one of them
 MAY_BE_ZERO = ("num_kv_heads", "ffn_hidden_size", "zero", "zero_group")
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
 REMATS = {"selective": "attention", **{name: name for name in get_args(Remat)}}
 MOST_ROWS, LIMIT = 2000, 10**9
-FEW = {"num_layers": 10**5, "pp": 10**5, "virtual_stages": 10**5}  # limits of what takes time
-SHORTEST = 1e-9  # seconds, or TFLOP/s
+FEW = {"num_layers": 10**5, "pp": 10**5, "virtual_stages": 10**5}  # limits that bound run time
+SHORTEST = 1e-9  # least seconds, or TFLOP/s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Row:
     """One measured step.
 
     Args:
-        name: of the row.
-        program: of `PROGRAMS`.
+        name: the row's name.
+        program: one of `PROGRAMS`.
         hardware: an accelerator's name.
-        shape: of the model.
+        shape: the model's.
         parallelism: its layout.
-        seconds: of the step, as published.
+        seconds: the step's time, as published.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Row:
 
 
 def paper_flops(shape: Shape, batch: int) -> float:
-    """FLOPs of a GPT's step with all activations computed again: 96 B T L D^2 (1 + ...).
+    """FLOPs of a GPT's step with full recomputation: 96 B T L D^2 (1 + ...).
 
     Source: Narayanan et al., arXiv 2104.04473, equation 3.
     """
@@ -143,7 +143,7 @@ def read_rows(path: Path) -> list[Row]:
     except csv.Error as error:
         raise UserError(f"{path} is not CSV: {error}; name a .csv file of rows") from error
     if not rows:
-        raise UserError(f"{path} has no rows; write one below the names of the columns")
+        raise UserError(f"{path} has no rows; write one below the column names")
     return rows
 
 
@@ -155,14 +155,14 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
             raise UserError(f"{path}: unknown column {quoted(repr(name))}; {remedy}")
     missing = [name for name in COLUMNS if name not in names]
     if missing:
-        raise UserError(f"{path} lacks the column {missing[0]}; it has all of {', '.join(COLUMNS)}")
+        raise UserError(f"{path} lacks the column {missing[0]}; it needs {', '.join(COLUMNS)}")
     if (SECONDS in names) == (RATE in names) or len(set(names)) < len(names):
         raise UserError(f"{path}: give each column once, and one of {SECONDS} and {RATE}")
 
 
 def _row(where: str, cells: Mapping[Any, Any]) -> Row:
     if None in cells or None in cells.values():
-        raise UserError(f"{where}: not as many values as columns; give it {len(COLUMNS) + 1}")
+        raise UserError(f"{where}: not one value per column; give it {len(COLUMNS) + 1}")
     values = {name: str(cell).strip() for name, cell in cells.items()}
     _check_choice(where, "program", values["program"], PROGRAMS)
     shape = Shape(**{name: _value(where, name, values[name]) for name in SHAPE})
@@ -216,9 +216,11 @@ def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
     devices = parallelism.tp * parallelism.pp * parallelism.cp
     batch, per_step = parallelism.global_batch, max(1, parallelism.dp) * parallelism.micro_batch
     wrong = {
-        f"gpus={parallelism.gpus} is no multiple of tp x pp x cp = {devices}": parallelism.gpus
+        f"gpus={parallelism.gpus} is not a multiple of tp x pp x cp = {devices}": parallelism.gpus
         % devices,
-        f"global_batch={batch} is no multiple of dp x micro_batch = {per_step}": batch % per_step,
+        f"global_batch={batch} is not a multiple of dp x micro_batch = {per_step}": (
+            batch % per_step
+        ),
         f"num_heads={shape.num_heads} does not split over tp={parallelism.tp}": (
             shape.num_heads % parallelism.tp
         ),
@@ -237,7 +239,7 @@ def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
         f"virtual_stages={parallelism.virtual_stages} without a pipeline": (
             parallelism.pp == 1 and parallelism.virtual_stages > 1
         ),
-        f"zero={parallelism.zero} is no stage": parallelism.zero > 3,
+        f"zero={parallelism.zero} is not a stage": parallelism.zero > 3,
         f"zero_group={parallelism.zero_group} does not divide dp x cp": (
             parallelism.zero_group and parallelism.dp * parallelism.cp % parallelism.zero_group
         ),

@@ -1,4 +1,4 @@
-"""Holds predictions against measured steps of rows and of runs: errors, and their bars."""
+"""Compares predictions with measured steps of rows and runs: errors, and their bars."""
 
 import dataclasses
 import statistics
@@ -18,18 +18,18 @@ from jaxptd.planner.rows import Row
 from jaxptd.planner.steps.step import predict
 from jaxptd.run.metrics import Metrics
 
-# Largest errors allowed on rows outside the fit, by accelerator. `DATA_SHEET` is for accelerators
-# none of whose limits were fitted.
+# Largest errors allowed on rows outside the fit, by accelerator. `DATA_SHEET` applies to
+# accelerators without fitted limits.
 BARS: Mapping[str, float] = {"a100": 0.07, "h100": 0.08}
 DATA_SHEET = 0.12
 
 
 class Measured(Protocol):
-    """A step that was timed: a row's, or a run's."""
+    """A timed step: a row's, or a run's."""
 
     @property
     def name(self) -> str:
-        """Its name, for a person."""
+        """Its name, for display."""
 
     @property
     def program(self) -> str:
@@ -53,8 +53,8 @@ class Outcome:
     """One measured step and its prediction.
 
     Args:
-        row: as measured.
-        seconds: predicted.
+        row: the measurement.
+        seconds: the prediction.
         bar: the largest error allowed, as a share.
     """
 
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Predicted over measured, minus one."""
         return self.seconds / self.row.seconds - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,8 +85,8 @@ class Validation:
     """Predictions of several rows.
 
     Args:
-        title: says how the predictions were made.
-        outcomes: of the rows, in their order.
+        title: says how predictions were made.
+        outcomes: the rows', in order.
     """
 
     title: str
@@ -94,7 +94,7 @@ class Validation:
 
     @property
     def mean(self) -> float:
-        """Mean of the errors' sizes."""
+        """Mean absolute error."""
         return float(np.mean([abs(each.error) for each in self.outcomes]))
 
     @property
@@ -102,7 +102,7 @@ class Validation:
         return max(abs(each.error) for each in self.outcomes)
 
     def missed(self) -> list[str]:
-        """The bars that are missed, a sentence each."""
+        """Missed bars, one sentence each."""
         return [
             f"{each.row.name}: {abs(each.error):.1%} is above {each.bar:.1%}"
             for each in self.outcomes
@@ -120,7 +120,7 @@ class Validation:
 
 
 def predicted_rows(rows: Sequence[Row], accelerators: Mapping[str, Accelerator]) -> Validation:
-    """Predicts rows with the accelerators as they are: nothing is fitted."""
+    """Predicts rows with the given accelerators; nothing is fitted."""
     outcomes = tuple(
         Outcome(
             row,
@@ -132,9 +132,9 @@ def predicted_rows(rows: Sequence[Row], accelerators: Mapping[str, Accelerator])
     return Validation("predicted, nothing fitted to these rows", outcomes)
 
 
-# ---- steps of runs, as they have logged them -----------------------------------------------------
+# ---- steps of runs, as logged --------------------------------------------------------------------
 
-NEWEST = 20  # rows of a run whose median is its time: the first steps and short pauses do not count
+NEWEST = 20  # a run's time is the median of these rows, to ignore first steps and short pauses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +143,9 @@ class LoggedRun:
 
     Args:
         name: its directory.
-        config: of the run.
+        config: the run's.
         hardware: the accelerator that it ran on.
-        seconds: of a step, as logged.
+        seconds: a step's time, as logged.
     """
 
     name: str
@@ -160,7 +160,7 @@ class LoggedRun:
         return self.config.layout.num_devices
 
     def predict(self, cluster: Cluster) -> float:
-        """The predicted seconds of its step, as `jaxptd plan` has them for its layout.
+        """The seconds that `jaxptd plan` predicts for its layout.
 
         Raises:
             UserError: the cost model lacks something that its config asks for.
@@ -179,11 +179,11 @@ def predicted_runs(
     Args:
         folders: directories of runs.
         gpu: the accelerator that all of them ran on.
-        node: devices of a node; 0: as many as NVLink joins.
-        hardware: YAML file of accelerators beside the packaged ones.
+        node: devices per node; 0: as many as NVLink joins.
+        hardware: YAML file of accelerators that adds to the packaged ones.
 
     Raises:
-        UserError: a directory has no run or no logged step, or the step has no prediction.
+        UserError: a directory has no run or no logged step, or the step cannot be predicted.
     """
     cluster = Cluster(find_accelerator(gpu, hardware), node)
     bar = expected_error(gpu, hardware)
@@ -196,7 +196,7 @@ def read_run(folder: Path, gpu: str) -> LoggedRun:
     """Reads the config of a run, and the median of its newest logged step times.
 
     Raises:
-        UserError: there is no run, or it has logged no step.
+        UserError: there is no run, or it has not logged a step.
     """
     metrics = Metrics(folder / "metrics.jsonl")
     config = with_vocabulary(read_config(folder / RUN_CONFIG))
@@ -207,5 +207,5 @@ def read_run(folder: Path, gpu: str) -> LoggedRun:
     seconds = [time for time in times if time and time > 0]
     if not seconds:
         name = quoted(str(folder))
-        raise UserError(f"{name} has logged no step; train there first, or name another run")
+        raise UserError(f"{name} has not logged a step; train there first, or name another run")
     return LoggedRun(quoted(str(folder)), config, gpu, statistics.median(seconds))

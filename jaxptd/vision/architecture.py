@@ -1,6 +1,6 @@
-"""The parts of models of images: attention in windows, and what is between and behind levels.
+"""The parts of models of images: attention in windows, and what comes between and after levels.
 
-Letters: b images of a micro-batch on one device, B images of which it has strips, D numbers of a
+Letters: b images of a micro-batch on one device, B images of which it holds strips, D size of a
 patch, N heads, H head size, T patches of an image, K classes.
 """
 
@@ -33,27 +33,27 @@ from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 
-# Psums of whole scores, where each device has a slice of every head: forward, and again in
-# backward, which keeps no scores.
+# Psums of whole scores, where each device holds a slice of every head: forward, and again in
+# backward, for which no scores are saved.
 WHOLE_SCORES = 2
-GRADIENTS = 1  # psums of the gradients of probabilities, which are as precise as activations
-ROLLS = 2  # of a shifted block: x before attention, and back after it
+GRADIENTS = 1  # psums of the gradients of probabilities, in activations' precision
+ROLLS = 2  # per shifted block: x before attention, and back after it
 PASSES = 2  # forward and backward
-DICE_SUMS = 3  # of each image and class
+DICE_SUMS = 3  # per image and class
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowShape(Part):
-    """A pair of products, of which the first makes q, k, v, with attention in windows of an image.
+    """A pair of matmuls with attention in an image's windows between them; the first makes q, k, v.
 
     Args:
         hidden: D.
         heads: N.
         head_size: H.
-        rows: of patches in an image, and patches in a row.
+        rows: rows of patches in an image, and patches in a row.
         window: patches in a row of a window.
-        shift: rows, and columns, by which the windows are moved; 0 for none.
-        bias: whether both products have one.
+        shift: rows, and columns, by which windows are moved; 0 for none.
+        bias: whether both matmuls have a bias.
     """
 
     hidden: int
@@ -82,7 +82,7 @@ class WindowShape(Part):
 
     @property
     def reach(self) -> int:
-        """Patches of a window: all that one attends to."""
+        """Patches of a window, all of which a patch attends to."""
         return self.window**2
 
     @property
@@ -95,14 +95,14 @@ class WindowShape(Part):
 
     @property
     def score_flops(self) -> int:
-        """FLOPs of a patch's scores and of their product with the values, forward."""
+        """FLOPs per patch of scores and of their matmul with the values, forward."""
         return 4 * self.heads * self.head_size * self.reach
 
     def first(self, sizes: Sizes) -> int:
         return 3 * self.second(sizes)
 
     def second(self, sizes: Sizes) -> int:
-        """N*H; what is sharded of them is padded, as in `AttentionShape`."""
+        """N*H; the sharded one is padded, as in `AttentionShape`."""
         if sizes.has_blocks:
             return self.heads * sizes.padded(self.head_size)
         return self._padded_heads(sizes) * self.head_size
@@ -122,7 +122,7 @@ class WindowShape(Part):
 
     @property
     def projections(self) -> Projections:
-        """Its products."""
+        """Its projections."""
         return Projections(
             self.hidden,
             self.heads,
@@ -141,7 +141,7 @@ class WindowShape(Part):
     # ---- bytes ---------------------------------------------------------------------------------
 
     def kept(self, sizes: Sizes) -> Iterator[Kept]:
-        """Queries, keys and values, of which backward makes scores again, and the output."""
+        """Queries, keys and values, from which backward recomputes scores, and the output."""
         output = sizes.tokens * sizes.itemsize * self.second(sizes) // sizes.matrix_shards
         bias = self.heads_on_device(sizes) * self.reach**2 * sizes.master_itemsize
         yield Kept("q, k, v", 3 * output, MOST)
@@ -154,7 +154,7 @@ class WindowShape(Part):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """Also sums of scores over slices of heads."""
+        """Adds all-reduces of scores over slices of heads."""
         yield from super().on_grid(step, again, times)
         if step.sizes.has_blocks:
             scores, sizes = step.sizes.rows * self.heads * self.reach, step.sizes
@@ -166,10 +166,10 @@ class WindowShape(Part):
                 yield Collective(ALL_REDUCE, (Axis.COL,), count, count * scores * itemsize)
 
     def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-        """The rows that windows of a shifted block share with the next strip.
+        """Sends rows that windows of a shifted block share with the next strip.
 
-        Backward rolls x again where it normalises it again, and the result where a norm reads
-        their sum.
+        Backward rolls x again where it normalises it again, and the result where a norm reads their
+        sum.
         """
         layout, sizes = step.config.layout, step.sizes
         if self.shift and self.in_strips(layout.cp):
@@ -191,20 +191,20 @@ class WindowShape(Part):
 
 
 def _no_times(part: WindowShape) -> NotImplementedError:
-    """The error where `models.families.require_times` did not refuse before, in words."""
-    return NotImplementedError(f"the planner knows no {part.title} in windows")
+    """The error if `models.families.require_times` was not called before."""
+    return NotImplementedError(f"the planner does not cover {part.title} in windows")
 
 
 @dataclasses.dataclass(frozen=True)
 class Resampling:
-    """A product of the residual stream between levels of patches, or of two streams.
+    """A matmul of the residual stream between levels of patches, or of two streams.
 
     Args:
-        tokens: patches of an image in the product.
+        tokens: patches of an image in the matmul.
         hidden: D.
-        joined: patches, or streams, that become one.
+        joined: number of patches, or streams, that become one.
         out: D of the result.
-        parted: patches that one becomes.
+        parted: number of patches that one becomes.
     """
 
     tokens: int
@@ -215,26 +215,26 @@ class Resampling:
 
     @property
     def multiplications(self) -> int:
-        """Multiplications with weights in an image."""
+        """Multiplications with weights per image."""
         return self.tokens * self.hidden * self.joined * self.out * self.parted
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageEnds(End):
-    """The parts of a model of images outside of its levels, and between them.
+    """The parts of a model of images outside its levels, and between them.
 
     Args:
-        levels: in the order in which activations go through them.
-        patches: of an image at level 0.
-        pixels: numbers of such a patch.
+        levels: in the order in which activations pass them.
+        patches: number per image at level 0.
+        pixels: elements of such a patch.
         hidden: D of level 0.
-        resamplings: between levels, and behind them.
+        resamplings: those between levels, and after them.
         norms: patches of an image in each norm.
         last: D before the classes.
-        logits: vectors of logits of an image: one, or one for each pixel.
+        logits: vectors of logits per image: one, or one for each pixel.
         classes: K.
-        statistics: of each norm, as in `Norm`.
-        dice: whether Dice losses are of each image or of the batch.
+        statistics: each norm's, as in `Norm`.
+        dice: whether Dice losses are per image or per batch.
     """
 
     levels: tuple[Stack, ...]
@@ -256,14 +256,14 @@ class ImageEnds(End):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def collectives(self, step: Scenario) -> Iterator[Collective]:
-        """Collectives on a grid, between levels that have strips and others, and of the loss."""
+        """Collectives on a grid, between levels with and without strips, and of the loss."""
         if step.config.layout.has_grid:
             yield from self._on_grid(step)
         yield from self._between_levels(step)
         yield from (self._sums if self.logits > 1 else self._means)(step)
 
     def _on_grid(self, step: Scenario) -> Iterator[Collective]:
-        """Products in blocks, the statistics of norms, and the sums of logits over hidden units."""
+        """Matmuls in blocks, statistics of norms, and all-reduces of logits over hidden units."""
         times = step.micro_batches
         for each in self.resamplings:
             sized_step = step.with_tokens(each.tokens)
@@ -279,7 +279,7 @@ class ImageEnds(End):
         yield Collective(ALL_REDUCE, (Axis.COL,), times, times * size)
 
     def _sums(self, step: Scenario) -> Iterator[Collective]:
-        """The sums of Dice losses `[3, B, K]`, and backward those of the losses' gradients `[B]`.
+        """All-reduces of Dice sums `[3, B, K]`, and in backward of the losses' gradients `[B]`.
 
         A batch has one loss, with sums `[3, K]` over all devices that share its images.
         """
@@ -292,7 +292,7 @@ class ImageEnds(End):
         yield Collective(ALL_REDUCE, axes, PASSES * times, size)
 
     def _means(self, step: Scenario) -> Iterator[Collective]:
-        """Means of images `[B, D]`: sums over their strips, or those of other devices' images."""
+        """Means of images `[B, D]`: reduced over strips, or gathered for whole images."""
         layout, times, last = step.config.layout, step.micro_batches, self.levels[-1]
         columns = step.with_tokens(last.tokens, last.hidden).sizes.hidden // layout.col
         size = times * self._in_strips(step) * columns * step.sizes.master_itemsize
@@ -301,13 +301,13 @@ class ImageEnds(End):
             yield Collective(kind, (Axis.CP,), times, size)
 
     def _in_strips(self, step: Scenario) -> int:
-        """Images of a micro-batch of which a device has strips, as at level 0."""
+        """Images of a micro-batch of which a device holds strips, as at level 0."""
         first = self.levels[0]
         sizes = step.with_tokens(first.tokens, first.hidden).sizes
         return first.samples(sizes, sizes.stream_rows)
 
     def _between_levels(self, step: Scenario) -> Iterator[Collective]:
-        """All-to-alls of the residual stream of the level that is in strips."""
+        """All-to-alls of the residual stream of the level in strips."""
         cp, times = step.config.layout.cp, step.micro_batches * PASSES
         for pair in itertools.pairwise(self.levels):
             in_strips = [stack for stack in pair if stack.in_strips(cp)]

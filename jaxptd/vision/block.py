@@ -1,4 +1,4 @@
-"""A pair of blocks with attention in windows, the second of which shifts them.
+"""A pair of blocks with attention in windows, which the second one shifts.
 
 Letters: B images, R rows, Q columns, C hidden units.
 """
@@ -30,10 +30,10 @@ class Level:
 
     Args:
         config: its width and heads.
-        attention: of its shifted blocks.
-        mlp: of its blocks.
+        attention: that of its shifted blocks.
+        mlp: its blocks' MLP.
         unit: pixels in a row of a patch.
-        paths: the share of samples for which each block is left out.
+        paths: the share of samples that skip each block.
     """
 
     config: ModelConfig
@@ -44,11 +44,11 @@ class Level:
 
 
 class Skipping(NamedTuple):
-    """x with what later levels read of it.
+    """x, and what later levels read of it.
 
     Args:
         stream: the residual stream, `[B, R, Q, C]`.
-        skips: of the levels before, the finest first, for those on the way up.
+        skips: outputs of earlier levels, finest first, for those on the way up.
     """
 
     stream: Array
@@ -56,12 +56,12 @@ class Skipping(NamedTuple):
 
 
 class WindowBlock(nnx.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, each left out for some samples.
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; some samples skip either.
 
     Args:
-        level: that it is of.
+        level: the block's level.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial parameters.
+        rngs: random keys for the initial parameters.
     """
 
     def __init__(self, level: Level, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs) -> None:
@@ -79,14 +79,14 @@ class WindowBlock(nnx.Module):
     def __call__(
         self, x: Array, token_info: TokenInfo, number: Array, *, shift: int, path: Array
     ) -> Array:
-        """x[B, R, Q, C] -> the same.
+        """x[B, R, Q, C] -> x[B, R, Q, C].
 
         Args:
             x: the residual stream.
             token_info: samples of all images of the micro-batch, and this device's rows of patches.
-            number: of the block, in the order of all of them.
-            shift: of its windows.
-            path: the share of samples for which it is left out.
+            number: the block's number among all of them.
+            shift: its windows' shift.
+            path: the share of samples that skip it.
         """
         x, n = self.attention_norm.beside(x)
         a = self.attention(n, token_info.at(number, DropoutSite.ATTENTION), shift=shift)
@@ -102,7 +102,7 @@ class WindowBlock(nnx.Module):
         return self._add(x, h, token_info.at(number, DropoutSite.MLP_PATH), path)
 
     def _add(self, x: Array, y: Array, token_info: TokenInfo, path: Array) -> Array:
-        """x + y, a pair's output that is left out for some samples; backward keeps the sum."""
+        """Adds y, a pair's output that some samples skip, to x; only the sum is saved."""
         local = token_info._replace(
             sample_B=self.tensor_parallel.axes.local_images(token_info.sample_B)
         )
@@ -112,7 +112,7 @@ class WindowBlock(nnx.Module):
 def drop_patches(
     x_BRQC: Array, token_info: TokenInfo, tensor_parallel: TensorParallel, rate: float
 ) -> Array:
-    """Dropout of this device's images of the residual stream, by the number of each patch."""
+    """Applies dropout to this device's images of the residual stream, by patch index."""
     rows, cols = x_BRQC.shape[1:3]
     number_RQ = token_info.position_T[:rows, None] * cols + jnp.arange(cols, dtype=jnp.int32)
     local = token_info._replace(
@@ -138,7 +138,7 @@ class WindowPair(nnx.Module):
     def __call__(
         self, x: Skipping, token_info: TokenInfo, layer: Array, cache: None, common: None
     ) -> tuple[Skipping, None]:
-        """x -> x, its skips as they were; layer: the number of the pair in the model."""
+        """x -> x, with unchanged skips; layer: the pair's number in the model."""
         level, stream = self.level, x.stream
         token_info = self.strips.token_info(stream, token_info).at_rows(level.unit)
         paths = jnp.asarray(level.paths, jnp.float32).reshape(-1, 2)[layer - self.start]
@@ -152,7 +152,7 @@ class WindowPair(nnx.Module):
 def make_pairs(level: Level, first: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs) -> Any:
     """One pair with the parameters of all pairs of a level, stacked.
 
-    first: the number of the first one in the model.
+    first: the first one's number in the model.
     """
     keys = jax.random.split(rngs(), len(level.paths) // 2)
     pairs: Any = stacked(

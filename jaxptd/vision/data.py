@@ -1,14 +1,14 @@
-"""Images and their labels by sample number: from files, or drawn.
+"""Images and their labels by sample number, from files or drawn.
 
-Labels of pixels are in `.npz` files with both, or in folders with `image/` and `label/` of `.npy`
-or `.png`. `.npz` files are those that the preprocessing of Swin-Unet's code writes: a slice each,
+Images with labels of pixels come from `.npz` files, or from folders with `image/` and `label/` of
+`.npy` or `.png`. The `.npz` files are those that Swin-Unet's preprocessing writes: one slice each,
 `image` `[S, S]` and `label` `[S, S]`. With several channels an image is `[S, S, channels]`. Whole
-images have a folder with the name of their class.
+images are in a folder named after their class.
 
-Drawn images are functions of a seed and a number. A phantom is what a slice of an MRI of a heart
-shows: a bright chamber in a dark ring, the left ventricle and its muscle, and beside them the right
-ventricle, on a background with soft stripes and noise. Classes are numbered as in the data set
-ACDC: 0 background, 1 right ventricle, 2 muscle, 3 left ventricle.
+Drawn images are functions of a seed and a number. A phantom imitates a slice of a heart's MRI: a
+bright chamber in a dark ring (the left ventricle and its muscle), the right ventricle next to them,
+on a background with soft stripes and noise. Classes are numbered as in the data set ACDC: 0
+background, 1 right ventricle, 2 muscle, 3 left ventricle.
 
 Letters: B samples, S rows and columns.
 """
@@ -30,8 +30,8 @@ from jaxptd.vision.png import pillow, read_png
 # ---- phantoms of a heart -------------------------------------------------------------------------
 
 CLASSES = 4
-NOISE = 0.15  # standard deviation; a figure and what is around it differ by about 0.6
-TRAINING, HELD_OUT, ORDER, TURN = range(4)  # streams of numbers: samples, and draws of all data
+NOISE = 0.15  # standard deviation; a figure and its surroundings differ by about 0.6
+TRAINING, HELD_OUT, ORDER, TURN = range(4)  # random streams: samples, and draws for all data
 
 
 def phantom(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,30 +68,30 @@ def phantom(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarr
 
 
 def drawing(seed: int, stream: int, number: int) -> np.random.Generator:
-    """Draws of a sample of a stream, or of an epoch."""
-    # The highest word of the counter, which no number of draws reaches, is the sample's.
+    """The random generator of a stream's sample, or of an epoch."""
+    # The counter's highest word, which no number of draws reaches, holds the sample's number.
     counter = np.array([0, 0, stream, number], np.uint64)
     return np.random.Generator(np.random.Philox(key=seed, counter=counter))
 
 
 def normalised(image: np.ndarray) -> np.ndarray:
-    """The image with mean 0 and variance 1, float32; one without contrast is 0."""
+    """The image with mean 0 and variance 1, float32; without contrast it is 0."""
     spread = float(image.std())
     return ((image - image.mean()) / (spread or 1.0)).astype(np.float32)
 
 
 def turned(down: np.ndarray, right: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates of all pixels, turned by an angle, `[S, S]` each."""
+    """Coordinates of all pixels, rotated by an angle, `[S, S]` each."""
     y, x = np.meshgrid(down, right, indexing="ij")
     return x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
 
 
 # ---- figures with one class each -----------------------------------------------------------------
 
-# A disc, a square, a triangle or a ring of any size and place, a little turned, with noise.
+# A disc, a square, a triangle or a ring of any size and place, slightly rotated, with noise.
 
 FIGURES = ("disc", "square", "triangle", "ring")
-TILT = 0.3  # of a figure to either side, at most
+TILT = 0.3  # a figure's largest rotation to either side
 
 
 def figure(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,19 +122,19 @@ def figure(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarra
     return normalised(image), np.array(kind, np.int32)
 
 
-# ---- images and what they show, in files ---------------------------------------------------------
+# ---- images and their labels, in files -----------------------------------------------------------
 
 PNG = ".png"
-PAIRED = (".npy", PNG)  # endings of files with an image, or with its labels
+PAIRED = (".npy", PNG)  # extensions of files with an image, or with its labels
 ENDINGS = (".npz", *PAIRED)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageFile:
-    """An image in a file, and what it shows.
+    """An image in a file, and its label.
 
     Args:
-        image: with the image, or with both.
+        image: the file with the image, or with both.
         label: the file with the labels of its pixels, or the class of the whole image.
     """
 
@@ -145,7 +145,7 @@ class ImageFile:
         """The image, float32[S, S, channels] with mean 0 and variance 1, and int32[S, S] or [].
 
         Raises:
-            UserError: a file is broken, of other sizes, or has other classes.
+            UserError: a file is broken, or has other sizes or classes.
         """
         image = read_image(self.image, size, channels)
         if isinstance(self.label, int):
@@ -156,17 +156,17 @@ class ImageFile:
 def read_image(path: Path, size: int, channels: int) -> np.ndarray:
     """The image of a file, float32[S, S, channels] with mean 0 and variance 1.
 
-    A gray image has the same numbers in every channel.
+    A gray image is the same in every channel.
 
     Raises:
-        UserError: the file is broken, or of another size.
+        UserError: the file is broken, or has another size.
     """
     image = _array(path, "image")
     image = image[..., None] if image.ndim == 2 else image
     image = image.repeat(channels, -1) if image.shape[2:] == (1,) else image
     if image.shape != (size, size, channels):
         raise UserError(
-            f"{path}: image {list(image.shape)}; use {[size, size, channels]}, of "
+            f"{path}: image {list(image.shape)}; use {[size, size, channels]}, set by "
             "model.images.size and model.images.channels: resize it first"
         )
     if image.dtype.kind not in "fiu" or not np.isfinite(image).all():
@@ -178,20 +178,20 @@ def read_label(path: Path, size: int, classes: int) -> np.ndarray:
     """The labels of the pixels of an image, int32[S, S].
 
     Raises:
-        UserError: the file is broken, of another size, or has other classes.
+        UserError: the file is broken, or has another size or other classes.
     """
     label = _array(path, "label")
     label = label[..., 0] if label.shape[2:] == (1,) else label
     if label.shape != (size, size):
         raise UserError(
-            f"{path}: label {list(label.shape)}; use {[size, size]}, of model.images.size: resize "
-            "it first"
+            f"{path}: label {list(label.shape)}; use {[size, size]}, set by model.images.size: "
+            "resize it first"
         )
     integers: np.ndarray = label.astype(np.int32)
     if ((integers != label) | (integers < -1) | (integers >= classes)).any():
         raise UserError(
             f"{path}: labels from {label.min()} to {label.max()}; use whole numbers from 0 to "
-            f"{classes - 1}, of model.images.classes, or -1 where none counts"
+            f"{classes - 1}, set by model.images.classes, or -1 to ignore a pixel"
         )
     return integers
 
@@ -212,9 +212,9 @@ def find_images(source: str | Sequence[str]) -> list[ImageFile]:
 
 
 def find_classes(source: str | Sequence[str], classes: int) -> list[ImageFile]:
-    """The images of every source, a folder with a folder for each class, in the order of names.
+    """The images of every source: a folder with a folder for each class, in the order of names.
 
-    They are shuffled like cards: any part of the list has a like share of each class.
+    They are interleaved, so any part of the list has about the same share of each class.
 
     Raises:
         UserError: there are none, or more classes than the model has.
@@ -224,8 +224,8 @@ def find_classes(source: str | Sequence[str], classes: int) -> list[ImageFile]:
     names = sorted({each.name for each in inside if each.is_dir()})
     if not 2 <= len(names) <= classes:
         raise UserError(
-            f"data.source={source!r} has folders of {len(names)} classes; use 2 to {classes}, of "
-            "model.images.classes"
+            f"data.source={source!r} has folders of {len(names)} classes; use 2 to {classes}, set "
+            "by model.images.classes"
         )
     ranked = []
     for number, name in enumerate(names):
@@ -258,7 +258,7 @@ def _of(name: str) -> list[ImageFile]:
 
 
 def _array(path: Path, name: str) -> np.ndarray:
-    """The array of a file; of a file with several the one of this name."""
+    """The array of a file; if it holds several, the one of this name."""
     if path.suffix == PNG:
         pillow(f"{path} is a PNG, which")
     try:
@@ -272,22 +272,22 @@ def _array(path: Path, name: str) -> np.ndarray:
 
 
 def _pixels(path: Path, name: str) -> np.ndarray:
-    """The pixels of a `.png`; labels may be the numbers of colors."""
+    """The pixels of a `.png`; labels may be palette indices."""
     png = read_png(path.read_bytes())
     if png.palette and name == "image":
-        raise ValueError("its pixels are numbers of colors; save it as gray or RGB")
+        raise ValueError("its pixels are palette indices; save it as gray or RGB")
     return png.pixels
 
 
 # ---- samples by their numbers --------------------------------------------------------------------
 
-# A sample is a function of its seed and number alone.
+# A sample depends only on its seed and number.
 
 
-ENDLESS = 2**40  # phantoms before one is drawn again
-RECALLED = 512  # samples that are kept in memory
-TURNS = 8  # turns by quarters, of an image and of its mirror image
-Pair = tuple[np.ndarray, np.ndarray]  # image[S, S, channels], label[S, S] or of the image, []
+ENDLESS = 2**40  # phantoms before one repeats
+RECALLED = 512  # samples cached in memory
+TURNS = 8  # quarter turns of an image and of its mirror image
+Pair = tuple[np.ndarray, np.ndarray]  # image[S, S, channels], label[S, S] or [] per image
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -296,8 +296,8 @@ class ImageSamples(Samples):
 
     Args:
         read: the number of an image -> the image and its labels.
-        count: of images.
-        seed: of the order and of turns; None: in their order, as they are.
+        count: number of images.
+        seed: for order and turns; None: original order, unturned.
         augment: whether images are turned and mirrored.
     """
 
@@ -308,7 +308,7 @@ class ImageSamples(Samples):
 
     @property
     def num_tokens(self) -> int:
-        """Images."""
+        """Number of images."""
         return self.count
 
     @property
@@ -338,7 +338,7 @@ class ImageSamples(Samples):
 
     @property
     def shuffled(self) -> bool:
-        """True if each epoch has an order of its own; phantoms are in none."""
+        """True if each epoch has its own order; phantoms have none."""
         return self.seed is not None and self.count != ENDLESS
 
     @cached_property
@@ -348,7 +348,7 @@ class ImageSamples(Samples):
 
         return lru_cache(maxsize=2)(order)
 
-    # ---- what only tokens have ----
+    # ---- only for tokens ----
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         raise UserError("images have no tokens; use `field`")
@@ -361,7 +361,7 @@ class ImageSamples(Samples):
 
 
 def drawn(draw: Callable[[int], Pair], channels: int) -> Callable[[int], Pair]:
-    """Reads images that are drawn, the same numbers in every channel.
+    """Reads drawn images, the same in every channel.
 
     draw: the number of an image -> image[S, S] and label.
     """
@@ -381,7 +381,7 @@ def of_files(
 
 
 def _turned(x: np.ndarray, turn: int) -> np.ndarray:
-    """x[S, S, ..] turned by so many quarters, and mirrored from 4 on."""
+    """x[S, S, ..] after `turn` quarter turns, mirrored from 4 on."""
     return np.rot90(x[:, ::-1] if turn >= TURNS // 2 else x, turn % (TURNS // 2))
 
 
@@ -399,22 +399,22 @@ def open_images(
     Args:
         config: names the sources.
         images: sizes, channels and classes of the model.
-        seed: of the run.
+        seed: the run's.
         of_pixels: whether labels are of pixels, or of whole images.
 
     Raises:
-        UserError: no images, or too few to hold any out; a mixture; other classes than there are;
-            PNG files without Pillow.
+        UserError: no images, or too few to hold any out; a mixture; a wrong number of classes; PNG
+            files without Pillow.
     """
     if isinstance(config.source, dict):
-        raise UserError("data.source: images have no mixture; name folders or files in a list")
+        raise UserError("data.source: images support no mixture; name folders or files in a list")
     train = partial(ImageSamples, seed=seed, augment=config.augment)
     held_out = config.validation_fraction > 0
     if config.source == SHAPES:
         draw, classes = (phantom, CLASSES) if of_pixels else (figure, len(FIGURES))
         if images.classes < classes:
             raise UserError(
-                f"data.source=shapes has {classes} classes, and model.images.classes="
+                f"data.source=shapes has {classes} classes, but model.images.classes="
                 f"{images.classes}; use {classes} or more"
             )
         first, last = (
@@ -432,7 +432,7 @@ def open_images(
     if held_out and not 0 < count < len(files):
         raise UserError(
             f"data.validation_fraction={config.validation_fraction} of {len(files)} images is "
-            f"{count}; use another one, or more images"
+            f"{count}; use another fraction, or more images"
         )
     reads = partial(of_files, size=images.size, channels=images.channels, classes=images.classes)
     kept, tested = files[: len(files) - count], files[len(files) - count :]

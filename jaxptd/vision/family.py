@@ -1,4 +1,4 @@
-"""Models of images: their batches and losses, for the families that they have.
+"""Models of images: batches and losses of their families.
 
 Letters: B images, K classes.
 """
@@ -23,11 +23,11 @@ from jaxptd.vision.architecture import ImageEnds, Resampling, WindowShape
 from jaxptd.vision.data import open_images
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
-# Scores of all classes but the first, the background; of class 1 dice_1, hd95_1.
+# Scores of all classes but the first, the background; class 1's are dice_1 and hd95_1.
 DICE, HD95 = "dice", "hd95"
-ACCURACY = "accuracy"  # of classes of images
-SHARE = {CROSS_ENTROPY: 0.4, DICE_LOSS: 0.6}  # of the loss; source: Swin-Unet's code
-NOT_COUNTED_PIXELS = 0.2  # share of random labels
+ACCURACY = "accuracy"  # for classes of images
+SHARE = {CROSS_ENTROPY: 0.4, DICE_LOSS: 0.6}  # weights in the loss; source: Swin-Unet's code
+NOT_COUNTED_PIXELS = 0.2  # share of ignored random labels
 
 
 def images_of(model: ModelConfig) -> Images:
@@ -37,7 +37,7 @@ def images_of(model: ModelConfig) -> Images:
 
 
 def fields(config: Config, *, of_pixels: bool) -> Mapping[str, Field]:
-    """image, and the label of each pixel, or of each image; labels below 0 do not count."""
+    """Fields image, and label per pixel or per image; labels below 0 are ignored."""
     end = images_of(config.model).classes
     image = Field(
         "images.size", others=("images.size", "images.channels"), dtype="float32", ring=False
@@ -47,7 +47,7 @@ def fields(config: Config, *, of_pixels: bool) -> Mapping[str, Field]:
 
 
 def draw(config: Config, rng: np.random.Generator, *, of_pixels: bool) -> dict[str, np.ndarray]:
-    """Random images; the share of labels that do not count differs from image to image."""
+    """Random images; the share of ignored labels differs from image to image."""
     B, images = config.train.global_batch_size, images_of(config.model)
     sides = (images.size, images.size)
     shape = (B, *sides) if of_pixels else (B,)
@@ -60,12 +60,12 @@ def draw(config: Config, rng: np.random.Generator, *, of_pixels: bool) -> dict[s
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray:
-    """A field of samples by their numbers."""
+    """A field of the samples with these numbers."""
     values: np.ndarray = samples.field(field, number_B)
     return values
 
 
-# Fields that only models of tokens have, with what a config has where it says nothing.
+# Fields that only models of tokens use, with their default values.
 _OF_TOKENS = (
     *("num_layers", "num_kv_heads", "head_size", "norm_order", "linear_bias"),
     *("positions", "qk_norm", "causal", "token_types", "window", "seq_length"),
@@ -76,68 +76,67 @@ _OF_TOKENS = (
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what a model of images does not have, or not yet."""
+    """Raises UserError for settings that models of images do not support, or not yet."""
     model, layout = config.model, config.layout
     default = {f.name: f.default for f in dataclasses.fields(model)}
     given = [name for name in _OF_TOKENS if getattr(model, name) != default[name]]
     if given:
         raise UserError(
             f"model.{given[0]}={getattr(model, given[0])} has no effect with the family "
-            f"{model.family}, which has model.images instead; leave it out"
+            f"{model.family}, which uses model.images instead; leave it out"
         )
     if layout.pp > 1:
         raise UserError(
-            f"layout.pp={layout.pp}: levels of the family {model.family} are not split over stages "
+            f"layout.pp={layout.pp}: levels of the family {model.family} do not split over stages "
             "yet; use layout.pp=1 and more of dp, tp or row and col"
         )
     if layout.ring != Layout.ring:
         raise UserError(
-            f"layout.ring={layout.ring} is of keys of a sequence, which images have not; leave it "
-            "out"
+            f"layout.ring={layout.ring} is for keys of a sequence, which images lack; leave it out"
         )
     if model.mlp != "dense":
-        raise UserError(f"model.mlp={model.mlp}: blocks of images have dense only; leave it out")
+        raise UserError(f"model.mlp={model.mlp}: blocks of images support only dense; leave it out")
     _check_dice(config)
     _check_strips(config)
     _check_images(config)
     for name in ("tokenizer", "documents", "prompt_field"):
         if (value := getattr(config.data, name)) != getattr(DataConfig, name):
-            raise UserError(f"data.{name}={value} is of text, and images have none; leave it out")
+            raise UserError(f"data.{name}={value} applies to text, not to images; leave it out")
 
 
 def sharing(model: ModelConfig, layout: Layout) -> int:
-    """Devices that share the images of a micro-batch: those that share sequences elsewhere.
+    """Number of devices that share a micro-batch's images: those that share sequences elsewhere.
 
-    Those along cp have strips of them, and share whole ones only in levels without strips.
+    Those along cp hold strips, and share whole images only in levels without strips.
     """
     along_cp = 1 if first_whole(model, layout) is None else layout.cp
     return _before_strips(layout) * along_cp
 
 
 def _before_strips(layout: Layout) -> int:
-    """Devices that share the images of a micro-batch before cp does."""
+    """Number of devices that share a micro-batch's images before cp does."""
     return layout.row if layout.has_grid else layout.tp**layout.sequence_parallel
 
 
 def first_whole(model: ModelConfig, layout: Layout) -> int | None:
-    """The first level whose images the devices along cp share whole, not in strips; None: no."""
+    """The first level whose images the devices along cp share whole, not in strips, or None."""
     images = images_of(model)
     levels = range(len(images.depths))
     return next((level for level in levels if not images.in_strips(level, layout.cp)), None)
 
 
 def _check_dice(config: Config) -> None:
-    """Raises UserError where the Dice loss of a batch would be that of a micro-batch."""
+    """Raises UserError if a batch's Dice loss would only cover a micro-batch."""
     images, parts = images_of(config.model), config.train.micro_batches
     if images.dice == "batch" and parts > 1:
         raise UserError(
-            f"model.images.dice=batch is of all images of a step, and train.micro_batches={parts} "
+            f"model.images.dice=batch covers all images of a step, but train.micro_batches={parts} "
             "computes them in parts; use train.micro_batches=1, or model.images.dice=image"
         )
 
 
 def _check_strips(config: Config) -> None:
-    """Raises UserError unless level 0 has strips, and levels without them whole images."""
+    """Raises UserError unless level 0 splits into strips, and others into strips or images."""
     layout, model = config.layout, config.model
     images, level = images_of(model), first_whole(model, layout)
     if level is None:
@@ -151,14 +150,14 @@ def _check_strips(config: Config) -> None:
     unit = layout.dp * config.train.micro_batches * sharing(model, layout)
     if config.train.global_batch_size % unit:
         raise UserError(
-            f"layout.cp={layout.cp}: {rows}, too few for strips, so devices have whole images of "
+            f"layout.cp={layout.cp}: {rows}, too few for strips, so devices hold whole images of "
             f"it; use a train.global_batch_size that is a multiple of {unit}, or fewer "
             "model.images.depths"
         )
 
 
 def _check_images(config: Config) -> None:
-    """Raises UserError unless each device has as many images of a micro-batch, or their strips."""
+    """Raises UserError unless a micro-batch's images, or their strips, split over the devices."""
     layout, train = config.layout, config.train
     shared = _before_strips(layout)
     each = train.global_batch_size // (layout.dp * train.micro_batches)
@@ -166,14 +165,14 @@ def _check_images(config: Config) -> None:
         axis = "row" if layout.has_grid else "tp"
         sequence = "" if layout.has_grid else " with layout.sequence_parallel=true"
         raise UserError(
-            f"layout.{axis}={shared}{sequence} shares the images of a micro-batch, and there "
+            f"layout.{axis}={shared}{sequence} shares the images of a micro-batch, but there "
             f"are {each}; use a train.global_batch_size that is a multiple of "
             f"{layout.dp * train.micro_batches * shared}"
         )
 
 
 def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
-    """Stacks of pairs of blocks in windows, a level each, and the products between the levels."""
+    """Stacks of pairs of window blocks, one per level, and the matmuls between the levels."""
     images = images_of(model)
     down = tuple(
         _stack(model, f"down{level}", level, depth) for level, depth in enumerate(images.depths)
@@ -204,7 +203,7 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
         images.channels * images.patch**2,
         size,
         resamplings=(*merging, *expanding, *pixels),
-        # Of patches, merged ones, the last level, expanded ones, x before pixels, and pixels.
+        # Norms of patches, merged ones, the last level, expanded ones, x before pixels, and pixels.
         norms=(*patches, patches[-1], *(s.tokens for s in up), *(patches[0], pixel) * of_pixels),
         last=size if of_pixels else down[-1].hidden,
         logits=pixel if of_pixels else 1,
@@ -224,7 +223,7 @@ def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
 def level_parts(
     model: ModelConfig, level: int
 ) -> tuple[WindowShape, MLPShape, WindowShape, MLPShape]:
-    """The parts of a pair of blocks, the second of which shifts its windows."""
+    """The parts of a pair of blocks, the second with shifted windows."""
     images, factor, options = images_of(model), 2**level, model.block
     size, bias = model.hidden_size * factor, options.linear_bias == "all"
     heads = model.num_heads * factor
@@ -240,12 +239,12 @@ def _statistics(model: ModelConfig) -> int:
 
 
 def work(model: ModelConfig, *, of_pixels: bool) -> Work:
-    """Patches of level 0, and the FLOPs of all that is multiplied."""
+    """Patches of level 0, and the FLOPs of all matmuls."""
     return Work(images_of(model).rows(0) ** 2, architecture(model, of_pixels=of_pixels).flops)
 
 
 def deeper(model: ModelConfig) -> ModelConfig:
-    """The model with one pair of blocks more in each level."""
+    """The model with one more pair of blocks in each level."""
     down, up = (
         tuple(depth + 2 for depth in depths)
         for depths in (images_of(model).depths, images_of(model).decoder_depths)
@@ -254,10 +253,9 @@ def deeper(model: ModelConfig) -> ModelConfig:
 
 
 def losses(model: ModelConfig, *, of_pixels: bool) -> Mapping[str, Loss]:
-    """0.4 of the cross-entropy of pixels and 0.6 of a Dice loss; of images the first.
+    """Pixels: 0.4 of the cross-entropy and 0.6 of a Dice loss; whole images: cross-entropy.
 
-    Scores are the share of classes that are right; of pixels Dice coefficients, and 95 % Hausdorff
-    distances.
+    Scores are accuracy for images, Dice coefficients and 95 % Hausdorff distances for pixels.
     """
     shares = SHARE if of_pixels else {CROSS_ENTROPY: 1.0}
     trained = {name: Loss("label", weight=share) for name, share in shares.items()}
@@ -268,7 +266,7 @@ def losses(model: ModelConfig, *, of_pixels: bool) -> Mapping[str, Loss]:
 
 
 def score_names(score: str, classes: int) -> tuple[str, ...]:
-    """The mean of a score, and that of each class but the first."""
+    """Names of a score's mean, and of each class's score but the first."""
     return (score, *(f"{score}_{number}" for number in range(1, classes)))
 
 

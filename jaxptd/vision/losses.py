@@ -1,4 +1,4 @@
-"""Losses of images whose classes each device has all of, and scores of the classes found.
+"""Losses of images whose classes all are on each device, and scores of predicted classes.
 
 Letters: B images, K classes, R rows, Q columns.
 """
@@ -12,51 +12,51 @@ from jax import Array, lax
 # ---- cross-entropy and Dice coefficients ---------------------------------------------------------
 
 Sum = Callable[[Array], Array]
-SMOOTH = 1e-5  # added to both sides of a Dice coefficient, so that an absent class has one
+SMOOTH = 1e-5  # added to both sides of a Dice coefficient, so that absent classes have one
 
 
 def cross_entropy(logits: Array, label: Array) -> Array:
-    """The sum of -log softmax(logits[.., K])[label] over labels of 0 or more."""
+    """The sum of -log softmax(logits[.., K])[label] over labels >= 0."""
     log_p = jax.nn.log_softmax(logits)
     return -jnp.sum(one_hot(label, logits) * log_p)
 
 
 def right(logits: Array, label: Array) -> Array:
-    """The number of labels of 0 or more that are the most likely class."""
+    """The number of labels >= 0 that are the most likely class."""
     return jnp.sum(jnp.argmax(logits, -1) == label).astype(logits.dtype)
 
 
 def one_hot(label: Array, logits: Array) -> Array:
-    """1 at each label's class, `[.., K]`; zeros where the label is below 0."""
+    """1 at each label's class, `[.., K]`; zeros for labels below 0."""
     return (label[..., None] == jnp.arange(logits.shape[-1])).astype(logits.dtype)
 
 
 def dice_loss(logits: Array, label: Array, summed: Sum = lambda x: x) -> Array:
-    """The Dice loss of each image, times the number of its pixels here that count; their sum.
+    """The sum over images of the Dice loss times the number of the image's counted pixels here.
 
-    So its sum over images, divided by all pixels that count, is the mean loss of an image: the same
-    whatever images are computed together. The loss of an image is the mean over classes of
+    Divided by all counted pixels, it is the mean loss of an image, whichever images are computed
+    together. The loss of an image is the mean over classes of
     1 - (2 sum(p t) + s) / (sum(p p) + sum(t t) + s), with probabilities p and 0 or 1 in t.
 
     Args:
         logits: `[B, rows, columns, K]`.
-        label: int32[B, rows, columns]; those below 0 do not count.
+        label: int32[B, rows, columns]; those below 0 are not counted.
         summed: sums over an image's strips -> those over the image, if these are strips.
 
-    Source: Milletari et al., arXiv 1606.04797; p p in place of p as in Swin-Unet's code.
+    Source: Milletari et al., arXiv 1606.04797; p p instead of p as in Swin-Unet's code.
     """
     sums_3BK, pixels_B = _dice_sums(logits, label)
     return jnp.sum(_dice(summed(sums_3BK)) * pixels_B)
 
 
 def batch_dice_loss(logits: Array, label: Array, summed: Sum = lambda x: x) -> Array:
-    """The Dice loss of all images of a batch together, times the number of pixels here that count.
+    """The joint Dice loss of a batch's images, times the number of counted pixels here.
 
     Sums are over all pixels of the batch, as in Swin-Unet's code.
 
     Args:
         logits: `[B, rows, columns, K]` of this device's images, or of its strips.
-        label: int32[B, rows, columns]; those below 0 do not count.
+        label: int32[B, rows, columns]; those below 0 are not counted.
         summed: sums over these pixels -> those over the batch.
     """
     sums_3BK, pixels_B = _dice_sums(logits, label)
@@ -78,14 +78,14 @@ def _dice(sums: Array) -> Array:
 
 
 def dice_scores(found_BRQ: Array, label_BRQ: Array, classes: int) -> list[Array]:
-    """The Dice coefficients of classes that were found, as `dice_loss` takes their mean.
+    """The Dice coefficients of predicted classes, defined as in `dice_loss`.
 
-    First the mean of all classes but the first, then each of these. A class that neither the labels
-    of an image nor those found have has 1.
+    First their mean over all classes but the first, then each of these. A class that neither the
+    labels nor the prediction of an image contains scores 1.
 
     Args:
         found_BRQ: classes of whole images.
-        label_BRQ: those that are right; those below 0 do not count.
+        label_BRQ: the correct ones; those below 0 are ignored.
         classes: K.
     """
     counts_BRQ, number_K = label_BRQ >= 0, jnp.arange(1, classes)
@@ -99,26 +99,25 @@ def dice_scores(found_BRQ: Array, label_BRQ: Array, classes: int) -> list[Array]
 
 # ---- Hausdorff distances of classes of pixels ----------------------------------------------------
 
-FAR = 2**14  # pixels: more than any image has in a row; its square twice is an int32
+FAR = 2**14  # pixels: more than any image has in a row; twice its square fits in int32
 
 
 def hausdorff_scores(found_BRQ: Array, label_BRQ: Array, classes: int) -> list[Array]:
-    """The 95 % Hausdorff distances of classes in pixels, each image's times its pixels that count.
+    """The 95 % Hausdorff distances of classes in pixels, weighted by images' counted pixels.
 
-    First the mean of all classes but the first, then each of these; sums over images. The borders
-    of two masks are their pixels with one of the four neighbours outside, or at the edge of the
-    image. A distance is from the middle of a pixel of one border to the nearest one of the other.
-    The score is the 95th percentile of the distances from both borders together, interpolated
-    linearly. If neither mask has a pixel it is 0; if one has none, the diagonal of the image: so a
-    class that was not found is worse than one in a wrong place.
+    First their mean over all classes but the first, then each of these, summed over images. A
+    mask's border is its pixels with one of the four neighbours outside, or at the image's edge. A
+    distance is from the middle of a pixel of one border to the nearest one of the other. The score
+    is the 95th percentile of the distances from both borders together, interpolated linearly. If
+    both masks are empty it is 0; if one is, it is the image's diagonal, so missing a class is worse
+    than misplacing it.
 
     Args:
-        found_BRQ: classes that a model found.
-        label_BRQ: those that are right; those below 0 do not count, in neither mask.
+        found_BRQ: predicted classes.
+        label_BRQ: the correct ones; pixels with labels below 0 are in neither mask.
         classes: K.
 
-    Source: as `hd95` of MedPy, which Swin-Unet's code uses; of masks without a pixel as the
-    challenges of BraTS.
+    Source: `hd95` of MedPy, which Swin-Unet's code uses; for empty masks the BraTS challenges.
     """
     counts_BRQ = label_BRQ >= 0
     number_K = jnp.arange(1, classes)[:, None, None]
@@ -162,7 +161,7 @@ def _border(mask_RQ: Array) -> Array:
 def squared_distances(mask_RQ: Array) -> Array:
     """The squared distance of each pixel from the nearest one of a mask, int32[.., R, Q].
 
-    In two passes: within a row, then over the rows. Without a pixel it is FAR**2 or more.
+    Works in two passes: within rows, then across rows. For an empty mask it is FAR**2 or more.
     Source: Felzenszwalb and Huttenlocher, Distance transforms of sampled functions, section 3.
     """
     rows, cols = mask_RQ.shape[-2:]

@@ -1,7 +1,7 @@
-"""Classes that a trained model of images finds: of which images, as arrays, and as PNG files.
+"""Predicts classes with a trained model of images, as arrays and as PNG files.
 
-A mask is a PNG with a palette: its pixels are the numbers of classes, so it can be read as labels,
-and viewers show them in colors. An overlay has the colors over the image.
+A mask is a PNG with a palette: its pixels are class numbers, so it can be read as labels, and
+viewers show them in colors. An overlay draws the colors over the image.
 
 Letters: B images, S rows and columns.
 """
@@ -31,14 +31,14 @@ from jaxptd.vision.png import Color, pillow, write_png
 # ---- classes, and pictures of them ---------------------------------------------------------------
 
 Inputs = tuple[list[str], np.ndarray]  # names, and images[B, S, S, channels]
-PREDICTIONS = "predictions.png"  # of a run
-SHOWN = 8  # images of it, at most
-DEPTH = 0.45  # share of a class's color over an image; class 0, the background, has none
-SPREAD = 2.5  # deviations of an image from its mean that are black and white
+PREDICTIONS = "predictions.png"  # in a run's directory
+SHOWN = 8  # most images in it
+DEPTH = 0.45  # opacity of a class's color over an image; class 0, the background, has none
+SPREAD = 2.5  # standard deviations from the mean that become black and white
 SIDE = 128  # least pixels in a row of an image of a picture
 COLORS_OF_PNG = 256
 GAP = 4  # pixels between images
-LEFT_OUT = (128, 128, 128)  # color of pixels that do not count
+LEFT_OUT = (128, 128, 128)  # color of ignored pixels
 
 
 def classes_field(config: Config) -> str:
@@ -46,35 +46,35 @@ def classes_field(config: Config) -> str:
     field = family_of(config.model).classes
     if field is None:
         raise UserError(
-            f"model.family={config.model.family} gives no classes to images; use swin-unet or swin"
+            f"model.family={config.model.family} does not classify images; use swin-unet or swin"
         )
     return field
 
 
 def of_pixels(config: Config) -> bool:
-    """True if a model gives a class to each pixel of an image."""
+    """True if a model classifies each pixel of an image."""
     family = family_of(config.model)
     field = None if family.classes is None else family.fields(config)[family.classes]
     return field is not None and field.length is not None
 
 
 def classes_of(program: Program, params: Params, image_BSS: np.ndarray) -> np.ndarray:
-    """The most likely classes, int32[B, S, S], or `[B]` of whole images.
+    """The most likely classes, int32[B, S, S], or `[B]` for whole images.
 
     Args:
-        program: of a model of images, on any layout.
-        params: as the program holds them.
+        program: that of a model of images, on any layout.
+        params: in the program's form.
         image_BSS: any number of images, `[B, S, S, channels]`.
 
     Raises:
-        UserError: the model is not one of images, or the images are of another size.
+        UserError: the model does not classify images, or the images have another size.
     """
     label = classes_field(program.config)
     shapes = {name: shape[1:] for name, shape in program.batches.shapes.items()}
     if image_BSS.shape[1:] != shapes["image"] or not len(image_BSS):
         raise UserError(
-            f"images {list(image_BSS.shape)}; use {['B', *shapes['image']]}, of model.images.size "
-            "and model.images.channels"
+            f"images {list(image_BSS.shape)}; use {['B', *shapes['image']]}, set by "
+            "model.images.size and model.images.channels"
         )
     size, classes = program.config.train.global_batch_size, []
     for first in range(0, len(image_BSS), size):
@@ -87,7 +87,7 @@ def classes_of(program: Program, params: Params, image_BSS: np.ndarray) -> np.nd
 
 
 def palette(classes: int) -> list[Color]:
-    """The colors of classes: black, and those of all figures, over and over."""
+    """The colors of classes: black, then those of all figures in a cycle."""
     bright = [_rgb(color) for color in COLORS]
     return [(0, 0, 0), *(bright[number % len(bright)] for number in range(classes - 1))]
 
@@ -102,18 +102,18 @@ def overlay(image: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarray:
 
     Args:
         image: `[S, S, channels]` with mean 0 and variance 1.
-        mask: the class of each pixel, `[S, S]`; one below 0 does not count.
+        mask: the class of each pixel, `[S, S]`; below 0 is ignored.
         classes: of the model.
     """
     gray = np.clip((image[..., 0] / SPREAD + 1) / 2, 0, 1) * 255
     colors = np.array([*palette(classes), LEFT_OUT], np.float64)
     share = np.where(mask == 0, 0.0, DEPTH)[..., None]
-    mixed = gray[..., None] * (1 - share) + colors[mask] * share  # of -1 the last color
+    mixed = gray[..., None] * (1 - share) + colors[mask] * share  # -1 takes the last color
     return np.round(mixed).astype(np.uint8)
 
 
 def picture(rows: list[list[np.ndarray]]) -> np.ndarray:
-    """Images `[S, S, 3]` in rows, enlarged where they are small, with white between them."""
+    """Arranges images `[S, S, 3]` in rows, enlarges small ones, with white in between."""
     side = rows[0][0].shape[0]
     times = -(-SIDE // side)
 
@@ -130,7 +130,7 @@ class Masks:
 
     Args:
         image: `[B, S, S, channels]`.
-        found: the classes that a model found, `[B, S, S]`.
+        found: the predicted classes, `[B, S, S]`.
         classes: of the model.
     """
 
@@ -157,7 +157,7 @@ class Masks:
         return files
 
     def comparison(self, label: np.ndarray) -> bytes:
-        """A PNG with a row for each image: itself, its labels, and the classes that were found."""
+        """A PNG with a row per image: the image, its labels, and the predicted classes."""
         plain = np.zeros_like(self.found)
         each = zip(self.image, plain, label, self.found, strict=True)
         rows = [[overlay(image, mask, self.classes) for mask in masks] for image, *masks in each]
@@ -171,9 +171,9 @@ def final_picture(
 
     Args:
         classes: `Run.classes`.
-        config: of the run.
+        config: the run's.
         validation: held-out images.
-        path: of the picture.
+        path: the picture's.
     """
     count = min(SHOWN, validation.windows_per_epoch)
     image, label = (held_out(config, validation, name, count) for name in ("image", "label"))
@@ -193,10 +193,10 @@ def held_out(config: Config, validation: Samples, field: str, count: int) -> np.
 
 
 def write_pictures(files: Mapping[Path, bytes]) -> None:
-    """Writes PNG files, all or none, into folders that are made.
+    """Writes all PNG files or none, and creates their folders.
 
     Raises:
-        UserError: the system does not let it.
+        UserError: the system refuses.
     """
     explain: Callable[[Path], AbstractContextManager[None]] = partial(_explained)
     for folder in {path.parent for path in files}:
@@ -208,13 +208,13 @@ def write_pictures(files: Mapping[Path, bytes]) -> None:
 def write_classes(
     program: Program, params: Params, images: Inputs, *, folder: Path
 ) -> list[dict[str, Any]]:
-    """Finds the classes of images, and writes those of pixels as masks and overlays, all or none.
+    """Classifies images; writes classes of pixels as masks and overlays, all or none.
 
     Args:
-        program: of a model of images, on any layout.
-        params: as the program holds them.
-        images: their names, and themselves.
-        folder: of the files; it is made.
+        program: that of a model of images, on any layout.
+        params: in the program's form.
+        images: names, and images.
+        folder: the files' folder, created if missing.
 
     Returns:
         For each image its name `image`, and its `class`, or the paths of its `mask` and `overlay`.
@@ -239,34 +239,34 @@ def _explained(path: Path) -> Any:
     return explained(f"cannot write {shown(path)}", "name another directory")
 
 
-# ---- the images that classes are asked of: held-out samples of a run, or files -------------------
+# ---- the images to classify: held-out samples of a run, or files ---------------------------------
 
 
 def held_out_inputs(config: Config, count: int) -> Inputs:
-    """The first held-out images of a run, as many as there are up to `count`.
+    """The first held-out images of a run, at most `count`.
 
     Raises:
-        UserError: its data cannot be opened, or it holds no image out.
+        UserError: its data cannot be opened, or it holds out no image.
     """
     data = open_data_of(config, tokenizer_of(config)).validation
     if data is None:
-        raise UserError("data.validation_fraction=0: the run holds no image out; use --images")
+        raise UserError("data.validation_fraction=0: the run holds out no image; use --images")
     count = min(count, data.windows_per_epoch)
     names = [f"held-out-{number:04d}" for number in range(count)]
     return names, held_out(config, data, "image", count)
 
 
 def inputs_of(config: Config, paths: Sequence[Path]) -> Inputs:
-    """The images of files, and of all files in folders; named as these without their endings.
+    """The images of files and of all files in folders, named like the files without extension.
 
     Raises:
-        UserError: there are none, two have one name, or they are no images of the model's size.
+        UserError: there are none, two share a name, or they are not images of the model's size.
     """
     files = [each for path in paths for each in _files(path)]
     names = [path.stem for path in files]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(
-            f"two images are named {twice[0]}, and so would be their masks; give them one by one"
+            f"two images are named {twice[0]}, as would be their masks; give them one by one"
         )
     images = images_of(config.model)
     images_read = [read_image(path, images.size, images.channels) for path in files]

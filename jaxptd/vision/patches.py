@@ -1,10 +1,10 @@
 """Images as patches, and levels of coarser and finer patches.
 
-Where four patches become one, or one becomes several, the numbers of each hidden unit's patches are
-neighbours: (c, q), q innermost. So a device's block of the C hidden units is its block of the C q
-numbers, too, and no level needs another device's.
+Where four patches become one, or one becomes several, the elements of each hidden unit's patches
+are neighbours: (c, q), q innermost. So a device's block of the C hidden units is also its block of
+the C q elements, and no level needs another device's.
 
-Letters: B images, R rows, Q columns, C hidden units, q patches that are joined, K classes.
+Letters: B images, R rows, Q columns, C hidden units, q joined patches, K classes.
 Source: Liu et al., arXiv 2103.14030, section 3.1; Cao et al., Swin-Unet, arXiv 2105.05537.
 """
 
@@ -40,16 +40,16 @@ def parted(x_BRQ: Array, side: int) -> Array:
 
 
 class PatchEmbedding(nnx.Module):
-    """A product for each patch, `w[channels, side, side, C]`, and a norm.
+    """A matmul for each patch, `w[channels, side, side, C]`, and a norm.
 
-    Pixels are in the batch, so each device makes the images of its own residual stream.
+    Pixels are in the batch, so each device embeds the images of its own residual stream.
 
     Args:
         images: sizes of images and patches.
         size: C.
         options: of the norm.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial weight.
+        rngs: random keys for the initial weight.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PatchEmbedding(nnx.Module):
         self.side, self.tensor_parallel = images.patch, tensor_parallel
 
     def __call__(self, image_BYXS: Array, dtype: DTypeLike) -> Array:
-        """Images[B, rows, columns, channels] of all devices -> x as the residual stream has it."""
+        """Images[B, rows, columns, channels] of all devices -> x, the residual stream."""
         local = self.tensor_parallel.axes.local_images(image_BYXS).astype(dtype)
         patch_BRQP = joined(local, self.side)
         patch_BRQP = patch_BRQP.reshape(*patch_BRQP.shape[:3], -1)
@@ -87,16 +87,16 @@ class PatchEmbedding(nnx.Module):
 
 
 class PatchProduct(nnx.Module):
-    """A product of the residual stream, `w[C, q, C']` or `w[C, C', q]`, whose result lies as it.
+    """A matmul of the residual stream, `w[C, q, C']` or `w[C, C', q]`; the result is sharded alike.
 
     Args:
         size: C.
         out: C'.
-        before: q patches that each become one.
-        after: q patches that one becomes.
+        before: number q of patches that become one.
+        after: number q of patches that one becomes.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial weight.
-        bias: whether a bias `[C']` is added; none where one patch becomes several.
+        rngs: random keys for the initial weight.
+        bias: whether a bias `[C']` is added; false where one patch becomes several.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PatchProduct(nnx.Module):
 
 
 class PatchMerging(nnx.Module):
-    """Joins 2 x 2 patches of C numbers to one of 2 C: a norm of the 4 C, and a product."""
+    """Joins 2 x 2 patches of size C to one of size 2 C, by a norm of the 4 C and a matmul."""
 
     def __init__(
         self, size: int, *, options: BlockOptions, tensor_parallel: TensorParallel, rngs: nnx.Rngs
@@ -153,15 +153,15 @@ class PatchMerging(nnx.Module):
 
 
 class PatchExpanding(nnx.Module):
-    """Parts each patch of C numbers into side x side of C' ones: a product, and a norm.
+    """Splits each patch of size C into side x side patches of size C', by a matmul and a norm.
 
     Args:
         size: C.
         out: C'.
-        side: patches in a row that a patch becomes.
+        side: patches per row that a patch becomes.
         options: of the norm.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial weight.
+        rngs: random keys for the initial weight.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class PatchExpanding(nnx.Module):
 
 
 class SkipConnection(nnx.Module):
-    """Joins x with the x of the same level on the way down: a product `w[C, 2, C]` and a bias."""
+    """Joins x with the same level's x on the way down, by a matmul `w[C, 2, C]` and a bias."""
 
     def __init__(self, size: int, *, tensor_parallel: TensorParallel, rngs: nnx.Rngs) -> None:
         self.linear = PatchProduct(
@@ -195,19 +195,19 @@ class SkipConnection(nnx.Module):
         )
 
     def __call__(self, x_BRQC: Array, skip_BRQC: Array) -> Array:
-        """x and the other, both as the residual stream has them -> the same."""
+        """x and the other residual stream -> x, all sharded alike."""
         both = jnp.stack([x_BRQC, skip_BRQC], -1)
         return self.linear(both.reshape(*both.shape[:3], -1))
 
 
 class Classes(nnx.Module):
-    """Logits of K classes, `w[C, K]`: few, so that each device has all of its own patches.
+    """Logits of K classes, `w[C, K]`; so few that each device holds all for its own patches.
 
     Args:
         size: C.
         classes: K.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial weight.
+        rngs: random keys for the initial weight.
         bias: whether a bias `[K]` is added.
     """
 
@@ -229,7 +229,7 @@ class Classes(nnx.Module):
         self.tensor_parallel = tensor_parallel
 
     def __call__(self, x_BC: Array) -> Array:
-        """x[.., C] -> logits[.., K], float32 at least."""
+        """x[.., C] -> logits[.., K], in float32 or wider."""
         wide = x_BC.astype(jnp.promote_types(x_BC.dtype, jnp.float32))
         logits = self.tensor_parallel.axes.sum_over_hidden(matmul(wide, self.w[...], 1))
         return logits if self.b is None else add_bias(*alike(logits, self.b[...]))

@@ -1,8 +1,8 @@
-"""PNG files, read and written with Pillow: the `vision` extra.
+"""Reads and writes PNG files with Pillow (the `vision` extra).
 
-Pillow changes some numbers (it spreads gray of 2 and 4 bits over 0 to 255, and cuts channels of 16
-bits to 8) and fills rows that are missing with zeros. So a file's own header is read as well, and
-where values cannot be told from it the file is refused: pixels are data here, and labels numbers.
+Pillow changes some values (it scales 2- and 4-bit gray to 0 to 255, and cuts 16-bit channels to 8)
+and fills missing rows with zeros. Since pixels are data and labels are integers, this also reads
+the file's header, and refuses files whose values cannot be recovered.
 
 Letters: Y rows, X columns, S samples of a pixel.
 Source: Portable Network Graphics (PNG) Specification, third edition, W3C.
@@ -21,10 +21,10 @@ from jaxptd.errors import UserError, install
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 GRAY, PALETTE = 0, 3
-_SAMPLES = {GRAY: 1, 2: 3, PALETTE: 1, 4: 2, 6: 4}  # of a pixel, by type; 4 and 6 have alpha
-_STEPS = {2: 85, 4: 17}  # between the numbers that Pillow makes of gray of so many bits
-LONGEST = 2**15  # pixels in a row, or rows
-# Each pass of an interlaced file: its first column and row, and the steps to its next ones.
+_SAMPLES = {GRAY: 1, 2: 3, PALETTE: 1, 4: 2, 6: 4}  # per pixel, by type; 4 and 6 have alpha
+_STEPS = {2: 85, 4: 17}  # step between Pillow's values for gray of this many bits
+LONGEST = 2**15  # most pixels in a row, or rows
+# Each pass of an interlaced file: first column and row, and the steps to the next ones.
 _PASSES = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
     *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
@@ -36,8 +36,8 @@ class Png(NamedTuple):
     """The pixels of a file.
 
     Args:
-        pixels: uint8 or uint16, `[Y, X, S]`; of a file with a palette the numbers of its colors.
-        palette: whether it has one.
+        pixels: uint8 or uint16, `[Y, X, S]`; with a palette, indices into it.
+        palette: whether the file has a palette.
     """
 
     pixels: np.ndarray
@@ -48,7 +48,7 @@ def pillow(what: str) -> Any:
     """Imports Pillow, which comes with an extra.
 
     Args:
-        what: needs it; the beginning of the message.
+        what: what needs it; begins the message.
 
     Raises:
         UserError: it is not installed.
@@ -64,13 +64,13 @@ def read_png(data: bytes) -> Png:
     """Reads a file's bytes.
 
     Raises:
-        ValueError: they are damaged, or pixels of a kind that Pillow would change.
+        ValueError: they are damaged, or Pillow would change this kind of pixels.
         UserError: Pillow is not installed.
     """
-    reader = pillow("reading a PNG").PngImagePlugin.PngImageFile  # no limit of pixels but ours
+    reader = pillow("reading a PNG").PngImagePlugin.PngImageFile  # only our limit of pixels applies
     header = _header(data)
     try:
-        reader(io.BytesIO(data)).verify()  # the sums of all parts; it cannot be loaded afterwards
+        reader(io.BytesIO(data)).verify()  # checksums of all chunks; it cannot be loaded afterwards
         _check_rows(data, header)
         with reader(io.BytesIO(data)) as image:
             pixels = np.asarray(image)
@@ -84,7 +84,7 @@ def read_png(data: bytes) -> Png:
 
 
 def write_png(pixels: np.ndarray, palette: Sequence[Color] = ()) -> bytes:
-    """The bytes of a file with uint8 pixels `[Y, X, 3]`, or `[Y, X]`: gray, or of a palette.
+    """The bytes of a file with uint8 pixels: `[Y, X, 3]`, or `[Y, X]` in gray or with a palette.
 
     Raises:
         UserError: Pillow is not installed.
@@ -106,14 +106,14 @@ class _Header(NamedTuple):
 
 
 def _header(data: bytes) -> _Header:
-    """The header of a file whose pixels are read as they are. Raises ValueError for others."""
+    """The header of a file that Pillow reads unchanged. Raises ValueError for others."""
     if not data.startswith(SIGNATURE):
-        raise ValueError("it is no PNG")
+        raise ValueError("it is not a PNG")
     if len(data) < 29 or data[12:16] != b"IHDR":
         raise ValueError("it has no header")
     width, height, depth, kind, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
     if not 0 < width <= LONGEST or not 0 < height <= LONGEST:
-        raise ValueError(f"it has {height} x {width} pixels; {LONGEST} are the most")
+        raise ValueError(f"it has {height} x {width} pixels; each may be at most {LONGEST}")
     if depth == 16 and kind != GRAY:
         raise ValueError("it has 16 bits in each of several channels; save it with 8, or as .npy")
     if kind not in _SAMPLES:
@@ -122,7 +122,7 @@ def _header(data: bytes) -> _Header:
 
 
 def _check_rows(data: bytes, header: _Header) -> None:
-    """Raises ValueError if a file, whose parts are whole, has fewer rows than its header says."""
+    """Raises ValueError if a file with intact chunks has fewer rows than its header says."""
     packed, name, place = [], b"", len(SIGNATURE)
     while name != b"IEND":
         length, name = struct.unpack(">I4s", data[place : place + 8])

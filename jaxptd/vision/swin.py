@@ -1,7 +1,6 @@
 """Swin, which classifies images, and Swin-Unet, which classifies their pixels.
 
-They name no axis and no collective. Letters: B images, R rows, Q columns, C hidden units, K
-classes.
+They name no axis or collective. Letters: B images, R rows, Q columns, C hidden units, K classes.
 Source: Liu et al., arXiv 2103.14030; Cao et al., Swin-Unet, arXiv 2105.05537, and its code.
 """
 
@@ -50,13 +49,13 @@ from jaxptd.vision.windows import Strips
 
 
 class Swin(nnx.Module):
-    """An encoder of images in levels, and the classes of whole images.
+    """An encoder of images in levels, with a classifier of whole images.
 
     Args:
         config: sizes and choices.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial parameters.
-        offload: whether what `remat: dots` saves for backward is in host memory.
+        rngs: random keys for the initial parameters.
+        offload: whether what `remat: dots` saves for backward goes to host memory.
     """
 
     common: nnx.Module | None = None  # layers share no parameters
@@ -95,7 +94,7 @@ class Swin(nnx.Module):
         self._add_head(rngs)
 
     def _add_head(self, rngs: nnx.Rngs) -> None:
-        """Declares what follows on the way down."""
+        """Declares what follows the way down."""
         last = self._size(len(self.images.depths) - 1)
         self.head = Classes(
             last, self.images.classes, tensor_parallel=self.tensor_parallel, rngs=rngs, bias=True
@@ -127,7 +126,7 @@ class Swin(nnx.Module):
         return Skipping(drop_patches(x, token_info, self.tensor_parallel, self.config.dropout))
 
     def enter(self, stack: str, x: Skipping) -> Skipping:
-        """x -> x as the first layer of a level takes it: from the second on with merged patches."""
+        """x -> x for a level's first layer: from the second level on, with merged patches."""
         number = int(stack.removeprefix("down"))
         if number == 0:
             return x
@@ -135,25 +134,25 @@ class Swin(nnx.Module):
         return x._replace(stream=getattr(self, f"merge{number}")(stream))
 
     def _in_strips(self, level: int) -> bool:
-        """True if devices that share the images of a level have strips of them."""
+        """True if devices that share a level's images hold strips of them."""
         return self.images.in_strips(level, self.strips.devices)
 
     def output(self, x: Skipping) -> Array:
-        """x after all levels -> logits[B, K] of images that this device has whole or strips of."""
+        """x after all levels -> logits[B, K] of images of which this device holds a part."""
         return self.head(self.strips.mean(self.norm(x.stream)))
 
     @jax.named_scope("loss")
     def losses(
         self, x: Skipping, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
-        """x after all levels -> the sums that training needs: see the family's losses."""
+        """x after all levels -> the sums that training needs; see the family's losses."""
         return self._losses(self.output(x), self.tensor_parallel.axes.local_images(batch["label"]))
 
     @jax.named_scope("loss")
     def evaluated(
         self, x: Skipping, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
-        """x after all levels -> these sums, and those of scores."""
+        """x after all levels -> these sums, and the sums of scores."""
         logits, label = self.output(x), self.tensor_parallel.axes.local_images(batch["label"])
         return self._losses(logits, label) | self._scores(logits, label)
 
@@ -162,16 +161,16 @@ class Swin(nnx.Module):
         return {CROSS_ENTROPY: self.strips.once(cross_entropy(logits, label))}
 
     def _scores(self, logits: Array, label: Array) -> dict[str, Array]:
-        """The number of images whose class is right."""
+        """The number of correctly classified images."""
         return {ACCURACY: self.strips.once(right(logits, label))}
 
     def empty_state(self, batch: int) -> dict[str, Any]:
-        """Images have none: nothing is written."""
+        """Empty: image models generate nothing."""
         return {}
 
 
 class SwinUnet(Swin):
-    """Levels down and up again, with skip connections, and the classes of pixels."""
+    """Levels down and up again with skip connections, and a classifier of pixels."""
 
     def _add_head(self, rngs: nnx.Rngs) -> None:
         config, images = self.config, self.images
@@ -197,9 +196,9 @@ class SwinUnet(Swin):
         )
 
     def enter(self, stack: str, x: Skipping) -> Skipping:
-        """x -> x as a level's first layer takes it.
+        """x -> x for a level's first layer.
 
-        On the way down it also goes into the skips, and on the way up it is joined with the last of
+        On the way down x is also added to the skips; on the way up it is joined with the last of
         them.
         """
         last = len(self.images.depths) - 1
@@ -214,7 +213,7 @@ class SwinUnet(Swin):
         return Skipping(getattr(self, f"skip{number}")(stream, skip), tuple(skips))
 
     def output(self, x: Skipping) -> Array:
-        """x after all levels -> logits[B, rows, columns, K] of this device's images, or strips."""
+        """x after all levels -> logits[B, rows, columns, K] of this device's images or strips."""
         return self.head(self.pixels(self.last_norm(x.stream)))
 
     def _losses(self, logits: Array, label: Array) -> dict[str, Array]:
@@ -237,7 +236,7 @@ class SwinUnet(Swin):
 
 
 def level(config: ModelConfig, number: int, *, up: bool = False) -> Level:
-    """The blocks of a level on the way down, or up: these are left out as often as those."""
+    """The blocks of a level on the way down or up; both are skipped equally often."""
     images, factor = config.images, 2**number
     assert images is not None
     rates = np.linspace(0, images.drop_path, sum(images.depths)).tolist()

@@ -1,9 +1,9 @@
-"""Attention in windows of an image, and strips of images, which several devices share.
+"""Attention in windows of an image, and strips of images that devices share.
 
 Every second block shifts its windows by half a window.
 
 Letters: B images, R rows, Q columns, C hidden units, W windows of an image, T patches of a window,
-N heads, H head size; of strips, B images of the devices that share them.
+N heads, H head size. For strips, B counts the images of all devices that share them.
 Source: Liu et al., Swin Transformer, arXiv 2103.14030, section 3.2.
 """
 
@@ -31,19 +31,19 @@ from jaxptd.parts.parameters import HeadShape, by_head
 from jaxptd.remat import SAVED_ATTENTION_OUT, SAVED_MATMUL_IN
 from jaxptd.vision.architecture import WindowShape
 
-# ---- strips: each device has some rows of all images, or as many whole ones ----------------------
+# ---- strips: each device holds some rows of all images, or its share of whole ones ---------------
 
-# Strips are of whole windows, so what is inside a window, or a patch, needs no other device. Levels
-# whose rows do not split so have whole images, if the images split over the devices.
+# Strips consist of whole windows, so work inside a window or a patch needs no other device. Levels
+# whose rows do not split this way use whole images, if the images split over the devices.
 
 
 @dataclasses.dataclass(frozen=True)
 class Strips:
-    """The devices that share images, and the ways in which they do.
+    """The devices that share images, and how they share them.
 
     Args:
-        axis: of the devices.
-        others: axes that share the images of a micro-batch before these do.
+        axis: the devices' axis.
+        others: axes that share a micro-batch's images before this one.
     """
 
     axis: Axis
@@ -51,7 +51,7 @@ class Strips:
 
     @classmethod
     def of(cls, tensor_parallel: TensorParallel) -> Self:
-        """Makes those along cp, which share what devices along `axes.tokens` have of the images."""
+        """Makes strips along cp, of the images that devices along `axes.tokens` hold."""
         return cls(Axis.CP, tensor_parallel.axes.tokens)
 
     @property
@@ -62,7 +62,7 @@ class Strips:
     # ---- from strips to whole images and back ----
 
     def as_whole(self, x_BRQ: Array) -> Array:
-        """x[B, R/C, Q, ..] -> x[B/C, R, Q, ..], if it is not so yet: all-to-all, and backward one.
+        """x[B, R/C, Q, ..] -> x[B/C, R, Q, ..] if in strips; all-to-all, also in backward.
 
         Partner: `as_strips`.
         """
@@ -71,16 +71,16 @@ class Strips:
         return lax.all_to_all(x_BRQ, self.axis, split_axis=0, concat_axis=1, tiled=True)
 
     def as_strips(self, x_BRQ: Array, rows: int) -> Array:
-        """x[B/C, R, Q, ..] -> x[B, R/C, Q, ..] with so many rows. Partner: `as_whole`."""
+        """x[B/C, R, Q, ..] -> x[B, R/C, Q, ..], R = `rows`. Partner: `as_whole`."""
         if x_BRQ.shape[1] == rows:
             return x_BRQ
         return lax.all_to_all(x_BRQ, self.axis, split_axis=1, concat_axis=0, tiled=True)
 
     def token_info(self, x_BRQ: Array, token_info: TokenInfo) -> TokenInfo:
-        """The places of x: as they are for strips, else those of its whole images.
+        """The places of x: unchanged for strips, otherwise those of its whole images.
 
         Args:
-            x_BRQ: of this device.
+            x_BRQ: this device's.
             token_info: samples of all images of the micro-batch, and pixel rows of a strip.
         """
         if not is_whole(x_BRQ):
@@ -94,7 +94,7 @@ class Strips:
     # ---- rows of other devices ----
 
     def rolled(self, x_BRQ: Array, by: int) -> Array:
-        """x moved down, and the last rows to the top: strips send `by` rows to the next device."""
+        """Rolls x down: the last rows move to the top; strips send `by` rows to the next device."""
         if is_whole(x_BRQ):
             return jnp.roll(x_BRQ, by, 1)
         cut = x_BRQ.shape[1] - by if by > 0 else -by
@@ -112,28 +112,28 @@ class Strips:
     # ---- values of images ----
 
     def summed(self, x: Array) -> Array:
-        """Sums of strips -> sums of images, which all devices have."""
+        """Sums over strips -> sums over images, on all devices."""
         return lax.psum(collectives.as_varying(x, [self.axis]), self.axis)
 
     def summed_batch(self, x: Array) -> Array:
-        """Sums of this device's strips, or images -> sums of the batch, which all devices have."""
+        """Sums over this device's strips or images -> sums over the batch, on all devices."""
         axes = (Axis.DP, self.axis, *self.others)
         return lax.psum(collectives.as_varying(x, axes), axes)
 
     def mean(self, x_BRQ: Array) -> Array:
-        """x -> the mean of each image, `[B, ..]`, float32 at least: all devices have all."""
+        """x -> the mean of each image, `[B, ..]`, in float32 or wider, on all devices."""
         mean_B = x_BRQ.mean((1, 2), dtype=jnp.promote_types(x_BRQ.dtype, jnp.float32))
         if is_whole(x_BRQ):
             return collectives.all_gather(mean_B, self.axis, 0)
         return self.summed(mean_B) / self.devices
 
     def once(self, x: Array) -> Array:
-        """x on the first device, zeros on the others: what all have counts once in a sum."""
+        """x on the first device, zeros on the others, so that a sum counts a shared value once."""
         return jnp.where(lax.axis_index(self.axis) == 0, x, jnp.zeros_like(x))
 
 
 def is_whole(x_BRQ: Array) -> bool:
-    """True if x has whole images, which are square, not strips of them."""
+    """True if x holds whole images, which are square, not strips."""
     return x_BRQ.shape[1] == x_BRQ.shape[2]
 
 
@@ -167,7 +167,7 @@ class Windows:
         return jnp.swapaxes(x, 2, 3).reshape(B, -1, self.rows, *rest)
 
     def numbers(self, row_R: Array) -> Array:
-        """The number of each patch in the image, int32[W, T]; row_R: global numbers of rows."""
+        """The index of each patch in the image, int32[W, T]; row_R: global indices of rows."""
         number_RQ = row_R[:, None] * self.rows + jnp.arange(self.rows, dtype=jnp.int32)
         return self.split(number_RQ[None])[0]
 
@@ -181,26 +181,26 @@ class Windows:
         return region_WT[:, :, None] == region_WT[:, None, :]
 
     def _region(self, number: Array) -> Array:
-        """0, 1 or 2 for rows, or columns, that are not of one window before the shift."""
+        """0, 1 or 2, different for rows or columns of different windows before the shift."""
         in_last, rolled = number >= self.rows - self.size, number >= self.rows - self.shift
         return in_last.astype(jnp.int32) + (rolled & in_last)
 
     @property
     def offsets(self) -> np.ndarray:
-        """The number of a key's place, seen from a query's, int32[T, T]; in (2 size - 1)**2."""
+        """The index of a key's place relative to a query's, int32[T, T], below (2 size - 1)**2."""
         row_T, col_T = np.divmod(np.arange(self.size**2), self.size)
         down, right = (each[:, None] - each[None, :] + self.size - 1 for each in (row_T, col_T))
         return (down * (2 * self.size - 1) + right).astype(np.int32)
 
 
 class WindowBias(nnx.Module):
-    """A table `[(2 size - 1)**2, N]` with a bias for each place of a key, sharded as heads are.
+    """A table `[(2 size - 1)**2, N]` of biases by relative place of a key, sharded like heads.
 
     Args:
-        config: of the level: its heads.
-        windows: of the level.
+        config: the level's, with its heads.
+        windows: the level's.
         tensor_parallel: how heads are sharded.
-        rngs: random key of the initial table.
+        rngs: random key for the initial table.
     """
 
     def __init__(
@@ -222,17 +222,17 @@ class WindowBias(nnx.Module):
 
 
 class WindowAttention(Heads):
-    """Multi-head attention in the windows of a level; Q, K and V come from one product.
+    """Multi-head attention in the windows of a level; Q, K and V come from one matmul.
 
-    Each device has whole images, or strips of whole windows, and its own heads (or a slice of every
-    head, whose scores are sums over devices): windows need no other device.
+    Each device holds whole images, or strips of whole windows, and its own heads: windows need no
+    other device. With a slice of every head, scores are summed over devices.
 
     Args:
-        shape: its products and windows, the shifted ones of the level.
-        config: of the level: the kernel's scale and dropout.
+        shape: its projections and windows, the level's shifted ones.
+        config: the level's, with the kernel's scale and dropout.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial parameters.
-        init_out: initialiser of the product behind attention.
+        rngs: random keys for the initial parameters.
+        init_out: initialiser of the output projection.
     """
 
     def __init__(
@@ -253,13 +253,13 @@ class WindowAttention(Heads):
 
     @jax.named_scope("attention")
     def __call__(self, x_BRQC: Array, token_info: TokenInfo, *, shift: int) -> Array:
-        """x as the residual stream has it -> the same.
+        """Maps the residual stream to attention's output, sharded alike.
 
         Args:
             x_BRQC: whole images of this device, or strips of whole windows.
-            token_info: samples of all images that the devices of a product share, rows of this
+            token_info: samples of all images that the devices of a matmul share, rows of this
                 device, and the seed for dropout of probabilities.
-            shift: of the windows.
+            shift: the windows' shift.
         """
         assert self.qkv is not None
         x = checkpoint_name(self._rolled(x_BRQC, -shift), SAVED_MATMUL_IN)
@@ -277,11 +277,11 @@ class WindowAttention(Heads):
         return self._rolled(y, shift)
 
     def _rolled(self, x_BRQC: Array, by: int) -> Array:
-        """x moved down and right, in a circle."""
+        """Rolls x down and right."""
         return Strips.of(self.tensor_parallel).rolled(jnp.roll(x_BRQC, by, 2), by) if by else x_BRQC
 
     def _seed(self, token_info: TokenInfo, heads: int) -> Array | None:
-        """Dropout seeds `[B, N, 2]` of the images between the products."""
+        """Dropout seeds `[B, N, 2]` of the images between the matmuls."""
         if token_info.seed is None:
             return None
         local = token_info._replace(
@@ -290,7 +290,7 @@ class WindowAttention(Heads):
         return self.seed(local, heads)
 
     def _core(self, q: Array, k: Array, v: Array, bias_NTT: Array, coordinates: "_Sites") -> Array:
-        """q, k, v[B, W, T, N, H] -> [B, W, T, N, H]; backward computes the scores again."""
+        """q, k, v[B, W, T, N, H] -> [B, W, T, N, H]; backward recomputes scores."""
         config = self.config
         attend = partial(
             _attend,
@@ -302,7 +302,7 @@ class WindowAttention(Heads):
 
 
 class _Sites(NamedTuple):
-    """seen: bool[W, T, T], or None for all. number: of patches, int32[W, T]. seed: `[B, N, 2]`."""
+    """Patches `seen` [W, T, T], None for all; patch `number`s, int32[W, T]; `seed`s [B, N, 2]."""
 
     seen_WTT: Array | None
     number_WT: Array
@@ -310,7 +310,7 @@ class _Sites(NamedTuple):
 
 
 def _attend(q, k, v, bias_NTT, coordinates, *, scale, rate, whole):  # type: ignore[no-untyped-def]
-    """Softmax of scaled scores and their bias, times the values.
+    """Softmax of scaled and biased scores, times the values.
 
     whole: sums scores over the slices of a head.
     """
@@ -319,7 +319,7 @@ def _attend(q, k, v, bias_NTT, coordinates, *, scale, rate, whole):  # type: ign
     s = whole(s) * scale + bias_NTT.astype(wide)
     if coordinates.seen_WTT is not None:
         s = jnp.where(coordinates.seen_WTT[:, None], s, -jnp.inf)
-    # Flattened: with fewer dims XLA searches fewer tilings, and compiles faster with less memory.
+    # Flattened: with fewer dims XLA searches fewer tilings, so it compiles faster with less memory.
     p = jax.nn.softmax(s.reshape(-1, *s.shape[3:]), axis=-1).reshape(s.shape)
     if coordinates.seed_BN2 is not None and rate:
         seed = coordinates.seed_BN2[:, None, :, None, None]

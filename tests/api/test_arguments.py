@@ -184,7 +184,7 @@ OWN: list[Row] = [
     (lambda k: jaxptd.register_mlp("own", 3), "register_mlp: make is 3; expected a function"),
     (
         lambda k: jaxptd.register_family("own", like="gpt", maek=print),
-        "register_family: a family has no maek; did you mean make?",
+        "register_family: Family has no field maek; did you mean make?",
     ),
 ]
 PLOTS: list[Row] = [

@@ -198,7 +198,7 @@ plan --gpus 8 --gpu h100 --layout.tp | --layout.tp: expected a value
 plan --gpus 8 --gpu h100 --model.remat all | model.remat: expected one of none
 plan --gpus 8 --gpu h100 --out text.txt | text.txt: exists; name another file
 plan --gpus 8 --gpu h100 --out nowhere/new.yaml | No such file or directory
-plan --gpus 8 --gpu h100 --model.dtype float32 | model.dtype=float32: the table of hardware
+plan --gpus 8 --gpu h100 --model.dtype float32 | model.dtype=float32: the hardware table
 plan --gpus 8 --gpu h100 --tokens -1 | --tokens -1: use a number above 0
 plan --gpus 8 --gpu h100 --price 2 | --price has no effect without --tokens
 plan rank | unknown key rank

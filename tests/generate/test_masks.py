@@ -110,12 +110,12 @@ def test_classes_of_whole_images_are_printed(ask, tmp_path: Path) -> None:
         (["--samples", 1, "--images", "x"], "--samples are held-out images; give them, or --imag"),
         (["--images", "none.png"], "none.png has no array 'image': [Errno 2] No such file"),
         (["--images", "DIR"], "has no .npz, .npy, .png file; name another folder"),
-        (["--images", "DIR/a.png"], "a.png has no array 'image': it is no PNG"),
+        (["--images", "DIR/a.png"], "a.png has no array 'image': it is not a PNG"),
         (
             ["--images", "DIR/b.png"],
-            "b.png: image [8, 8, 1]; use [16, 16, 1], of model.images.size",
+            "b.png: image [8, 8, 1]; use [16, 16, 1], set by model.images.size",
         ),
-        (["--images", "DIR/b.png", "DIR/b.png"], "two images are named b, and so would be their"),
+        (["--images", "DIR/b.png", "DIR/b.png"], "two images are named b, as would be their"),
         (["--samples", 1, "--out", "DIR/c"], "c: File exists; name another directory"),
     ],
 )

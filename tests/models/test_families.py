@@ -45,7 +45,7 @@ def test_no_code_asks_for_a_family_by_name() -> None:
 
 
 def test_a_decoder_that_sees_its_targets_is_refused() -> None:
-    words = "model.causal=false: a decoder predicts the next token, and its tokens would see it"
+    words = "model.causal=false: a decoder predicts the next token, which its tokens would see"
     with pytest.raises(UserError, match=words):
         Program(Config(ModelConfig(**SIZES, causal=False)), make_mesh(Layout()))
 
@@ -60,7 +60,7 @@ def test_an_architecture_has_the_stacks_of_the_model(family: FamilyName) -> None
 
 def test_what_has_no_times_is_said() -> None:
     config = Config(ModelConfig(family="swin"))
-    with pytest.raises(UserError, match="model.family=swin: the times of its steps are not predic"):
+    with pytest.raises(UserError, match="model.family=swin: its step time cannot be predicted"):
         jaxptd.plan(config, gpus=2, gpu="h200")
 
 

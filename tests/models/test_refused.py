@@ -58,7 +58,7 @@ FOREIGN = "has no effect with the family"
         ),
         (
             {"family": "t5", "encoder_decoder.start_token": 13},
-            "model.encoder_decoder.start_token=13 is no id of model.vocab_size=13",
+            "model.encoder_decoder.start_token=13 is not below model.vocab_size=13",
         ),
         (
             {"family": "t5", "vocab_size": None},

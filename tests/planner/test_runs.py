@@ -106,7 +106,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["--run-dir", run, *GPU, "--rows", "rows.csv"], "to predict, and both are given; use one"),
         (["--run-dir", run, "--gpu", "h20"], "hardware=h20: no such accelerator; did you mean"),
         (["--run-dir", str(tmp_path), *GPU], "config.yaml: No such file"),
-        (["--run-dir", run, new, *GPU], f"{new} has logged no step; train there first"),
-        (["--run-dir", run, wide, *GPU], f"{wide}: model.dtype=float32: the table of hardware"),
+        (["--run-dir", run, new, *GPU], f"{new} has not logged a step; train there first"),
+        (["--run-dir", run, wide, *GPU], f"{wide}: model.dtype=float32: the hardware table"),
     ):
         assert words in refused(capsys, command.main, ["validate", *options])

@@ -171,7 +171,7 @@ def test_hugging_face_has_no_such_mlp() -> None:
 
 def test_images_have_no_such_mlp() -> None:
     config = tiny.config(Layout(), family="swin", mlp="squared-relu")
-    with pytest.raises(UserError, match="model.mlp=squared-relu: blocks of images have dense only"):
+    with pytest.raises(UserError, match="squared-relu: blocks of images support only dense"):
         FAMILIES["swin"].check(config)
 
 

@@ -45,7 +45,7 @@ def test_a_schedule_that_could_be_shorter_is_named(micro_batches, remarked) -> N
     found = list(remarks(tiny.program(layout, **sizes)))
     assert found == remarked * [
         "layout.schedule=interleaved takes 32 ticks where 26 would do, since train.micro_batches=5 "
-        "is no multiple of layout.pp=4; use 4 or 8 micro-batches"
+        "is not a multiple of layout.pp=4; use 4 or 8 micro-batches"
     ]
 
 

@@ -231,5 +231,5 @@ def test_collectives_are_those_of_the_formula(layout: Layout, choice: dict) -> N
 
 def test_the_planner_refuses_parameters_in_host_memory() -> None:
     config = tiny.config(Layout(), dtype="bfloat16")
-    with pytest.raises(UserError, match="layout.offload=parameters is not planned"):
+    with pytest.raises(UserError, match="`plan` does not cover layout.offload=parameters"):
         plan(config, gpus=1, gpu="h100", pins={"layout.offload": ALONE})

@@ -139,7 +139,7 @@ def test_images_of_another_size_and_other_models_are_refused() -> None:
     swin, text = program(family="swin-unet"), program()
     assert of_pixels(swin.config) and not of_pixels(program(family="swin").config)
     assert not of_pixels(text.config)
-    with pytest.raises(UserError, match=r"images \[1, 8, 16, 2\]; use \['B', 16, 16, 2\], of mod"):
+    with pytest.raises(UserError, match=r"images \[1, 8, 16, 2\]; use \['B', 16, 16, 2\], set by"):
         classes_of(swin, {}, np.zeros((1, 8, 16, 2)))
-    with pytest.raises(UserError, match="model.family=gpt gives no classes to images; use swin"):
+    with pytest.raises(UserError, match="model.family=gpt does not classify images; use swin"):
         classes_of(text, {}, np.zeros((1, 8, 16, 2)))

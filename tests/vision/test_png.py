@@ -132,8 +132,8 @@ def changed(form: str, *numbers: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        (b"", "no PNG"),
-        (b"GIF89a", "no PNG"),
+        (b"", "not a PNG"),
+        (b"GIF89a", "not a PNG"),
         (SIGNATURE, "no header"),
         (DATA[:40], "damaged: "),
         (DATA[:-20], "damaged: "),
@@ -141,8 +141,8 @@ def changed(form: str, *numbers: int) -> bytes:
         (DATA[:-2], "cut off"),
         (DATA[:45] + b"\0" + DATA[46:], "damaged: .*checksum in b'IDAT"),
         (DATA[:23] + b"\7" + DATA[24:], "damaged: .*IHDR"),
-        (changed(">II", 2**20, 9), f"9 x 1048576 pixels; {LONGEST} are the most"),
-        (changed(">II", 13, 0), f"0 x 13 pixels; {LONGEST} are the most"),
+        (changed(">II", 2**20, 9), f"9 x 1048576 pixels; each may be at most {LONGEST}"),
+        (changed(">II", 13, 0), f"0 x 13 pixels; each may be at most {LONGEST}"),
         (changed(">II", 14, 9), "of 135 bytes of pixels"),
         (changed(">II", 13, 10), "it has 126 of 140 bytes of pixels"),
         (encoded(SMOOTH[:-1], 8)[:8] + DATA[8:33] + encoded(SMOOTH[:-1], 8)[33:], "112 of 126 by"),

@@ -178,7 +178,7 @@ def test_the_dice_loss_of_a_batch_has_no_micro_batches() -> None:
         TrainConfig(micro_batches=2),
     )
     with pytest.raises(
-        UserError, match="model.images.dice=batch is of all images of a step, and t"
+        UserError, match="model.images.dice=batch covers all images of a step, but t"
     ):
         Program(Config(model, train=train), make_mesh(Layout()))
 
@@ -195,18 +195,18 @@ def test_dropped_paths_are_of_images() -> None:
     [
         ({"seq_length": 8}, Layout(), "model.seq_length=8 has no effect with the family swin-unet"),
         ({"products": "fp8"}, Layout(), "model.products=fp8 has no effect with the family swin-u"),
-        ({}, Layout(pp=2), "layout.pp=2: levels of the family swin-unet are not split over stages"),
+        ({}, Layout(pp=2), "layout.pp=2: levels of the family swin-unet do not split over stages"),
         ({}, Layout(cp=4), "layout.cp=4 cuts images into strips of whole windows, and level 0 has"),
         (
             {},
             Layout(dp=2, cp=2),
             "layout.cp=2: level 1 has 1 rows of windows, too few for strips, so .* multiple of 4",
         ),
-        ({}, Layout(cp=2, ring="rsa"), "layout.ring=rsa is of keys of a sequence, which images"),
+        ({}, Layout(cp=2, ring="rsa"), "layout.ring=rsa is for keys of a sequence, which images"),
         (
             {},
             Layout(row=4, col=2),
-            "layout.row=4 shares the images of a micro-batch, and there are",
+            "layout.row=4 shares the images of a micro-batch, but there are",
         ),
         (
             {},

@@ -1,7 +1,7 @@
-"""Reads the collectives of a compiled program: what XLA made of the collectives in the jaxpr.
+"""Reads the collectives of a compiled program: what XLA made of those in the jaxpr.
 
-Loops count with their known trip counts. CPU and CUDA programs can be read; both spell the groups
-of a collective as lists, as iota (`[2,4]<=[8]`) or as mesh axes.
+Loops count with their known trip counts. Reads CPU and CUDA programs; both write a collective's
+groups as lists, as iota (`[2,4]<=[8]`) or as mesh axes.
 """
 
 import math
@@ -32,7 +32,7 @@ def collectives_from_hlo(
 
     Args:
         text: `compiled.as_text()`.
-        sizes: of the mesh axes, in mesh order.
+        sizes: sizes of the mesh axes, in mesh order.
         trips: as in `count.collectives_of`.
 
     Raises:
@@ -45,13 +45,13 @@ def collectives_from_hlo(
             kind, _ = _kind(instruction)
             times = runs // stages if Axis.PP in axes else runs
             size = payload(instruction)
-            if kind == REDUCE_SCATTER:  # its operand, as in the jaxpr
+            if kind == REDUCE_SCATTER:  # count its operand, as in the jaxpr
                 size *= math.prod(sizes[axis] for axis in axes)
             yield Collective(kind, axes, times, times * size)
 
 
 def kind_of_collective(instruction: Instruction) -> str:
-    """The kind of a collective, or of its start or done; empty for any other instruction."""
+    """The kind of a collective, or of its start or done; empty for other instructions."""
     match = re.fullmatch(f"({'|'.join(KINDS)})(-start|-done)?", instruction.kind)
     return match[1] if match else ""
 
@@ -65,7 +65,7 @@ def _kind(instruction: Instruction) -> tuple[str, bool]:
 def _executed(
     computations: Computations, name: str, runs: tuple[int, Mapping[str, int]]
 ) -> Iterator[tuple[Instruction, int]]:
-    """Every collective and its executions; runs: executions of this computation, and trips."""
+    """Every collective and its executions; runs: this computation's executions, and trips."""
     times, trips = runs
     for each in computations.get(name, ()):
         if _kind(each)[0]:
@@ -74,7 +74,7 @@ def _executed(
             known = times if inner is None else inner
             inside = list(_executed(computations, body, (known, trips)))
             if inner is None and inside:
-                raise ValueError(f"a collective that runs unknown times: {each.name}")
+                raise ValueError(f"unknown number of executions of a collective: {each.name}")
             yield from inside
 
 
@@ -92,7 +92,7 @@ def payload(instruction: Instruction) -> int:
     """Bytes of a collective's result.
 
     An asynchronous start returns (operands, results), one or several of each. In some versions of
-    XLA a permute's also returns two counters, and an all-reduce's the results only.
+    XLA a permute also returns two counters, and an all-reduce only the results.
     """
     kind, started = _kind(instruction)
     sizes = [
@@ -106,7 +106,7 @@ def payload(instruction: Instruction) -> int:
 
 
 def axes_of(instruction: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which the devices of a group differ; none if every group is one device.
+    """The mesh axes along which the devices of a group differ; empty if groups are single devices.
 
     Args:
         instruction: a collective.
@@ -125,7 +125,7 @@ def axes_of(instruction: Instruction, sizes: Mapping[str, int]) -> tuple[str, ..
 
 
 def _groups(rest: str, devices: int) -> list[tuple[int, ...]]:
-    """The groups of a collective, or the pairs of a permute; without any, all devices."""
+    """The groups of a collective, or the pairs of a permute; if none are given, all devices."""
     if lists := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", rest):
         return [
             tuple(int(n) for n in group.split(","))

@@ -1,8 +1,8 @@
-"""Reads the kernels of a compiled GPU program and the bytes they move, from its scheduled text.
+"""Reads a compiled GPU program's kernels and the bytes they move, from its scheduled text.
 
-A kernel reads each operand once (for a slice or a gather only the elements taken, for an update in
-place nothing) and writes its result. Loops count with their known trip counts; of a pipeline's
-stages the mean counts.
+A kernel reads each operand once (a slice or a gather only the elements it takes, an update in place
+nothing) and writes its result. Loops count with their known trip counts; a pipeline's stages are
+averaged.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline,
 
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "conditional"}
 _NO_KERNEL |= {"partition-id", "replica-id", "after-all", "iota", "opt-barrier", "async-update"}
-_COPY = "copy-start"  # its result has the array that it reads, too
+_COPY = "copy-start"  # its result also lists the array that it reads
 _COLLECTIVE = re.compile(r"(all-|reduce-scatter|collective-)")
 _HOST_MEMORY = "S(5)"  # in a layout
 PRODUCT, ATTENTION, COLLECTIVE, OTHER = "products", "attention kernel", "collectives", "other"
@@ -48,10 +48,10 @@ def summary(text: str, pipeline: Pipeline = WHOLE) -> Summary:
 
 
 def largest(text: str, number: int, pipeline: Pipeline = WHOLE) -> list[tuple[int, int, str]]:
-    """The kernels of kind `OTHER` that move the most bytes; like ones are added up.
+    """The kernels of kind `OTHER` that move the most bytes; identical ones are added up.
 
     Returns:
-        For each: bytes, executions, and its result with the end of the name that JAX gave it.
+        For each: bytes, executions, and its result with the end of its JAX name.
     """
     sums: dict[str, tuple[int, int]] = {}
     for kernel in kernels(text, pipeline):
@@ -81,7 +81,7 @@ def kind_of(instruction: Instruction, computations: Computations) -> str:
         return COLLECTIVE
     if instruction.kind == _COPY and _HOST_MEMORY in instruction.result:
         return HOST
-    # XLA wraps a library's kernel in a fusion where an operand is a slice of a stack.
+    # XLA wraps a library's kernel in a fusion if an operand is a slice of a stack.
     parts = [instruction, *computations.get(instruction.called("calls"), [])]
     if any("__cudnn$fmha" in each.rest for each in parts):
         return ATTENTION
@@ -102,14 +102,14 @@ def _kernels(
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """True for an instruction that runs on its own, and calls no computation."""
+    """True for an instruction that runs by itself, without calling a computation."""
     if instruction.kind in _NO_KERNEL or instruction.kind.endswith("-done"):
         return False
     return "AllocateBuffer" not in instruction.rest  # memory that a loop will fill
 
 
 def _is_product(instruction: Instruction) -> bool:
-    """True for a matrix product, as a dot or as a library's kernel."""
+    """True for a matmul, as a dot or as a library's kernel."""
     marks = ("__cublas", "__triton_gemm", "nested_gemm")
     return instruction.kind == "dot" or any(mark in instruction.rest for mark in marks)
 
@@ -151,8 +151,8 @@ def _written(body: list[Instruction]) -> int:
     return max(root.size - in_place, 0)
 
 
-# ---- matrix products -----------------------------------------------------------------------------
-# Reads the FLOPs of a GPU program's products from its text: two for each multiplication.
+# ---- matmuls -------------------------------------------------------------------------------------
+# Reads the FLOPs of a GPU program's matmuls from its text: two per multiplication.
 
 _LISTS = r'"?{name}"?[=:] ?[\[{{]([\d", ]*)[\]}}]'
 
@@ -160,7 +160,7 @@ _LISTS = r'"?{name}"?[=:] ?[\[{{]([\d", ]*)[\]}}]'
 def flops_of(
     kernel: Instruction, scope: Mapping[str, Instruction], computations: Computations
 ) -> int:
-    """FLOPs of one execution of a kernel of products or attention.
+    """FLOPs of one execution of a matmul or attention kernel.
 
     Args:
         kernel: a dot, a fusion around dots, or a call of cuBLAS or cuDNN.
@@ -168,7 +168,7 @@ def flops_of(
         computations: of the program.
 
     Raises:
-        ValueError: a product in a form that is not known.
+        ValueError: the matmul has an unknown form.
     """
     if "__cudnn$fmha" in kernel.rest:
         return _attention(kernel)
@@ -185,7 +185,7 @@ def in_8_bits(product: Instruction) -> bool:
 
 
 def head_size(attention: Instruction) -> int:
-    """The numbers of a head, of a kernel of attention."""
+    """The head size of an attention kernel."""
     return attention.arrays[0].shape[-1]
 
 
@@ -198,12 +198,12 @@ def _product(product: Instruction, scope: Mapping[str, Instruction]) -> int:
 
 
 def _attention(kernel: Instruction) -> int:
-    """Two products of the scores forward, five backward; half of them with a causal mask."""
+    """Two matmuls of the scores forward, five backward; a causal mask halves the FLOPs."""
     scores = re.search(
         r'"intermediate_tensor_shape": ?\{[^{]*?"dimensions": ?\[([\d", ]*)\]', kernel.rest
     )
     if not scores:
-        raise ValueError(f"attention without the shape of its scores: {kernel.name}")
+        raise ValueError(f"attention lacks the shape of its scores: {kernel.name}")
     seen = math.prod(map(int, re.findall(r"\d+", scores[1])))
     products = 5 if "Backward" in kernel.rest else 2
     causal = '"mask_type": "CAUSAL"' in kernel.rest or '"mask_type":"CAUSAL"' in kernel.rest

@@ -1,4 +1,4 @@
-"""Parses the text of a compiled program: its computations, their instructions, sizes and calls."""
+"""Parses a compiled program's text: computations, their instructions, sizes and calls."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        bits = _BITS.search(self.dtype)  # pred has none, and takes a byte
+        bits = _BITS.search(self.dtype)  # pred names none, and takes a byte
         return math.prod(self.shape) * (int(bits[0]) // 8 if bits else 1)
 
 
@@ -53,18 +53,18 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """The name that JAX gave the operation, with scopes; empty if it gave none."""
+        """The operation's JAX name, with scopes; empty without one."""
         match = re.search(r'op_name="([^"]*)"', self.rest)
         return match[1] if match else ""
 
     def called(self, attribute: str) -> str:
-        """The computation that an attribute names; empty without the attribute."""
+        """The computation that an attribute names; empty if the attribute is missing."""
         match = re.search(rf"{attribute}=%?([\w.\-]+)", self.rest)
         return match[1] if match else ""
 
     @property
     def body(self) -> str:
-        """The computation that this loop or call runs; empty for any other instruction."""
+        """The computation that this loop or call runs; empty for other instructions."""
         if self.kind == "while":
             return self.called("body")
         return self.called("(?:to_apply|calls)") if self.kind in ("call", "async-start") else ""
@@ -80,13 +80,13 @@ class Instruction:
 
     @property
     def trip_count(self) -> int | None:
-        """Trips of this loop; None if XLA does not know them."""
+        """Iterations of this loop; None if XLA does not know."""
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.rest)
         return int(known[1]) if known else None
 
     @property
     def calls(self) -> list[tuple[str, int]]:
-        """The computations that this instruction runs, and how often; once if XLA does not know."""
+        """The computations that this instruction runs, and how often (once if unknown)."""
         if self.body:
             return [(self.body, 1 if self.trip_count is None else self.trip_count)]
         return [(branch, 1) for branch in self.branches]
@@ -113,13 +113,13 @@ def parse(text: str) -> tuple[Computations, str]:
 
 
 def scope_of(each: Instruction) -> str:
-    """The name of the scope around a loop or conditional; empty if JAX gave none."""
+    """The name of the scope around a loop or conditional; empty without one."""
     match = re.fullmatch(r"(?:.*/)?([^/]+)/(?:while|cond)", each.op_name)
     return match[1] if match else ""
 
 
 def branches_of(scope: str, trips: Mapping[str, int]) -> dict[int, int]:
-    """Executions of the branches of a conditional in this scope, by their numbers."""
+    """Executions of the branches of a conditional in this scope, by branch number."""
     if scope in trips:
         return {1: trips[scope]}
     switch = {key.rpartition("/"): runs for key, runs in trips.items()}
@@ -131,12 +131,12 @@ def branches_of(scope: str, trips: Mapping[str, int]) -> dict[int, int]:
 
 
 def loop_runs(loop: Instruction, times: int, trips: Mapping[str, int]) -> int | None:
-    """Executions of a loop's body in total; None if unknown.
+    """Total executions of a loop's body; None if unknown.
 
     Args:
         loop: a `while`.
         times: executions of the loop.
-        trips: executions of the bodies of some loops in total, by the scope around the loop.
+        trips: total executions of the bodies of some loops, by the scope around the loop.
     """
     if (scope := scope_of(loop)) in trips:
         return trips[scope]
@@ -144,12 +144,12 @@ def loop_runs(loop: Instruction, times: int, trips: Mapping[str, int]) -> int | 
 
 
 def taken(conditional: Instruction, computations: Computations, trips: Mapping[str, int]) -> Runs:
-    """The branches of a conditional, and their executions in total: None if unknown.
+    """The branches of a conditional, and their total executions; None if unknown.
 
     Args:
-        conditional: a branch of the executor's that has no named instruction does nothing.
-        computations: of the program.
-        trips: executions of their branches, as `Plan.trips` has them.
+        conditional: if the executor's, a branch without a named instruction does nothing.
+        computations: the program's.
+        trips: executions of their branches, in the form of `Plan.trips`.
     """
     scope, name = scope_of(conditional), f"{conditional.op_name}/branch_"
     known = {f"{name}{number}_fun": n for number, n in branches_of(scope, trips).items()}
@@ -165,11 +165,11 @@ def taken(conditional: Instruction, computations: Computations, trips: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """The stages of a program, whose loops and conditionals run differently often on each.
+    """A program's stages, each of which runs loops and conditionals a different number of times.
 
     Args:
-        stages: pipeline stages; executions are added up over them.
-        trips: executions of the executor's loops and conditionals, as `Plan.trips` has them.
+        stages: number of pipeline stages; executions are added up over them.
+        trips: executions of the executor's loops and conditionals, in the form of `Plan.trips`.
     """
 
     stages: int = 1
@@ -182,12 +182,12 @@ class Pipeline:
     def runs(
         self, each: Instruction, times: int, computations: Computations
     ) -> list[tuple[str, int]]:
-        """The computations that an instruction runs, and how often in total.
+        """The computations that an instruction runs, and their total executions.
 
-        A loop of which nothing is known counts as one trip, and so does every branch.
+        A loop of unknown length counts as one iteration, and so does every branch.
 
         Args:
-            each: executed `times` times.
+            each: an instruction executed `times` times.
             times: executions, added up over the stages.
             computations: of the program.
         """

@@ -1,12 +1,12 @@
 """Estimates how long a scheduled GPU program takes, from its text.
 
-Kernels run one after the other, as the text has them; collectives run beside them, one at a time on
-each link, from their start to their done. If a collective has not ended when its result is asked
-for, the kernels wait: for so long it is *exposed*. A loop takes the time of its body at each trip.
+Kernels run one after another in the text's order. Collectives overlap them, one at a time on each
+link, from their start to their done. If a collective has not ended when its result is needed, the
+kernels wait: that time is *exposed*. A loop takes its body's time per iteration.
 
-A product takes the time of its FLOPs or that of its bytes, whichever is longer, other kernels that
-of their bytes, and a collective that of the bytes a device sends. Launches and latencies take none,
-and no kernel slows another down: an estimate from below, to compare programs with.
+A matmul takes the time of its FLOPs or of its bytes, whichever is longer, other kernels that of
+their bytes, and a collective that of the bytes that a device sends. Launches and latencies are
+free, and no kernel slows another down. So this is a lower bound, for comparing programs.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ class Rates:
     """The rates of a GPU.
 
     Args:
-        flops: of products.
-        flops_8_bits: of products of 8-bit numbers.
-        attention: FLOP/s for each number of a head: it takes as long per score for larger heads.
-        memory: bytes that kernels read and write.
-        link: of the axes of a collective, the link's name and the bytes that a device sends on it.
+        flops: FLOP/s of matmuls.
+        flops_8_bits: FLOP/s of 8-bit matmuls.
+        attention: FLOP/s per element of a head, as the time per score does not depend on head size.
+        memory: bytes/s that kernels read and write.
+        link: maps a collective's axes to the link's name and the bytes/s that a device sends on it.
     """
 
     flops: float
@@ -53,12 +53,12 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds of one device; of a pipeline's stages the mean counts.
+    """Seconds of one device; a pipeline's stages are averaged.
 
     Args:
         kernels: by kind (`kernels.KINDS`).
         sent: of collectives, by axes.
-        exposed: for which kernels wait for collectives, by axes.
+        exposed: while kernels wait for collectives, by axes.
     """
 
     kernels: dict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
@@ -71,12 +71,12 @@ class Times:
 
     @property
     def hidden(self) -> float:
-        """The share of the collectives' time in which kernels run; 1 without collectives."""
+        """The share of collectives' time that kernels overlap; 1 without collectives."""
         sent = sum(self.sent.values())
         return 1 - sum(self.exposed.values()) / sent if sent else 1.0
 
     def add(self, other: "Times", runs: float) -> None:
-        """Adds so many runs of other work."""
+        """Adds `runs` runs of other work."""
         for mine, more in zip(self._tables, other._tables, strict=True):
             for key, seconds in more.items():
                 mine[key] += runs * seconds
@@ -89,11 +89,11 @@ class Times:
 def estimate(
     text: str, rates: Rates, sizes: Mapping[str, int], pipeline: Pipeline = WHOLE
 ) -> Times:
-    """The times of a scheduled program.
+    """Estimates the times of a scheduled program.
 
     Args:
         text: `compiled.as_text()`.
-        rates: of the GPU.
+        rates: the GPU's.
         sizes: of the mesh axes, in mesh order.
         pipeline: its stages, of whose executions the mean counts.
     """
@@ -111,10 +111,10 @@ class _Reader:
     pipeline: Pipeline
 
     def times(self, name: str, executions: int) -> Times:
-        """One execution of a computation that is executed so often, added up over the stages."""
+        """Times of one of a computation's `executions` (a total over stages)."""
         times, clock = Times(), 0.0
-        free: dict[str, float] = {}  # when each link is free again
-        ends: dict[str, tuple[float, AxisNames]] = {}  # of collectives under way
+        free: dict[str, float] = {}  # when each link becomes free
+        ends: dict[str, tuple[float, AxisNames]] = {}  # of collectives in flight
         scope = {each.name: each for each in self.computations[name]}
         for each in scope.values():
             if kind_of_collective(each):
@@ -136,7 +136,7 @@ class _Reader:
         return times
 
     def _runs(self, each: Instruction, executions: int) -> list[tuple[str, int]]:
-        """The computations that an instruction runs; of a conditional's branches all."""
+        """The computations that an instruction runs; for a conditional, all branches."""
         runs = self.pipeline.runs(each, executions, self.computations)
         return [(body, number) for body, number in runs if number]
 
@@ -169,17 +169,17 @@ class _Reader:
 # ---- what hides a collective ---------------------------------------------------------------------
 # Finds what can hide a collective: work between its start and its done in a scheduled GPU program.
 #
-# The text of a scheduled program says where a collective starts and where its result is awaited.
-# The instructions between the two run meanwhile. For every collective, in loops too, this module
-# reads its executions and the attention kernels (cuDNN's) and other matrix products between the
-# two ends. Times are not in the text: a collective is hidden for as long as that work takes.
+# A scheduled program's text shows where a collective starts and where its result is awaited; the
+# instructions in between run meanwhile. For every collective, also in loops, this reads its
+# executions and the attention kernels (cuDNN's) and other matmuls in between. The text gives no
+# times: a collective is hidden for as long as that work takes.
 
 _KIND = re.compile(f"({'|'.join(KINDS)})(-start|-done)?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Executions of attention kernels and of other products."""
+    """Executions of attention kernels and of other matmuls."""
 
     attention: int = 0
     products: int = 0
@@ -193,16 +193,16 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """One collective in the text of a program, and the work that runs beside it.
+    """One collective in a program's text, and the work that overlaps it.
 
     Args:
-        name: of its last instruction.
+        name: its last instruction's name.
         of: the pass: forward, forward again or backward.
-        bytes: of its result on each device.
-        count: executions.
+        bytes: size of its result on each device.
+        count: number of executions.
         over: work between its start and its done.
-        kind: of collective.
-        axes: of the mesh.
+        kind: the kind of collective.
+        axes: the mesh axes.
     """
 
     name: str
@@ -234,7 +234,7 @@ def moves(
 
     Args:
         text: `compiled.as_text()`.
-        sizes: of the mesh axes, in mesh order; None leaves the axes of each move empty.
+        sizes: sizes of the mesh axes, in mesh order; None leaves each move's axes empty.
         pipeline: its stages, of whose executions the mean counts.
     """
     computations, entry = parse(text)
@@ -269,7 +269,7 @@ def _moves(
 
 
 def work(each: Instruction, computations: Computations) -> Work:
-    """The work of one instruction; for a conditional that of the heaviest branch."""
+    """The work of one instruction; for a conditional, of the heaviest branch."""
     bodies = [
         sum((work(x, computations) for x in computations[name]), Work()) * trips
         for name, trips in each.calls
@@ -281,33 +281,33 @@ def work(each: Instruction, computations: Computations) -> Work:
 
 
 def pass_of(each: Instruction) -> str:
-    """The pass of the step that an instruction belongs to, from the name that JAX gave it."""
+    """The pass of the step that an instruction belongs to, from its JAX name."""
     if "transpose(" not in each.op_name:
         return "forward"
     return "forward again" if "rematted_computation" in each.op_name else "backward"
 
 
 # ---- waits of a GPU's host for its device --------------------------------------------------------
-# The condition of a loop whose length XLA does not know is computed on the device, and the host
-# waits for it before each trip and once more, when the loop ends. A conditional makes it wait
-# once. While it waits it starts no kernel.
+# The condition of a loop of unknown length is computed on the device, and the host waits for it
+# before each iteration and once more at the loop's end. A conditional makes it wait once. While
+# waiting it launches no kernels.
 
 
 def host_waits(text: str, pipeline: Pipeline = WHOLE) -> float:
-    """The waits of one execution of a program; of a pipeline the mean over its stages.
+    """The host's waits in one execution of a program; for a pipeline, the mean over stages.
 
-    A loop counts as one trip if neither XLA nor the pipeline knows its length.
+    A loop counts as one iteration if neither XLA nor the pipeline knows its length.
 
     Args:
         text: `compiled.as_text()`.
-        pipeline: its stages, whose loops and conditionals run differently often.
+        pipeline: its stages, each with its own number of loop and branch executions.
     """
     computations, entry = parse(text)
     return _waits(computations, entry, pipeline.stages, pipeline) / pipeline.stages
 
 
 def _waits(computations: Computations, name: str, times: int, pipeline: Pipeline) -> int:
-    """The waits of a computation that is executed so often."""
+    """The waits of a computation that is executed `times` times."""
     waits = 0
     for each in computations[name]:
         runs = pipeline.runs(each, times, computations)

@@ -1,4 +1,4 @@
-"""The peak memory of a device in a training step, predicted: what lives at the fullest moment."""
+"""Predicts a device's peak memory in a training step: what is alive at the fullest moment."""
 
 from jaxptd.analysis.peak.model import OUTSIDE, Peak, outside, peak
 

@@ -1,9 +1,9 @@
-"""Predicts the peak memory of a device in a training step on GPUs, as XLA compiles it.
+"""Predicts a device's peak memory in a training step on GPUs, as XLA compiles it.
 
-A step has a few moments at which its memory may be fullest: the backward pass of each loop over
-layers, the loss, and the update. Each is a list of what lives then; the fullest is the peak. The
-terms are facts of the program, read off the live ranges of compiled steps; `docs/memory.md`
-explains them and has the errors.
+A step's memory may peak at a few moments: the backward pass of each loop over layers, the loss, and
+the update. Each moment lists what is alive; the fullest is the peak. The terms are facts of the
+program, read off the live ranges of compiled steps; `docs/memory.md` explains them and gives the
+errors.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jaxptd.pipeline.placement import Stages, of_stack
 from jaxptd.zero.plan import ParamPlan, layers_plan
 
 # ---- loops over layers ---------------------------------------------------------------------------
-# The loops over layers of a step: what each keeps for backward, and copies of its parameters.
+# A step's loops over layers: what each saves for backward, and copies of its parameters.
 #
 # Bytes are of one device.
 
@@ -35,11 +35,11 @@ class Loop:
     """Layers that run in one loop.
 
     Args:
-        config: of the run.
+        config: the run's.
         stack: the layers.
-        parameters: bytes of their gradients, as the state holds them.
+        parameters: bytes of their gradients, in the state's form.
         shares: whether other loops run layers of the same stack.
-        between: slots for what a split backward hands from its first half to its second.
+        between: slots for what the first half of a split backward hands to the second.
     """
 
     config: Config
@@ -61,14 +61,14 @@ class Loop:
 
     @property
     def is_fp8(self) -> bool:
-        """True if products of whole matrices are in 8 bits; a grid has those of panels."""
+        """True if whole matrices are multiplied in 8 bits; a grid multiplies panels."""
         return self.config.model.products == "fp8" and not self.config.layout.has_grid
 
     # ---- activations ---------------------------------------------------------------------------
 
     @cached_property
     def kept(self) -> int:
-        """Bytes that backward needs: stacked over the layers, or a pipeline's pools."""
+        """Bytes saved for backward: stacked over the layers, or a pipeline's pools."""
         remat = self.stack.remat
         one = memory_model.layer(self.config, self.stack.stack, remat) - self._not_kept()
         if "activations" in self.config.layout.offloaded and remat == "dots":
@@ -79,11 +79,11 @@ class Loop:
         return kept * self.stack.layers
 
     def _not_kept(self) -> int:
-        """Bytes of a layer that the formula counts and XLA does not have.
+        """Bytes of a layer that the formula counts but XLA does not allocate.
 
-        On a grid `dots` names attention's output twice, which XLA finds outside of pools. In fp8
-        products keep what they take in 8 bits, but for those in ring steps and where it is
-        gathered again; attention keeps its output in 16 bits besides.
+        On a grid `dots` names attention's output twice, which XLA notices outside pools. In fp8
+        matmuls save their input in 8 bits, except in ring steps and where it is gathered again;
+        attention also saves its output in 16 bits.
         """
         remat, outputs = self.stack.remat, sum(pair.output for pair in self.pairs)
         grid = self.config.layout.has_grid and self.config.layout.pp == 1
@@ -97,12 +97,12 @@ class Loop:
 
     @cached_property
     def working(self) -> int:
-        """The tensors of one layer, with what ZeRO moves meanwhile.
+        """Tensors of one layer, with what ZeRO moves meanwhile.
 
-        At stage 3, and out of host memory, that is the layer's parameters, or those of the next
-        one. A loop that moves them under other layers also has the gradients of the last one, and
-        from stage 2 on those of one matrix, in float32, on their way; where stage 1's last
-        micro-batch sends a layer as one message, and on a grid, those of the layer.
+        At stage 3, and from host memory, these are the parameters of this layer or of the next. A
+        loop that moves them under other layers also holds the last layer's gradients. From stage 2
+        on it holds those of one matrix in flight, in float32; where stage 1's last micro-batch
+        sends a layer in one collective, and on a grid, those of the layer.
         """
         config, sizes = self.config, self.sizes
         working_bytes = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
@@ -116,9 +116,9 @@ class Loop:
 
     @property
     def _at_once(self) -> bool:
-        """True if products for gradients of weights do not wait for the end of a layer's backward.
+        """True if weight-gradient matmuls do not wait for the end of a layer's backward.
 
-        With norms of sums, and all computed again, they were not seen to wait for whole scores.
+        With norms of sums and full recomputation they were not seen to wait for whole scores.
         """
         config, scores = self.config, any(each.has_scores for each in self.pairs)
         early = config.model.block.norm_order == "post" and self.stack.remat == "full" and scores
@@ -126,26 +126,26 @@ class Loop:
 
     @property
     def gathered(self) -> int:
-        """Parameters of the last layer, gathered from forward on where backward begins with it."""
+        """Parameters of the last layer, which stay gathered if backward begins with it."""
         return self._whole if layers_plan(self.config).joins_trips else 0
 
     @property
     def _whole(self) -> int:
-        """The matrices of a layer, in the precision of activations."""
+        """The matrices of a layer, in activations' precision."""
         return self.weights * self.sizes.itemsize // self.sizes.matrix_shards
 
     @property
     def waiting(self) -> int:
-        """Bytes that layers keep, and that products for gradients take where XLA runs them late.
+        """Saved bytes that wait for weight-gradient matmuls where XLA runs these late.
 
-        It hides sums over devices behind them, and has enough with those of half of the layers.
+        XLA hides all-reduces behind them; those of half of the layers suffice.
         """
         gradients = sum(each.first + each.x for each in self.pairs)
         return self.kept + self.stack.layers * gradients // 2
 
     @property
     def turned(self) -> int:
-        """The largest kept array that XLA transposes for products of backward, of all layers."""
+        """The largest saved array, over all layers, that XLA transposes for backward's matmuls."""
         layout = self.config.layout
         gathers = layout.sequence_parallel or layout.has_grid
         return self.pairs[0].x * self.stack.layers if gathers and self.stack.remat == "dots" else 0
@@ -158,7 +158,7 @@ class Loop:
         return self.stack.stack.weights
 
     def share(self, elements: int) -> int:
-        """Bytes of a part of the parameters that has so many elements of a layer's matrices."""
+        """Bytes of the parameters that hold `elements` elements of a layer's matrices."""
         return self.parameters * elements // self.weights
 
     @property
@@ -176,7 +176,7 @@ class Loop:
         """Copies of parameters that XLA makes for the loop."""
         split = self.shares or not self.config.model.scan_layers
         copied = self.parameters if split else 0
-        if self.sizes.has_blocks:  # the matrix behind attention, transposed
+        if self.sizes.has_blocks:  # the output projection, transposed
             turned = sum(part.turned_weights() for part in self.stack.stack.parts)
             copied += self.share(turned)
         return copied
@@ -185,7 +185,7 @@ class Loop:
 def loops_of(
     config: Config, state: Mapping[str, int], plan: Stages | None, ends: int
 ) -> list[Loop]:
-    """The loops over layers of a device, in the order of forward.
+    """A device's loops over layers, in forward order.
 
     Args:
         config: of the run.
@@ -209,18 +209,18 @@ def loops_of(
     ]
 
 
-# ---- memory outside of the compiled program ------------------------------------------------------
+# ---- memory outside the compiled program ---------------------------------------------------------
 
 MIB = 2**20
 
 
 class Outside(NamedTuple):
-    """Memory that is no array of the program.
+    """Memory that is not an array of the program.
 
     Args:
-        name: in words.
-        bytes: of it on one device.
-        source: where the figure is from.
+        name: its name in reports.
+        bytes: its size on one device.
+        source: the origin of the figure.
     """
 
     name: str
@@ -237,14 +237,14 @@ OUTSIDE = (CONTEXT, WORKSPACE, NCCL)
 
 
 def outside(layout: Layout) -> tuple[Outside, ...]:
-    """The memory outside of the program on a device of a layout: without collectives no NCCL."""
+    """Memory outside the program on a layout's device; NCCL's only if there are collectives."""
     return OUTSIDE if layout.num_devices > 1 else OUTSIDE[:2]
 
 
 # ---- the peak of a step --------------------------------------------------------------------------
 
-MARGIN = 0.01  # of all but the state, for gaps between arrays and the scheduler's choices
-ID = 4  # bytes of a token's number
+MARGIN = 0.01  # share of all but the state: gaps between arrays, the scheduler's choices
+ID = 4  # bytes of a token's id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,14 +253,14 @@ class Peak:
 
     Args:
         moment: layers (their backward pass), loss, or update.
-        state: parameters and moments that the device has from step to step, and the batch.
+        state: parameters and moments that stay on the device between steps, and the batch.
         gathered: whole parameters of a step, and of a layer for backward.
-        kept: what layers keep for backward.
-        mail: what waits for a stage of a pipeline.
-        gradients: sums over micro-batches, and those of the present one.
+        kept: what layers save for backward.
+        mail: what waits for a pipeline's stage.
+        gradients: sums over micro-batches, and the current one's.
         working: the tensors of one layer.
         logits: with the head's table.
-        copies: of parameters, which XLA makes for a loop over layers, or to move them.
+        copies: XLA's copies of parameters, for a loop over layers or for moving them.
         margin: for gaps between arrays.
     """
 
@@ -283,7 +283,7 @@ class Peak:
 
     @property
     def total(self) -> int:
-        """Bytes of the compiled step, without what is outside of it (`outside`)."""
+        """Bytes of the compiled step, without those outside it (`outside`)."""
         return sum(self.parts.values())
 
 
@@ -303,7 +303,7 @@ def peak(config: Config, state: Mapping[str, int], plan: Stages | None) -> Peak:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """Lists what lives at the moments of a step; the fields are those of `peak`, and the parts."""
+    """Lists what is alive at a step's moments; fields: those of `peak`, and the parts."""
 
     config: Config
     state: Mapping[str, int]
@@ -312,7 +312,7 @@ class _Step:
     loops: list[Loop]
 
     def moments(self) -> Iterator[Peak]:
-        """The moments at which memory may be fullest."""
+        """The moments at which memory may peak."""
         if self.plan:
             yield from self._ticks(self.plan)
         else:
@@ -327,7 +327,7 @@ class _Step:
 
     @cached_property
     def _from_step_to_step(self) -> int:
-        """The state, where it is the device's, and the batch: tokens and targets."""
+        """The state in device memory, and the batch: tokens and targets."""
         sizes, train = sizes_of(self.config), self.config.train
         embedded = architecture_of(self.config.padded_model).embedded
         tokens = embedded * sizes.sequences * train.micro_batches
@@ -337,12 +337,12 @@ class _Step:
 
     @cached_property
     def _x(self) -> int:
-        """The arrays like x behind the layers."""
+        """The arrays shaped like x after the layers."""
         streams = architecture_of(self.config.padded_model).streams(sizes_of(self.config))
         return working.ENDS * streams[-1]
 
     def _gathered(self) -> int:
-        """Whole parameters; with one micro-batch those outside the layers are counted elsewhere."""
+        """Whole parameters; with one micro-batch, those outside layers are counted elsewhere."""
         gathered = self.state["gathered"]
         if self.plan or self._sums or self._params.shards == "none":
             return gathered
@@ -358,18 +358,18 @@ class _Step:
 
     @property
     def _sums(self) -> int:
-        """Sums of gradients over micro-batches, outside of pipelines; 0 with one."""
+        """Gradient sums over micro-batches, outside pipelines; 0 with one micro-batch."""
         return self.state["gradients"] if self.config.train.micro_batches > 1 else 0
 
     @property
     def _narrowing(self) -> int:
-        """Times that gradients of layers are narrower than the state, until they are summed."""
+        """Factor by which layers' gradients are narrower than the state until they are summed."""
         sizes, plan = sizes_of(self.config), self._params
         narrow = plan.narrows or (plan.reduce != "each_layer" and sizes.casts)
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     def _stacked(self, loops: list[Loop]) -> int:
-        """Gradients that loops stack beside sums: a micro-batch's, or shards of the last one's."""
+        """Gradients that loops stack besides sums: a micro-batch's, or shards of the last one's."""
         config, layout, plan = self.config, self.config.layout, self._params
         parameters, adds = sum(each.parameters for each in loops), plan.accumulate == "in_loop"
         if plan.reduce == "last_microbatch" and (adds or config.train.micro_batches == 2):
@@ -386,15 +386,15 @@ class _Step:
     # ---- without a pipeline --------------------------------------------------------------------
 
     def _backward(self, number: int) -> Peak:
-        """The backward pass of a loop: those before it still keep, those behind have gradients.
+        """The backward pass of a loop, with earlier loops' saved tensors and later ones' gradients.
 
-        With several micro-batches zeros for the gradients of all loops are there from the first on.
+        With several micro-batches, zeros for all loops' gradients exist from the first one on.
         """
         before, behind = self.loops[: number + 1], self.loops[0 if self._sums else number :]
         model = self.config.model
-        # Unrolled, gradients come as what was kept goes.
+        # Unrolled, gradients appear as saved tensors are freed.
         gradients = self._stacked(behind) * model.scan_layers
-        # The head's table has a gradient of its own; a sum takes that of a tied one at once.
+        # An untied head's table has its own gradient; that of a tied one is accumulated at once.
         table = self.ends.gradient if not (self._sums and model.tie_embeddings) else 0
         return dataclasses.replace(
             self._before_backward,
@@ -409,7 +409,7 @@ class _Step:
     def _loss(self) -> Peak:
         """The gradient of the logits, and the head's table and its gradient.
 
-        Where gradients are summed over dp XLA allocates those of the last loop before that.
+        Where gradients are summed over dp, XLA allocates those of the last loop before this moment.
         """
         early = self.config.layout.dp > 1 and self._params.shards == "none"
         model = self.config.model
@@ -423,7 +423,7 @@ class _Step:
         )
 
     def _turned(self) -> Peak:
-        """Between both: the loop's gradients are there, as zeros, and a kept array twice."""
+        """Between both: the loop's gradients exist as zeros, and a saved array exists twice."""
         first = self.loops if self._sums else self.loops[-1:]
         return dataclasses.replace(
             self._before_backward,
@@ -435,20 +435,20 @@ class _Step:
 
     @property
     def _is_late(self) -> bool:
-        """True if XLA hides sums over devices behind products for gradients of unrolled layers."""
+        """True if XLA hides all-reduces behind weight-gradient matmuls of unrolled layers."""
         layout = self.config.layout
         unrolled = not self.config.model.scan_layers and self.plan is None
         return unrolled and layout.dp * layout.cp > 1
 
     def _late(self) -> Peak:
-        """The backward pass of unrolled layers where such products are late."""
+        """The backward pass of unrolled layers where such matmuls run late."""
         waiting = sum(each.waiting for each in self.loops)
         return dataclasses.replace(self._before_backward, moment="layers", kept=waiting)
 
     # ---- a pipeline ----------------------------------------------------------------------------
 
     def _ticks(self, plan: Stages) -> Iterator[Peak]:
-        """A tick: the loss, or a layer. All pools, sums of gradients and copies are there."""
+        """A tick: the loss, or a layer. All pools, gradient sums and copies exist."""
         moment = dataclasses.replace(
             self._before_backward,
             mail=memory_model.mail(self.config, plan),
@@ -464,12 +464,12 @@ class _Step:
     # ---- the update ----------------------------------------------------------------------------
 
     def _update(self) -> Peak:
-        """All gradients, and the sum of the largest, or what is back from the host of it."""
+        """All gradients, and the largest one's sum, or as much as is back from the host."""
         layout, gradients = self.config.layout, self.state["gradients"]
         moment = Peak("update", state=self._from_step_to_step)
         largest = max(each.largest for each in self.loops)
         if layout.hosts_moments and layout.update_on == "device":
-            # One array more, and one where gradients are summed over micro-batches.
+            # One more array, and another where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
             shards = layout.dp * layout.cp if self._params.stage == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
@@ -480,7 +480,7 @@ class _Step:
         if self._params.shards == "none" and layout.dp * layout.cp > 1:
             return dataclasses.replace(moment, gradients=gradients + largest // narrowing)
         layers = sum(each.parameters for each in self.loops)
-        # Of parameters one comes, one is updated and one goes; not all are the largest.
+        # One parameter arrives, one is updated, one leaves; not all are the largest.
         copies = 5 * largest // 2 if comes and layout.zero == 0 else 0
         gradients += layers // narrowing - layers
         return dataclasses.replace(moment, gradients=gradients, copies=copies)

@@ -1,8 +1,8 @@
-"""The working set of one layer: the tensors of its backward pass that no loop over layers stacks.
+"""The working set of one layer: tensors of its backward pass that no loop over layers stacks.
 
-The loop's backward pass reads what a layer kept, and XLA runs the products for gradients of weights
-last. So the fullest moment is between the two products of a pair: the MLP's, when everything that
-forward made is there, or attention's, when all that the MLP's products will take waits.
+The loop's backward pass reads what a layer saved, and XLA runs weight-gradient matmuls last. So
+memory peaks between the two matmuls of a pair: the MLP's, when everything that forward computed is
+alive, or attention's, when all inputs of the MLP's matmuls wait.
 Bytes are of one device.
 """
 
@@ -18,16 +18,16 @@ def layer(pairs: Sequence[PairBytes], remat: Remat, *, at_once: bool = False) ->
     """Bytes of a layer's tensors at the fullest moment of its backward pass.
 
     Args:
-        pairs: of the layer.
+        pairs: the layer's.
         remat: its policy.
-        at_once: whether products for gradients of weights do not wait; in pipelines, where each is
-            added to its sum, none does.
+        at_once: whether weight-gradient matmuls do not wait; in pipelines, where each adds to its
+            sum, none waits.
     """
     return max(_moments(pairs, remat, at_once))
 
 
 def _moments(pairs: Sequence[PairBytes], remat: Remat, at_once: bool) -> Iterator[int]:
-    """Bytes between the backward passes of the two products of each pair."""
+    """Bytes between the backward passes of the two matmuls of each pair."""
     for i, pair in enumerate(pairs):
         before = sum(each.forward for each in pairs[:i])
         after = sum(each.streams if at_once else each.waiting for each in pairs[i + 1 :])
@@ -37,14 +37,14 @@ def _moments(pairs: Sequence[PairBytes], remat: Remat, at_once: bool) -> Iterato
 # ---- the halves of a split backward --------------------------------------------------------------
 # Bytes that the first half of a split backward, B, hands to its second, W, besides what is saved.
 #
-# W multiplies what each product takes with the gradient of what it makes. An array that B hands on
-# takes the place of a saved one with its rows that W does not read, if one is left: see
-# `PassedStorage`. Bytes are of one device, layer and micro-batch; arrays without tokens, such as
-# the gradients of biases, are left out.
+# W multiplies each matmul's input with the gradient of its output. An array that B hands on
+# replaces a saved array with as many rows that W does not read, if one is left: see
+# `PassedStorage`. Bytes are of one device, layer and micro-batch. Arrays without tokens, such as
+# the gradients of biases, are ignored.
 
 
 def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
-    """Bytes that B hands to W and that take no saved array's place.
+    """Bytes that B hands to W without replacing a saved array.
 
     Args:
         config: of the run.
@@ -62,10 +62,10 @@ def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
 
 
 def _handed(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> Iterator[int]:
-    """The arrays, in the order in which B makes them.
+    """Bytes of the arrays, in the order in which B computes them.
 
-    What products take is saved, or B has computed it again. With collective matmul the gradient of
-    what a pair makes is this device's piece; the others pass once more in W.
+    Inputs of matmuls are saved, or B has recomputed them. With collective matmul the gradient of a
+    pair's output is this device's piece; the others pass once more in W.
     """
     layout, again = config.layout, computes_again(remat)
     if again and not layout.has_grid and not _same_on_all(config):
@@ -92,8 +92,8 @@ def _free(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> Iterator[
 
 
 def _same_on_all(config: Config) -> bool:
-    """True if x is the same on all devices of tp: only what products take again replaces it.
+    """True if x is the same on all devices of tp: only recomputed inputs of matmuls replace it.
 
-    So says its type, which does not know the size of tp.
+    This follows from x's type, which does not depend on the size of tp.
     """
     return not config.layout.sequence_parallel and not config.layout.has_grid

@@ -20,14 +20,14 @@ from jaxptd.parts.sizes import elements_on_device
 from jaxptd.shapes import ParamShape, StoredShape
 from jaxptd.zero.plan import ShardShape, StateShapes
 
-# ---- data parallelism and ZeRO: parameters gathered, gradients summed ----------------------------
+# ---- data parallelism and ZeRO: gathers of parameters, reductions of gradients -------------------
 # Letters: n elements of a parameter on one device (with ZeRO's padding, if ZeRO shards it), Z
 # devices along dp x cp.
 # Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 
 
 def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
-    """ZeRO's gathers at the beginning of a step, and the sums of gradients at its end.
+    """ZeRO's gathers at the beginning of a step, and the reductions of gradients at its end.
 
     A gradient has n elements, or n/Z where ZeRO shards it; it is summed over all axes that shard
     tokens but not the parameter.
@@ -47,9 +47,10 @@ def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]
 
 
 def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
-    """Each layer of a stack in each micro-batch, or in the last: n reduce-scattered; n gathered.
+    """Reduce-scatters and gathers of n elements for each layer, in each micro-batch or the last.
 
-    If fetched, n are gathered twice; if held for the step, once; else at the beginning of the step.
+    Fetched layers are gathered twice, layers held for the step once, others at the step's
+    beginning.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
     plan, layers, many = zero.layers, stack.layers, step.config.train.micro_batches
@@ -67,10 +68,10 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
 def _messages(
     zero: StateShapes, layout: Layout, stack: Stack, *, together: bool
 ) -> Iterable[dict[int, int]]:
-    """The messages of a layer: in each the elements by the bytes that one is gathered in.
+    """The collectives of a layer: for each, numbers of elements by bytes of an element.
 
-    One has all parameters that are sharded alike. A loop's matrices are messages of their own; not
-    `together`, as the last micro-batch scatters their gradients.
+    Parameters that are sharded alike share one. A loop's matrices are sent separately unless
+    `together`, as when the last micro-batch scatters their gradients.
     """
     messages: dict[Any, dict[int, int]] = {}  # by axes, or by name
     for name, stored in zero.stored.items():
@@ -85,10 +86,10 @@ def _messages(
 
 
 def _gathers(step: Scenario, stack: Stack) -> int:
-    """Gathers in a step that fetches layers, of a stack and all micro-batches together.
+    """Number of gathers of a stack in a step that fetches layers, over all micro-batches.
 
     A pipeline gathers a layer once more where its part of the model runs again, and where the
-    second half of a split backward computes again what `dots` does not keep.
+    second half of a split backward recomputes what `dots` does not save.
     """
     model, plan, layers = step.config.model, step.plan, stack.layers
     again = 0
@@ -108,13 +109,13 @@ def _summed_over(stored: StoredShape, layout: Layout) -> tuple[Axis, ...]:
     return tuple(axis for axis in (*sharding, *others) if axis not in stored.axes)
 
 
-# ---- optimizers that look at whole matrices ------------------------------------------------------
+# ---- optimizers that need whole matrices ---------------------------------------------------------
 # Letters: S matrices of a stage, R rows, C columns, L layers of a stage, Z devices along dp x cp, n
 # elements of a device's block of a layer.
 
 
 def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
-    """Matrices dealt out and brought back, or sums over their rows and columns."""
+    """All-to-alls of whole matrices, or all-reduces of their rows and columns."""
     moved = _MOVED.get(step.config.optimizer.name)
     if moved is not None:
         for each in stored.values():
@@ -125,9 +126,9 @@ def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterato
 
 
 def _dealt(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
-    """All-to-alls of a stack there and back: over dp x cp if it is sharded, then for each cut dim.
+    """All-to-alls of a stack, there and back: over dp x cp if sharded, then for each cut dim.
 
-    A stack is dealt out in equal shares, so it is filled up to a multiple of the devices.
+    A stack is dealt out in equal shares, so it is padded to a multiple of the devices.
     """
     if not is_orthogonalised(stored):
         return
@@ -159,7 +160,7 @@ def _cuts(info: ParamShape) -> list[tuple[Axis, ...]]:
 
 
 def _summed(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
-    """Sums over rows, over columns, over the means of rows, and of the squares of the step."""
+    """All-reduces over rows, columns and the means of rows, and of the step's squares."""
     layout, wide = step.config.layout, step.sizes.master_itemsize
     shards = BATCH_AXES if isinstance(stored, ShardShape) else ()
     stack = _stack(stored.info, layout)
@@ -185,7 +186,7 @@ def _axes(info: ParamShape, kinds: str) -> tuple[Axis, ...]:
 
 
 def _stack(info: ParamShape, layout: Layout) -> int:
-    """Matrices, or vectors, of one stage."""
+    """Number of matrices, or vectors, on one stage."""
     sizes = zip(info.stored_shape, _kinds(info), strict=True)
     return math.prod(n for n, kind in sizes if kind == "s") // (layout.pp if info.stack else 1)
 

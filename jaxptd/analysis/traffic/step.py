@@ -1,6 +1,6 @@
-"""Predicts all collectives of a training step; the files beside this one predict its sections.
+"""Predicts all collectives of a training step, from those of its sections.
 
-`count.py` counts the collectives that a step does run.
+`count.py` counts the collectives that a step runs.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from jaxptd.zero.plan import StateShapes
 
 
 def stage_messages(step: Scenario, plan: Plan, architecture: Architecture) -> Iterator[Collective]:
-    """Activations and their gradients at each hop of the plan.
+    """Messages with activations and their gradients, at each hop of the plan.
 
     Each array of x is b*T*D over all devices that shard it.
     """
@@ -44,10 +44,9 @@ def stage_messages(step: Scenario, plan: Plan, architecture: Architecture) -> It
 
 
 def unstacked_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
-    """Parameters outside of layers: embeddings, the last norm and what all layers read.
+    """Collectives of parameters outside layers: embeddings, last norm, and what all layers read.
 
-    They are gathered before the first tick, and their gradients are reduce-scattered after the
-    last.
+    They are gathered before the first tick; their gradients are reduce-scattered after the last.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
     for name, info in zero.infos.items():
@@ -78,15 +77,15 @@ TITLES = {
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CommsReport:
-    """Collectives by kind and axes, one list for each of `TITLES`.
+    """Collectives by kind and axes, one list per entry of `TITLES`.
 
     Args:
-        layout: of the step.
-        devices: in words.
-        jaxpr: of the program, as this library wrote it.
-        compiled: of XLA's program; None where it was not compiled.
-        formula: what the config alone implies.
-        per_layer: in the jaxpr, for one layer more in each stack.
+        layout: the step's.
+        devices: a description.
+        jaxpr: those of the program as traced.
+        compiled: those of XLA's program; None if it was not compiled.
+        formula: those that the config implies.
+        per_layer: in the jaxpr, for one more layer in each stack.
     """
 
     layout: Layout
@@ -98,7 +97,7 @@ class CommsReport:
 
     @property
     def as_formula(self) -> bool:
-        """True if the program moves what the formula says."""
+        """True if the program moves what the formula predicts."""
         return subtract(self.jaxpr, self.formula) == []
 
     @property
@@ -116,7 +115,7 @@ class CommsReport:
         return {str(axis): size for axis, size in self.layout.sizes.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """The report as in JSON."""
         counts = {name: getattr(self, name) for name in self.titles}
         rows = {name: [row.as_dict(self.sizes) for row in each] for name, each in counts.items()}
         return {"mesh": self.sizes, **rows}
@@ -141,7 +140,7 @@ class CommsReport:
 
 # ---- the formula of a training step --------------------------------------------------------------
 
-COUNT = 4  # bytes of a number of targets
+COUNT = 4  # bytes of the number of targets
 
 
 What = Literal["tensor", "ring", "ends", "zero", "stages", "step"]
@@ -156,7 +155,7 @@ class StepPart(NamedTuple):
             of the next strip of an image), ends (embeddings, output layers and the loss, in each
             micro-batch), zero (gathers and reduce-scatters layer by layer), stages (between the
             stages of a pipeline), or step (once a step).
-        stack: of the layers; None outside of them.
+        stack: the layers' stack; None outside layers.
     """
 
     what: What
@@ -170,7 +169,7 @@ def expected(
     *,
     on_gpus: bool = False,
 ) -> Iterator[Collective]:
-    """The collectives of one training step, those of all `parts`; arguments are the same."""
+    """The collectives of one training step: those of all `parts`; same arguments."""
     return (each for _, each in parts(config, infos, plan, on_gpus=on_gpus))
 
 
@@ -184,15 +183,15 @@ def parts(
 ) -> Iterator[tuple[StepPart, Collective]]:
     """The collectives of each part of one training step, without axes of size 1.
 
-    They are those of all layers and micro-batches. In a pipeline the collectives that a stage runs
-    by itself are added up over the stages.
+    They cover all layers and micro-batches. In a pipeline the collectives that a stage runs by
+    itself are added up over the stages.
 
     Args:
         config: of the run.
-        infos: of its parameters.
-        plan: of its pipeline, if it has several stages.
-        on_gpus: GPUs have a broadcast, and can permute in any loop.
-        only: parts that are wanted.
+        infos: its parameters'.
+        plan: its pipeline's, if it has several stages.
+        on_gpus: whether it runs on GPUs, which can broadcast, and permute in any loop.
+        only: parts to predict.
     """
     step, sizes = Scenario(sizes_of(config), plan, on_gpus), config.layout.sizes
     for part, collectives in _all_axes(step, infos):
@@ -214,14 +213,14 @@ def _all_axes(
         yield StepPart("zero", stack.name), per_layer(step, zero, stack)
     yield StepPart("ends"), _in_loops(step, architecture.at_ends(step))
     if step.plan:
-        if isinstance(step.plan, Plan):  # an outline knows no hops
+        if isinstance(step.plan, Plan):  # an outline has no hops
             yield StepPart("stages"), stage_messages(step, step.plan, architecture)
         yield StepPart("step"), unstacked_collectives(step, zero)
     yield StepPart("step"), _of_all_stages(_once(step, zero), layout)
 
 
 def _in_loops(step: Scenario, collectives: Iterable[Collective]) -> Iterable[Collective]:
-    """Collectives of a micro-batch, as they run in the loops of a pipeline."""
+    """Collectives of a micro-batch as they run in a pipeline's loops."""
     if step.on_gpus or not step.plan:
         return collectives
     return as_gathers(collectives, step.config.layout)
@@ -237,14 +236,14 @@ def _once(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
 
 
 def _of_all_stages(ends: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
-    """Adds up collectives that every stage runs; one over the stages counts once."""
+    """Adds up collectives over stages; one that spans all stages counts once."""
     for each in ends:
         stages = 1 if Axis.PP in each.axes else layout.pp
         yield dataclasses.replace(each, count=each.count * stages, bytes=each.bytes * stages)
 
 
 def _documents(step: Scenario) -> Iterator[Collective]:
-    """The documents' numbers of whole sequences, if attention keeps documents apart."""
+    """All-gathers of whole sequences' document numbers, if attention masks by document."""
     config = step.config
     samples = config.train.micro_batches * step.sizes.sequences
     for length in family_of(config.model).lengths_with_documents(config):
@@ -252,14 +251,14 @@ def _documents(step: Scenario) -> Iterator[Collective]:
 
 
 def _loss(step: Scenario) -> Iterator[Collective]:
-    """The numbers of targets and the losses, each over the axes that shard it."""
+    """All-reduces of target counts and losses, each over the axes that shard it."""
     model = step.config.model
     family = family_of(model)
     losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
     axes: tuple[Axis, ...] = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
     if architecture_of(model).of_images and step.config.layout.sequence_parallel:
-        axes = (*axes, Axis.TP)  # that shards images, whose logits no other device has
+        axes = (*axes, Axis.TP)  # shards images, whose logits no other device holds
     number = sum(term.trained for term in losses.values())
     for field in counts:
         batch_axes = (Axis.DP, Axis.CP) if fields[field].length else (Axis.DP,)
@@ -268,7 +267,7 @@ def _loss(step: Scenario) -> Iterator[Collective]:
 
 
 def _norm(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
-    """The gradients' norm: one scalar for all parameters sharded over the same axes."""
+    """All-reduces of the gradient norm: a scalar for all parameters sharded over the same axes."""
     for axes in dict.fromkeys(each.axes for each in stored.values()):
         over = tuple(Axis(axis) for axis in sorted(axes))
         yield Collective(ALL_REDUCE, over, 1, step.sizes.master_itemsize)

@@ -18,10 +18,10 @@ from jaxptd.layers.linear import multiply
 
 
 class Source(NamedTuple):
-    """Another sequence, whose tokens are attended to.
+    """Another sequence, to whose tokens a decoder attends.
 
-    x_BSD: as its residual stream is sharded. segment_BCS: the document of each token on each device
-    of the ring, negative for padding; or None.
+    x_BSD: its residual stream, sharded as usual. segment_BCS: the document of each token on each
+    device of the ring, negative for padding; or None.
     """
 
     x_BSD: Array
@@ -29,9 +29,10 @@ class Source(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Keys and values of a source, made once for all tokens of a text: whole heads, all S tokens.
+    """Keys and values of a source, computed once for all tokens of a text.
 
-    k, v: `[B, S, K, H]`. segment_BS: the document of each token, negative for padding; or None.
+    k, v: `[B, S, K, H]`, whole heads, all tokens. segment_BS: the document of each token, negative
+    for padding; or None.
     """
 
     k: Array
@@ -40,18 +41,18 @@ class Encoded(NamedTuple):
 
 
 class CrossAttention(Heads):
-    """Multi-head attention to the tokens of another sequence, all of them but padding.
+    """Multi-head attention to all tokens of another sequence except padding.
 
     Queries come from x, keys and values from the source: weights `[D, N, H]` and `[D, 2, K, H]`,
-    sharded as in `SelfAttention`. Both sequences are sharded over the same devices, each in blocks
-    of its own length. Neither is turned by positions.
+    sharded as in `SelfAttention`. Both sequences are sharded over the same devices, in blocks that
+    may differ in length. Neither is rotated by position.
 
     Source: Vaswani et al., arXiv 1706.03762, section 3.2.3.
     """
 
     @jax.named_scope("cross_attention")
     def __call__(self, x_BTD: Array, token_info: TokenInfo, source: Source | Encoded) -> Array:
-        """x as the residual stream has it -> the same.
+        """Maps the residual stream to attention's output, sharded alike.
 
         Args:
             x_BTD: the residual stream.

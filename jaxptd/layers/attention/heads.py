@@ -37,7 +37,7 @@ def make_kernel(config: ModelConfig) -> Kernel:
 
 
 def make_scores(config: ModelConfig) -> Scores:
-    """The scores that the config names; a window as long as the sequence is none."""
+    """The scores that the config names, without a window if it is as long as the sequence."""
     window = config.block.window if config.reach < config.seq_length else None
     return Scores(config.block.attention_scale, config.block.causal, window)
 
@@ -45,12 +45,12 @@ def make_scores(config: ModelConfig) -> Scores:
 def choose_kernel(
     config: Config, device: Any, *, documents: bool
 ) -> tuple[AttentionKind, str | None]:
-    """The kernel that `model.attention` selects on a device, and why cuDNN cannot be used, if so.
+    """Chooses the kernel by `model.attention` and the device; second, why cuDNN cannot run, if so.
 
     Args:
-        config: of the run.
-        device: that it runs on.
-        documents: whether documents, or padding, are kept apart.
+        config: the run's.
+        device: one that the run uses.
+        documents: whether attention is masked by document or padding.
 
     Raises:
         UserError: `cudnn` is requested where it cannot run.
@@ -78,17 +78,17 @@ def choose_kernel(
 
 
 class Heads(nnx.Module):
-    """The parameters of multi-head attention, and what follows on queries, keys and values.
+    """Parameters of multi-head attention, and the steps after queries, keys and values.
 
     Args:
-        shape: a description with projections.
-        config: of the kernel, and of the scores.
+        shape: describes the projections.
+        config: names the kernel and the scores.
         tensor_parallel: how matrices are sharded.
-        rngs: random keys of the initial parameters.
-        init_out: initialiser of the product behind attention.
+        rngs: random keys for the initial parameters.
+        init_out: initialiser of the output projection.
     """
 
-    qkv: ColumnParallelLinear | None = None  # or the two that follow
+    qkv: ColumnParallelLinear | None = None  # or the next two
     q: ColumnParallelLinear | None = None
     kv: ColumnParallelLinear | None = None
 
@@ -128,7 +128,7 @@ class Heads(nnx.Module):
 
     @property
     def local_kv_heads(self) -> int:
-        """Heads of keys and values that a device has in its cache."""
+        """Heads of keys and values in a device's cache."""
         if self.gathers_kv:
             return max(1, self.options.num_kv_heads // self.tensor_parallel.inner_devices)
         linear = self.qkv or self.kv
@@ -136,13 +136,13 @@ class Heads(nnx.Module):
         return linear.w.shape[-2]
 
     def own_keys_values(self, k: Array, v: Array) -> tuple[Array, Array]:
-        """Keys and values of this device's heads, from the slices of all heads that it makes."""
+        """Keys and values of this device's heads, from the slices of all heads that it computes."""
         kv = self.tensor_parallel.axes.own_kv_heads(jnp.stack([k, v], 2), self.options.head_size)
         k, v = separated(checkpoint_name(kv, SAVED_MATMUL_IN), 2)
         return k, v
 
     def whole(self, x_BTNH: Array) -> Array:
-        """Whole heads, for attention with a cache."""
+        """Gathers whole heads, for attention with a cache."""
         return self.tensor_parallel.join_heads(x_BTNH, self.options.head_size)
 
     def attend_whole(
@@ -163,21 +163,21 @@ class Heads(nnx.Module):
 
 
 # ---- T5's bias by distance -----------------------------------------------------------------------
-# Biases of scores by the distance of a key from its query, learned for buckets of distances.
+# Score biases by the distance of a key from its query, learned per bucket of distances.
 #
 # Letters: N heads, R distances, 2 L - 1 of L tokens.
 # Source: Raffel et al., arXiv 1910.10683, section 2.1; `_relative_position_bucket` of its code.
 
 
 class RelativeBias(nnx.Module):
-    """A table `[buckets, N]`, sharded as the heads are; all layers of a stack read one.
+    """A table `[buckets, N]`, sharded like the heads and shared by all layers of a stack.
 
-    Where a device has a slice of every head it has the whole table, and its own part of the scores.
+    A device that holds a slice of every head holds the whole table, and its own part of the scores.
 
     Args:
-        config: of the stack: its heads, its buckets, and whether it is causal.
+        config: the stack's: heads, buckets, and whether it is causal.
         tensor_parallel: how heads are sharded.
-        rngs: random key of the initial table.
+        rngs: random key for the initial table.
     """
 
     table: nnx.Param
@@ -197,7 +197,7 @@ class RelativeBias(nnx.Module):
         )
 
     def __call__(self) -> Array:
-        """The bias of each distance, `[N, R]`, from the farthest key before a query on."""
+        """The bias of each distance, `[N, R]`, starting with the farthest key before a query."""
         distance_R = np.arange(1 - self.length, self.length)
         bucket_R = buckets(distance_R, self.relative, both_ways=not self.causal)
         return self.table[...][bucket_R].T
@@ -206,13 +206,14 @@ class RelativeBias(nnx.Module):
 def buckets(distance_R: np.ndarray, relative: Relative, *, both_ways: bool) -> np.ndarray:
     """The bucket of each distance key - query, int32.
 
-    Half of the buckets have one distance each, the others wider and wider ranges, up to
+    Half of the buckets cover one distance each, the others ever wider ranges up to
     `relative.distance`. The logarithms are float32, as in T5's code.
 
     Args:
-        distance_R: whole numbers.
-        relative: the number of buckets, and the distance from which on all share the last.
-        both_ways: keys after a query have half of the buckets; else they share that of distance 0.
+        distance_R: integers.
+        relative: the number of buckets, and the distance beyond which all share the last.
+        both_ways: whether keys after a query get half of the buckets; otherwise they share that of
+            distance 0.
     """
     count = relative.buckets // 2 if both_ways else relative.buckets
     far_R = np.abs(distance_R) if both_ways else np.maximum(-distance_R, 0)

@@ -40,12 +40,11 @@ class Cache(NamedTuple):
 class SelfAttention(Heads):
     """Multi-head attention, causal or not; Q, K and V come from one x, gathered once.
 
-    Their weight is `[D, 3, N, H]`, or, where groups of heads share keys and values, `[D, N, H]` and
-    `[D, 2, K, H]`. It is sharded over N and K: each device holds whole heads, so scores, softmax,
-    dropout and context need no collective over tp or col; where the sequence is sharded, over cp or
-    row, keys and values travel around a ring. Or it is sharded over H
-    (`tensor_parallel.axes.head_dim`): see `grid_attention.py`. Where K does not split, keys and
-    values are sharded over H, and gathered.
+    Their weight is `[D, 3, N, H]`; where groups of heads share keys and values, it is `[D, N, H]`
+    and `[D, 2, K, H]`. Sharding over N and K leaves whole heads on each device, so scores, softmax,
+    dropout and context need no collective over tp or col. A sequence sharded over cp or row sends
+    keys and values around a ring. Sharding over H (`tensor_parallel.axes.head_dim`) is in
+    `grid_attention.py`. Where K does not split, keys and values are sharded over H and gathered.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3; Ainslie et al., arXiv 2305.13245 (groups).
     """
@@ -59,14 +58,14 @@ class SelfAttention(Heads):
         *,
         bias_NR: Array | None = None,
     ) -> tuple[Array, Cache | None]:
-        """x as the residual stream has it -> the same, and the cache with x's keys and values.
+        """Maps the residual stream to attention's output, and extends the cache by x's tokens.
 
         Args:
-            x_BTD: the residual stream.
+            x_BTD: the residual stream, sharded as it is there; so is the output.
             token_info: its tokens, and the seed for dropout of this layer's probabilities.
             cache: keys and values of the tokens before these, or None.
-            bias_NR: of the scores of this device's heads, by distance: number R // 2 + key - query;
-                or None.
+            bias_NR: added to the scores of this device's heads, by distance: entry R // 2 + key -
+                query; or None.
         """
         linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
         q_BTNH, k_BTKH, v_BTKH = multiply(x_BTD, *linears)
@@ -92,7 +91,7 @@ class SelfAttention(Heads):
         return self.out(o_BTNH), cache
 
     def _placed(self, x_BTNH: Array, norm: HeadNorm | None, token_info: TokenInfo) -> Array:
-        """Queries or keys, normalised and turned by their positions, if the model does so."""
+        """Queries or keys, normalised and rotated by position where the model does so."""
         options, axes = self.options, self.tensor_parallel.axes
         x_BTNH = x_BTNH if norm is None else norm(x_BTNH)
         if options.rope is None:
@@ -105,7 +104,7 @@ class SelfAttention(Heads):
     def _attend_cache(
         self, q_BTNH: Array, cache: Cache, token_info: TokenInfo, bias_NR: Array | None
     ) -> Array:
-        """Attends from the last tokens of a text to all cached keys; none sees padding."""
+        """Attends from a text's last tokens to all cached keys, but not to padding."""
         key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
         segment = token_info.segment_BCT
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
@@ -117,9 +116,9 @@ class SelfAttention(Heads):
 
 
 # ---- rotary positions ----------------------------------------------------------------------------
-# Each pair of a head's numbers is turned by an angle that grows with position.
-# Scores then depend on distances only. The pairs are neighbours, (0, 1), (2, 3) ..., so that a
-# device that holds a slice of every head holds whole pairs.
+# Each pair of a head's elements is rotated by an angle that grows with position, so scores depend
+# on distances only. Pairs are neighbours, (0, 1), (2, 3) ..., so that a device with a slice of
+# every head holds whole pairs.
 #
 # Letters: P pairs of H.
 # Source: Su et al., arXiv 2104.09864.
@@ -128,17 +127,17 @@ class SelfAttention(Heads):
 def rotate(
     x_BTNH: Array, position_T: Array, number_H: Array, *, turns: np.ndarray, length: float
 ) -> Array:
-    """Queries or keys, turned by their positions; computed in float32 at least.
+    """Rotates queries or keys by their positions; computes in float32 or wider.
 
     Args:
         x_BTNH: queries or keys.
-        position_T: of their tokens.
-        number_H: which of a head's numbers they have; padding is at the end.
+        position_T: positions of their tokens.
+        number_H: indices of the head's elements that they hold; padding is at the end.
         turns: the angle of each pair of a head at position 1, `[P]`, in radians.
-        length: the factor of turned vectors.
+        length: scales the rotated vectors.
     """
     wide = jnp.promote_types(x_BTNH.dtype, jnp.float32)
-    padded = jnp.asarray(np.append(turns, 0.0), wide)  # padding is not turned
+    padded = jnp.asarray(np.append(turns, 0.0), wide)  # padding is not rotated
     turn_P = padded[jnp.minimum(number_H[::2] // 2, len(turns))]
     angle_T1P = position_T[:, None, None].astype(wide) * turn_P
     cos, sin = length * jnp.cos(angle_T1P), length * jnp.sin(angle_T1P)

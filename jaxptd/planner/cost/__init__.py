@@ -1,8 +1,8 @@
-"""The time of a step as a sum of named terms, of any program's step.
+"""The time of any program's step as a sum of named terms.
 
-description.py has a step to predict, and the time of a schedule; layer.py the terms of a layer and
-of the rest; and step.py adds all up. collectives.py is the seam: a step takes a list of `Placed`
-collectives. What a kernel or a message takes, and what a program does, is in `jaxptd.costs`.
+description.py describes a step to predict, and times a schedule. layer.py has the terms of a layer
+and of the rest, and step.py adds all up. collectives.py is the interface: a step takes a list of
+`Placed` collectives. `jaxptd.costs` times kernels and messages, and describes programs.
 """
 
 from jaxptd.planner.cost.collectives import Placed

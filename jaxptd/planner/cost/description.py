@@ -21,10 +21,10 @@ from jaxptd.pipeline.statistics import Durations, simulate_stages
 def scheduled(
     name: str, stages: Sequence[Durations], micro_batches: int, *, chunks: int | None = None
 ) -> float:
-    """Seconds of a schedule with a name, or of a table in a `.csv` file.
+    """Seconds of a named schedule, or of a table in a `.csv` file.
 
-    `1f1b`, and `interleaved` if the stages divide the micro-batches, by their formula if the last
-    stage is the slowest, as the loss makes it; others by simulating their tables.
+    If the last stage is the slowest, as the loss makes it, `1f1b` uses its formula, and so does
+    `interleaved` if the stages divide the micro-batches. Others simulate their tables.
 
     Args:
         name: one of `jaxptd.pipeline.schedules.SCHEDULES`, or the path.
@@ -47,8 +47,8 @@ def scheduled(
 def pipelined(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> float:
     """Seconds of `1f1b` (one chunk) and `interleaved` (more): m max + (sum - max) / V.
 
-    The slowest stage works all the time; before and after it, one chunk of every other stage. That
-    is exact for `1f1b` if the last stage is the slowest; an earlier one would do part of its work
+    The slowest stage works all the time; before and after it, one chunk of every other stage. This
+    is exact for `1f1b` if the last stage is the slowest. An earlier one would do part of its work
     while it waits, and be a few percent faster.
 
     Args:
@@ -63,10 +63,10 @@ def pipelined(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> f
 def step_seconds(
     name: str, stages: Sequence[Durations], micro_batches: int, chunks: int = 1
 ) -> float:
-    """Seconds of a schedule of many micro-batches, fast enough for a search.
+    """Seconds of a schedule with many micro-batches, fast enough for a search.
 
-    `1f1b` and `interleaved` by `pipelined`. Others by simulating twice as many micro-batches as
-    stages: each further one adds the slowest stage's time.
+    `1f1b` and `interleaved` use `pipelined`. Others simulate twice as many micro-batches as stages;
+    each further one adds the slowest stage's time.
 
     Args:
         name: one of `jaxptd.pipeline.schedules.SCHEDULES`, or the path of a table.
@@ -88,9 +88,9 @@ def _simulated(name: str, stages: Sequence[Durations], micro_batches: int) -> fl
 
 
 def stage_layers(layers: int, stages: int) -> list[int]:
-    """Layers of each stage; if they do not divide, the stages at the ends have one less.
+    """Layers of each stage; if they do not divide, the stages at the ends get one fewer.
 
-    The ends have the embedding and the loss as well, so programs leave layers out there first: the
+    The ends also run the embedding and the loss, so programs remove layers there first: from the
     last stage, the first, the last but one, and so on.
 
     >>> stage_layers(126, 8)
@@ -115,8 +115,8 @@ class StepDescription:
         implementation: its kernels, and what they overlap.
         cluster: the devices.
         placed: for each stage, the layers of each stack in each of its parts of the model; None:
-            one part each, as `stage_layers` has them.
-        updated: elements of the state on a device; None: of the matrices of the first stage.
+            one part each, by `stage_layers`.
+        updated: elements of the state on a device; None: those of the first stage's matrices.
     """
 
     model: Architecture
@@ -127,7 +127,7 @@ class StepDescription:
     updated: float | None = None
 
     def work(self, stack: Stack) -> Work:
-        """A micro-batch of one layer of a stack."""
+        """The work of a micro-batch in one layer of a stack."""
         accelerator = self.cluster.accelerator
         return Work(self.implementation, self.parallelism, accelerator, self.tokens(stack))
 
@@ -158,7 +158,7 @@ class StepDescription:
 
     @cached_property
     def stages(self) -> Sequence[Mapping[tuple[str, Remat], int]]:
-        """Layers of each stage, by their stack and by what they compute again."""
+        """Layers of each stage, by stack and remat policy."""
         by_stage: list[dict[tuple[str, Remat], int]] = []
         for placed in self.placed or self._even():
             stage: dict[tuple[str, Remat], int] = {}

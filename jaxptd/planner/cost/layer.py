@@ -1,9 +1,9 @@
-"""Terms of one layer and micro-batch: products, attention, and passes over memory.
+"""Terms of one layer and micro-batch: matmuls, attention, and passes over memory.
 
 Bytes of elementwise kernels are those of fused chains that read and write 16-bit values: a norm
-reads and writes its input; adding to the residual stream reads two and writes one; a mask of
-dropout is one byte. Backward of a norm reads what it needs twice, once for its input's gradient and
-once for its weights'.
+reads and writes its input; adding to the residual stream reads two and writes one; a dropout mask
+is one byte. Backward of a norm reads what it needs twice: for its input's gradient and for its
+weights'.
 """
 
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from jaxptd.planner.cost.description import StepDescription
 
 # ---- one layer -----------------------------------------------------------------------------------
 
-QUANTISED = 3  # bytes moved for each value that becomes 8-bit: two read, one written
+QUANTISED = 3  # bytes moved per value that becomes 8-bit: two read, one written
 
 
 class LayerTerms(NamedTuple):
-    """Terms of a layer by what computes them, each list once forward or backward."""
+    """Terms of a layer by what computes them, one list per pass."""
 
     products: list[Term]
     attention: list[Term]
@@ -37,7 +37,7 @@ class LayerTerms(NamedTuple):
         return [*self.products, *self.attention, *self.elementwise]
 
     def backward(self, remat: str) -> list[Term]:
-        """Terms of the backward pass, first of what it computes again."""
+        """Terms of the backward pass, beginning with what it recomputes."""
         again = {
             "none": [],
             "attention": self.attention,
@@ -73,11 +73,11 @@ def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
     )
 
 
-# ---- products ------------------------------------------------------------------------------------
+# ---- matmuls -------------------------------------------------------------------------------------
 
 
 def _products(description: StepDescription, stack: Stack) -> list[Product]:
-    """The products of a layer's parts."""
+    """The matmuls of a layer's parts."""
     work = description.work(stack)
     return [product for part in stack.parts for product in part.products(work)]
 
@@ -85,7 +85,7 @@ def _products(description: StepDescription, stack: Stack) -> list[Product]:
 def _product(
     description: StepDescription, each: Product, sizes: tuple[int, int, int], name: str
 ) -> Term:
-    """A product of forward or backward; a fused sum of gradients reads and writes float32."""
+    """A matmul of forward or backward; fused gradient accumulation reads and writes float32."""
     implementation, (M, N, K) = description.implementation, sizes
     written = 8 if name == "dw" and not implementation.accumulate else 2
     if name == "dw":
@@ -98,7 +98,7 @@ def _product(
 
 
 def _accumulation(description: StepDescription, stack: Stack, matrices: int) -> list[Term]:
-    """The sum of gradients over micro-batches, unless the products add to it as they write."""
+    """Gradient accumulation over micro-batches, unless matmuls accumulate as they write."""
     implementation = description.implementation
     if not implementation.accumulate:
         return []
@@ -111,7 +111,7 @@ def _accumulation(description: StepDescription, stack: Stack, matrices: int) -> 
 
 
 def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Term]:
-    """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
+    """Norms of and additions to the residual stream; activation, biases and rotation in a layer."""
     implementation, parts = description.implementation, stack.parts
     stream = stack.norm.moved_forward(implementation) * stack.norms
     inner = sum(part.moved_forward(implementation) for part in parts)
@@ -119,7 +119,7 @@ def _elementwise_forward(description: StepDescription, stack: Stack) -> list[Ter
 
 
 def _elementwise_backward(description: StepDescription, stack: Stack) -> list[Term]:
-    """The gradients of the same, of their weights, and of biases."""
+    """The gradients of these, of their weights, and of biases."""
     implementation, parts = description.implementation, stack.parts
     stream = stack.norm.moved_backward(implementation) * stack.norms
     inner = sum(part.moved_backward(implementation) for part in parts)
@@ -129,7 +129,7 @@ def _elementwise_backward(description: StepDescription, stack: Stack) -> list[Te
 def _passes(
     description: StepDescription, stack: Stack, stream: int, inner: int, name: str
 ) -> list[Term]:
-    """Terms of so many bytes for each value of the stream, and for each token inside a layer."""
+    """Terms of given bytes per value of the stream, and per token inside a layer."""
     a = description.cluster.accelerator
     outside = kernels.moved(a, description.stream(stack) * stream, 2 * len(stack.parts))
     moves = description.tokens(stack) * inner / description.parallelism.inner
@@ -151,7 +151,7 @@ def _cast(description: StepDescription, stack: Stack) -> list[Term]:
 
 
 def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Term]:
-    """8-bit copies of what products read: x and w forward, gradients of results backward."""
+    """8-bit copies of matmul inputs: x and w forward, gradients of results backward."""
     if not description.implementation.fp8:
         return []
     products = _products(description, stack)
@@ -172,13 +172,13 @@ def first_terms(description: StepDescription) -> list[Term]:
 
 
 def last_terms(description: StepDescription) -> list[Term]:
-    """Terms of a micro-batch behind the layers."""
+    """Terms of a micro-batch after the layers."""
     work = description.work(description.model.stacks[-1])
     return [term for end in description.model.behind for term in end.terms(work)]
 
 
 def update_terms(description: StepDescription) -> list[Term]:
-    """The optimizer's pass over its shard of the state, once a step."""
+    """The optimizer's pass over its shard of the state, once per step."""
     updated = description.updated
     elements = (
         description.stage_parameters / description.parallelism.shards

@@ -20,8 +20,8 @@ class StepTime:
     """The predicted time of a step.
 
     Args:
-        seconds: of the step.
-        terms: whose seconds are the step's, on the stage with most work.
+        seconds: the step's.
+        terms: terms that add up to the step, on the stage with the most work.
     """
 
     seconds: float
@@ -36,12 +36,12 @@ class StepTime:
 
     @property
     def bubble(self) -> float:
-        """Share of the step that the slowest stage waits for others."""
+        """Share of the step during which the slowest stage waits for others."""
         return self._share(lambda term: term.resource == WAITING)
 
     @property
     def exposed(self) -> float:
-        """Share of the step in which devices only wait for what they send each other."""
+        """Share of the step during which devices only wait for communication."""
         return self._share(lambda term: term.resource in ("NVLink", "network"))
 
     @property
@@ -105,9 +105,9 @@ def put_together(
     Args:
         description: model, layout, program and cluster.
         layers: terms of each kind of layer.
-        ends: terms outside of layers, of a micro-batch.
-        once: collectives that run once a step.
-        more: other terms that do.
+        ends: terms per micro-batch outside layers.
+        once: collectives that run once per step.
+        more: other terms that run once per step.
     """
     stages = _stages(description, layers, ends)
     hosts = {"last backward": _last_backward(description, layers)}
@@ -136,7 +136,7 @@ def by_place(collectives: Iterable[Placed]) -> CollectivesByPlace:
 class LayerPasses(NamedTuple):
     """Terms of one layer and micro-batch, forward and backward, with their seconds.
 
-    Of backward W is what schedules that split it do later.
+    W is the part of backward that schedules which split it run later.
     """
 
     forward: list[Term]
@@ -149,35 +149,35 @@ class LayerPasses(NamedTuple):
 
     @property
     def hiding(self) -> float:
-        """Seconds of the kernels that collectives can run beside."""
+        """Seconds of the kernels that can hide collectives."""
         return total(t for t in (*self.forward, *self.backward) if t.kind in HIDING)
 
     def and_forward(self, more: Sequence[Term]) -> "LayerPasses":
-        """The passes with more terms of forward."""
+        """Adds terms of forward to the passes."""
         F, B, W = self.durations
         return LayerPasses([*self.forward, *more], self.backward, Durations(F + total(more), B, W))
 
     def and_backward(self, more: Sequence[Term]) -> "LayerPasses":
-        """The passes with more terms of backward."""
+        """Adds terms of backward to the passes."""
         F, B, W = self.durations
         return LayerPasses(self.forward, [*self.backward, *more], Durations(F, B + total(more), W))
 
 
 class EndTerms(NamedTuple):
-    """Terms of one micro-batch on the first stage and on the last, outside of layers."""
+    """Terms of one micro-batch outside layers, on the first stage and on the last."""
 
     first: list[Term]
     last: list[Term]
 
 
-Kind = tuple[str, Remat]  # of layers: their stack, and what they compute again
+Kind = tuple[str, Remat]  # of layers: their stack and their policy
 Layers = Mapping[Kind, LayerPasses]
 
 
 def layer_passes(
     description: StepDescription, kinds: Collection[Kind], places: CollectivesByPlace
 ) -> Layers:
-    """The terms of each kind of layer, with what is exposed of their collectives."""
+    """The terms of each kind of layer, with the exposed part of their collectives."""
     passes = {}
     for stack in description.model.stacks:
         terms = layer_terms(description, stack)
@@ -227,7 +227,7 @@ class _Stage(NamedTuple):
 
     @property
     def durations(self) -> Durations:
-        """Seconds of F, B and W; a third of what is outside of layers is forward."""
+        """Seconds of F, B and W; a third of the time outside layers is forward."""
         others = total(self.others)
         F, B, W = (sum(n * p.durations[i] for p, n in self.layers) for i in range(3))
         return Durations(F + others / 3, B + others * 2 / 3, W)
@@ -241,7 +241,7 @@ class _Stage(NamedTuple):
 
 
 def _pipelined(description: StepDescription, stages: Sequence[_Stage]) -> list[Term]:
-    """Terms of all micro-batches on the slowest stage, and its waiting for the others."""
+    """Terms of all micro-batches on the slowest stage, and its waits for the others."""
     m, V = description.parallelism.micro_batches, description.parallelism.virtual_stages
     each = [stage.durations for stage in stages]
     seconds = [sum(durations) for durations in each]
@@ -251,7 +251,7 @@ def _pipelined(description: StepDescription, stages: Sequence[_Stage]) -> list[T
 
 
 def end_terms(description: StepDescription, places: CollectivesByPlace) -> EndTerms:
-    """The first stage has the embedding, the last the loss."""
+    """Terms of the embedding on the first stage, and of the loss on the last."""
     return EndTerms(
         [*first_terms(description), *exposed_terms(description, places.get("first", ()), {})],
         [*last_terms(description), *exposed_terms(description, places.get("last", ()), {})],
@@ -270,7 +270,7 @@ def _stages(description: StepDescription, layers: Layers, ends: EndTerms) -> lis
 
 
 def _hops(description: StepDescription) -> list[Term]:
-    """Messages of a stage for each chunk: an activation on, and a gradient back."""
+    """A stage's messages per chunk: an activation forward, and a gradient back."""
     parallelism = description.parallelism
     if parallelism.pp == 1:
         return []
@@ -296,7 +296,7 @@ def message_terms(description: StepDescription, *, inside: bool) -> list[Term]:
 
 
 def _last_backward(description: StepDescription, layers: Layers) -> float:
-    """Seconds of the backward pass in which gradients of layers can be sent: the last one's."""
+    """Seconds of the last backward pass, during which layers' gradients can be sent."""
     first = description.stages[0]
     seconds = sum(count * total(layers[kind].backward) for kind, count in first.items())
     return seconds / description.parallelism.virtual_stages

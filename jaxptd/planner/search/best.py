@@ -1,9 +1,9 @@
-"""The best layouts: a search of the most promising first, which proves that none is better.
+"""A best-first search for the fastest layouts, which proves that none is better.
 
-Items wait in a heap by the least time that they can take: first shapes by the time of their
-products alone, then each with its schedule and ZeRO stage, then with what its devices send each
-other, and then with the exact prediction. What leaves the heap with an exact time is better than
-all that is left.
+Items wait in a heap ordered by a lower bound of their time: first shapes by the time of their
+matmuls alone, then each with its schedule and ZeRO stage, then with its communication, and last
+with the exact prediction. An item that leaves the heap with an exact time is better than all that
+remain.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from jaxptd.planner.steps.traffic import Compiled
 
 
 class Fixed(NamedTuple):
-    """The bytes that a layout keeps of a sequence, and its state, as `LayerCost` has them."""
+    """A layout's bytes saved per sequence, and its state, as in `LayerCost`."""
 
     config: Config
     description: StepDescription
@@ -81,7 +81,7 @@ class LayerCosts:
         return Fixed(config, description, kept, state, step.state["gradients"], 4 * matrices)
 
     def _bare(self, layer_layout: LayerLayout, many: bool) -> LayerCost | None:
-        """Without collectives and copies; None if the layout does not divide the model."""
+        """The cost without collectives and copies; None if the layout does not divide the model."""
         fixed = self._fixed_of(layer_layout.layout)
         if fixed is None:
             return None
@@ -110,10 +110,10 @@ class LayerCosts:
         return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *sizes)
 
     def _whole(self, layer_layout: LayerLayout, many: bool, stages: bool) -> LayerCost | None:
-        """With the collectives and copies of layers.
+        """The cost with the collectives and copies of layers.
 
         Args:
-            layer_layout: of the layout.
+            layer_layout: the layout's.
             many: whether a step has several micro-batches.
             stages: whether it has several stages.
         """
@@ -139,7 +139,7 @@ class LayerCosts:
 
 
 def _implementation(record: Implementation, *, many: bool, stages: bool = False) -> Implementation:
-    """The record of a program without casts, which depend on the ZeRO stage."""
+    """A program's record without casts, which depend on the ZeRO stage."""
     return dataclasses.replace(
         record,
         cast=0,
@@ -154,19 +154,19 @@ def _seconds(terms: LayerTerms, remat: str) -> float:
 
 # ---- the search ----------------------------------------------------------------------------------
 
-WHOLE = "whole"  # shapes whose schedules are bounded with what layers send
+WHOLE = "whole"  # shapes whose bounds include what layers send
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A layout that fits.
+    """A layout that fits in memory.
 
     Args:
-        config: with it.
+        config: the config with this layout.
         mesh_shape: sizes of its axes.
         step: its predicted time.
         memory: its predicted bytes.
-        compiled: what the compiler says of it; None if it was not compiled.
+        compiled: the compiler's figures; None if it was not compiled.
     """
 
     config: Config
@@ -177,7 +177,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Its time, as compiled if it was."""
+        """Its predicted time, from the compiler's figures if available."""
         return self.compiled.step.seconds if self.compiled else self.step.seconds
 
 
@@ -185,7 +185,7 @@ class Search:
     """Finds the best layouts of a space.
 
     Args:
-        space: of the layouts.
+        space: the layouts.
         cluster: the devices.
         limit: bytes of a device that a step may use.
     """
@@ -196,7 +196,7 @@ class Search:
         self.counted = 0  # candidates whose time was predicted exactly
 
     def __iter__(self) -> Iterator[Candidate]:
-        """Yields the fastest layout, then the fastest with other axes, and so on."""
+        """Yields the fastest layout, then the fastest with other axis sizes, and so on."""
         order = itertools.count()
         heap: list[tuple[float, int, MeshShape, Any]] = []
         for mesh_shape in self.space.mesh_shapes():
@@ -218,7 +218,7 @@ class Search:
                 heapq.heappush(heap, (seconds, next(order), mesh_shape, item))
 
     def _further(self, mesh_shape: MeshShape, what: Any) -> Iterator[tuple[float, Any]]:
-        """Yields the items that an item of the heap stands for."""
+        """Yields the items that an item of the heap represents."""
         first, *others = self.space.choices
         if what is None or what is WHOLE:
             items = list(self._least(mesh_shape, whole=what is WHOLE))
@@ -236,7 +236,7 @@ class Search:
             yield from self._items(self._bounds(mesh_shape), what[0], others)
 
     def _quick(self, bounds: Bounds | None) -> list[Choice]:
-        """Choices that may be faster than the first where that fits; the host keeps nothing."""
+        """Choices without offloading that may be faster than the first even where that fits."""
         first, *others = self.space.choices
         quickest = bounds and bounds.quickest
         return [c for c in others if c.remat == quickest and c.offload == first.offload]
@@ -244,7 +244,7 @@ class Search:
     def _least(
         self, mesh_shape: MeshShape, *, whole: bool
     ) -> Iterator[tuple[float, ScheduleChoice]]:
-        """Schedules and ZeRO stages that may fit, with the least seconds."""
+        """Schedules and ZeRO stages that may fit, with their least seconds."""
         if bounds := self._bounds(mesh_shape, whole=whole):
             for pipe in self.space.pipes(mesh_shape, bounds.worth):
                 seconds = bounds.least(pipe)
@@ -259,7 +259,7 @@ class Search:
                 yield bound.seconds, (pipe, bound)
 
     def _bounds(self, mesh_shape: MeshShape, *, whole: bool = True) -> Bounds | None:
-        """The bounds of layouts with this mesh shape; whole: with what layers send."""
+        """The bounds of layouts with this mesh shape; whole: including what layers send."""
         many, layer_costs = mesh_shape.micro_batches > 1, self.layer_costs
         cost = (
             layer_costs.whole(mesh_shape.layer_layout, many, mesh_shape.pp > 1)
@@ -271,7 +271,7 @@ class Search:
     def evaluate(
         self, mesh_shape: MeshShape, pipe: ScheduleChoice, bound: Bound
     ) -> Candidate | None:
-        """The candidate with as few layers computed again as fit, or all; None if none fits."""
+        """The candidate that recomputes as few layers as fit, or all; None if none fits."""
         self.counted += 1
         try:
             fitting = self._fitting(mesh_shape, pipe, bound)
@@ -286,7 +286,7 @@ class Search:
     def _fitting(
         self, mesh_shape: MeshShape, pipe: ScheduleChoice, bound: Bound
     ) -> list[tuple[ConfigStep, Memory]]:
-        """The steps with all layers computed again, and with as few as fit, and their memory."""
+        """The steps that recompute all layers, and as few as fit, with their memory."""
         whole = ConfigStep(self.space.config_of(mesh_shape, pipe, bound.choice))
         every = fitting = whole, memory_of(whole)
         if fitting[1].total > self.limit:
@@ -296,7 +296,7 @@ class Search:
         high = self.space.cut(mesh_shape, pipe).depth
         low = max(1, int(bound.share * high))
         middle = low  # the bound is often what fits
-        while low < high:  # fewer layers need more memory
+        while low < high:  # recomputing fewer layers needs more memory
             step = ConfigStep(self.space.config_of(mesh_shape, pipe, bound.choice, middle))
             memory = memory_of(step)
             if memory.total <= self.limit:

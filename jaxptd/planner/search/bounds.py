@@ -1,7 +1,8 @@
-"""Lower bounds of a step's time and memory, quick enough for every layout there is.
+"""Lower bounds of a step's time and memory, fast enough to compute for every layout.
 
-Stages are as fast as their mean; parameters are sent in one message; memory is that of the state
-and of what layers keep. What is left out can only make a step slower, or larger.
+They assume that all stages take the mean time, that parameters are sent in one message, and that
+memory holds only the state and what layers save for backward. What they ignore can only make a step
+slower or larger.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ from jaxptd.hardware import Cluster, Group
 from jaxptd.planner.cost.collectives import BESIDE
 from jaxptd.planner.search.space import MOST_FEWER, Choice, MeshShape, ScheduleChoice, Space
 
-SMALL = 1024  # hidden units; from about 650 on a product takes longer than its result's moves
-WAITING = ("1f1b", "gpipe", "interleaved")  # whose first and last micro-batch fill a pipeline
+SMALL = 1024  # hidden units; from about 650, a matmul takes longer than moving its result
+WAITING = ("1f1b", "gpipe", "interleaved")  # the first and last micro-batch fill the pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +27,15 @@ class LayerCost:
     """One micro-batch on the devices that share a layer.
 
     Args:
-        layers: what they compute again -> seconds of all layers of the model.
+        layers: remat policy -> seconds of all layers of the model.
         ends: seconds of embedding and loss.
-        last: of these, of the loss.
-        hop: seconds of a message between two stages, on and back.
-        number: of layers, at least one for each part of the model.
-        kept: bytes that all layers keep, by what they compute again.
+        last: the part of these that the loss takes.
+        hop: seconds of a message between two stages, forward and back.
+        number: number of layers, at least one for each part of the model.
+        kept: bytes that all layers save for backward, by remat policy.
         state: bytes of parameters and moments on a device.
         gradients: bytes of gradients, in float32.
-        matrices: of these, of the layers' matrices.
+        matrices: the part of these that belongs to the layers' matrices.
     """
 
     layers: Callable[[Remat], float]
@@ -49,7 +50,7 @@ class LayerCost:
 
 
 class Bound(NamedTuple):
-    """Seconds of a step at least, and the share of layers that compute again."""
+    """A step's least time in seconds, and the share of layers that recompute."""
 
     seconds: float
     choice: Choice
@@ -60,11 +61,11 @@ class Bounds:
     """The bounds of all schedules, ZeRO stages and choices with the same axes.
 
     Args:
-        cost: of the layer layout.
-        mesh_shape: of the layout.
-        space: with it.
+        cost: the layer layout's.
+        mesh_shape: the layout's.
+        space: contains it.
         cluster: the devices.
-        memory: bytes of a device.
+        memory: bytes per device.
     """
 
     def __init__(
@@ -77,19 +78,20 @@ class Bounds:
 
     @property
     def worth(self) -> int:
-        """Layers that take as long as the loss: with more left out, its part would wait.
+        """Number of layers that take as long as the loss; with more removed, its part would wait.
 
-        With a loss of less than a layer none is: the part that takes it over would be the slowest.
+        0 if the loss takes less than a layer: the part that takes the layer over would be the
+        slowest.
         """
         layers = self.cost.last * self.cost.number / self.cost.layers("none")
         return min(MOST_FEWER, math.ceil(layers)) if layers > 1 else 0
 
     @functools.cached_property
     def quickest(self) -> Remat:
-        """With what computed again layers take least, if that is so in all of them.
+        """The policy with which layers take least time, if all of them recompute.
 
-        In a loop, what a layer keeps is moved twice more, and may take longer than computing it; of
-        products and attention only where matrices are small.
+        In a loop, what a layer saves is moved twice more, which may take longer than recomputing
+        it; for matmuls and attention only if matrices are small.
         """
         small = self.space.config.model.hidden_size < SMALL
         again = ("dots", *(("attention", "full") if small else ()))
@@ -97,10 +99,9 @@ class Bounds:
         return min(["none", *chosen], key=self.cost.layers)
 
     def least(self, pipe: ScheduleChoice) -> float | None:
-        """Seconds at least, whatever is computed again or kept by the host; None: it cannot fit.
+        """Least seconds with any remat and offloading; None: it cannot fit.
 
-        Only whether a step fits without either is looked at closely: most layouts are never asked
-        for more.
+        Checks closely only whether a step fits without either, as most layouts never need more.
         """
         choices, schedule = self.space.choices, self._schedule(pipe)
         state, gradients, sent = self._zero(pipe.zero)
@@ -122,7 +123,7 @@ class Bounds:
         return Bound(seconds, choice, share)
 
     def _seconds(self, schedule: "_Schedule", sent: "Sent", share: float, remat: Remat) -> float:
-        """Seconds of a step whose layers compute again to a share."""
+        """Seconds of a step in which a share of the layers recomputes."""
         cost, m, p = self.cost, self.mesh_shape.micro_batches, self.mesh_shape.pp
         quick = cost.layers(remat if share == 1 else "none")
         layers = quick if share in (0, 1) else share * cost.layers(remat) + (1 - share) * quick
@@ -137,12 +138,12 @@ class Bounds:
         return m * slowest + waiting + sent.once
 
     def _left(self, sent: "Sent", layers: float) -> float:
-        """Seconds of ZeRO's messages that the layers' own seconds do not hide."""
+        """Seconds of ZeRO's collectives that layers do not hide."""
         beside = BESIDE * layers if self.mesh_shape.pp == 1 else 0.0
         return max(0.0, sent.layerwise - beside)
 
     def _share(self, choice: Choice, state: float, gradients: float, flying: float) -> float | None:
-        """The share of layers that compute again at least; None if the step cannot fit."""
+        """The least share of layers that must recompute; None if the step cannot fit."""
         if choice.offload == "activations" and self.mesh_shape.pp > 1:
             return None
         there = self.memory if choice.offload == "optimizer" else self.memory - state
@@ -151,14 +152,14 @@ class Bounds:
             return None
         most, least = flying * self.cost.kept["none"], flying * self.cost.kept[choice.remat]
         if choice.offload == "activations" or (choice.remat == "full" and self.mesh_shape.pp > 1):
-            least = 0.0  # kept by the host; by a pipeline only the input of a part
+            least = 0.0  # the host holds it, or a pipeline saves only a part's input
         if most <= left:
             return 0.0
         share = (most - left) / (most - least) if most > least else 2.0
         return share if share <= 1 else None
 
     def _zero(self, zero: int) -> tuple[float, float, "Sent"]:
-        """Bytes of the state and of gradients, and what is sent."""
+        """Bytes of state and gradients, and the time of what is sent."""
         if zero not in self._zeros:
             runs = 2 if zero == 1 and _in_one_go(self.mesh_shape) else zero
             sent = sent_by(runs, self.cost, self.mesh_shape, self.cluster)
@@ -187,11 +188,11 @@ class _Schedule(NamedTuple):
     """The figures of a schedule that bounds need.
 
     flying: micro-batches of the whole model whose activations a stage holds.
-    chunks: of a stage.
-    hops: seconds of messages of a micro-batch on a stage.
+    chunks: per stage.
+    hops: seconds of messages per micro-batch and stage.
     last: share of layers on the stage with the loss.
-    most: share of layers on the stage with most of them.
-    waits: the first and the last micro-batch fill the pipeline.
+    most: share of layers on the stage with the most.
+    waits: whether the first and last micro-batch fill the pipeline.
     """
 
     flying: float
@@ -203,7 +204,7 @@ class _Schedule(NamedTuple):
 
 
 def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None) -> float:
-    """Micro-batches of whole stages whose activations a stage holds, at least; see `schedules`."""
+    """Least activations that a stage holds, in micro-batches of whole stages; see `schedules`."""
     p, m = stages, micro_batches
     if schedule == "interleaved" and chunks:
         return min(m, p + (p - 1) / chunks)
@@ -211,23 +212,23 @@ def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None
 
 
 def state_bytes(cost: LayerCost, mesh_shape: MeshShape, zero: int) -> tuple[float, float]:
-    """Bytes of parameters and moments; of gradients and gathered parameters: at least."""
+    """Least bytes of parameters and moments; of gradients and gathered parameters."""
     shards = mesh_shape.dp * mesh_shape.layer_layout.layout.cp
     state = cost.state / mesh_shape.pp / (shards if zero else 1)
     gradients = cost.gradients / mesh_shape.pp / (shards if zero > 1 else 1)
-    # ZeRO gathers in 16 bits what gradients have in 32
+    # ZeRO gathers parameters in 16 bits; gradients have 32
     gathered = cost.gradients / mesh_shape.pp / 2 if zero in (1, 2) and shards > 1 else 0.0
-    # Those of matrices are never summed then, and stay in 16 bits.
+    # Gradients of matrices are then never accumulated, and stay in 16 bits.
     if _in_one_go(mesh_shape) and shards == 1:
         gradients -= cost.matrices / 2
     return state, gradients + gathered
 
 
 class Sent(NamedTuple):
-    """Seconds of gradients and of ZeRO's gathers.
+    """Seconds for sending gradients and for ZeRO's gathers.
 
-    layerwise: of a micro-batch on all stages together.
-    once: of a step.
+    layerwise: per micro-batch, on all stages together.
+    once: per step.
     """
 
     layerwise: float = 0.0
@@ -235,12 +236,12 @@ class Sent(NamedTuple):
 
 
 def _in_one_go(mesh_shape: MeshShape) -> bool:
-    """True without a pipeline and micro-batches, where a loop runs ZeRO 1 as 2."""
+    """True without pipeline and micro-batches, when a loop runs ZeRO 1 as 2."""
     return mesh_shape.pp * mesh_shape.micro_batches == 1
 
 
 def sent_by(zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster) -> Sent:
-    """The seconds of what a ZeRO stage sends, at least."""
+    """Least seconds for what a ZeRO stage sends."""
     layout = mesh_shape.layer_layout.layout
     group = Group(mesh_shape.dp * layout.cp, layout.tp * layout.row * layout.col)
     if group.members == 1:
@@ -252,7 +253,8 @@ def sent_by(zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster)
     whole = cost.gradients / mesh_shape.pp
     if zero == 0:
         return Sent(once=seconds(ALL_REDUCE, whole))
-    # Layers in a loop may be sent beside each other, at stage 1 in the first and last micro-batch.
+    # Layers in a loop may be sent during other layers, at stage 1 in the first and last
+    # micro-batch.
     alone = whole if mesh_shape.pp > 1 else max(whole - cost.matrices, 0.0)
     gathered = seconds(ALL_GATHER, alone / 2)
     if zero == 1:

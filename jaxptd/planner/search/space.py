@@ -1,8 +1,8 @@
-"""The layouts that there are: every choice that divides the devices, the batch and the model.
+"""The space of layouts: every choice that divides the devices, the batch and the model.
 
-A `LayerLayout` is what one micro-batch of one layer depends on: tp, sequence parallelism, a grid,
-cp, and the sequences of a micro-batch. A `MeshShape` is that on a number of stages and replicas, a
-`ScheduleChoice` a schedule and a ZeRO stage, a `Choice` what is offloaded and computed again.
+A `LayerLayout` is all that one micro-batch of one layer depends on: tp, sequence parallelism, grid,
+cp, and sequences per micro-batch. A `MeshShape` adds numbers of stages and replicas, a
+`ScheduleChoice` a schedule and a ZeRO stage, a `Choice` offloading and recomputation.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from jaxptd.models.families import architecture_of, require_times
 from jaxptd.pipeline.placement import part_sizes
 from jaxptd.pipeline.schedules import outline
 
-# ---- layers on the stages of a pipeline: in equal parts, or with fewer beside the loss -----------
-# The last part also has the loss. Where that takes longer than a layer, the pipeline is faster if
-# the last part has fewer layers and the others take them over. The first part has only the
-# embedding beside its layers, which takes less than a layer, so it has its equal share.
+# ---- layers on the stages of a pipeline: in equal parts, or with fewer next to the loss ----------
+# The last part also computes the loss. If that takes longer than a layer, the pipeline is faster
+# when the last part hands layers over to the others. The first part's extra work is only the
+# embedding, which takes less than a layer, so it gets an equal share.
 
 
 class StageSplit(NamedTuple):
-    """A model's layers on stages.
+    """A split of a model's layers over stages.
 
-    sizes: layers of each part of the model, in its order; None: as the pipeline divides them.
-    first, last: shares of all layers on the first stage, and on the one with the loss: at least.
-    most: share of the stage with most layers, at least.
+    sizes: layers of each part of the model, in order; None: as the pipeline divides them.
+    first, last: least shares of all layers on the first stage, and on the stage with the loss.
+    most: least share of the stage with the most layers.
     depth: layers of the largest part.
     """
 
@@ -54,14 +54,14 @@ def cut(
     fewer: int = 0,
     sizes: tuple[int, ...] | None = None,
 ) -> StageSplit:
-    """The layers of one stack on the stages of a schedule.
+    """Splits the layers of one stack over the stages of a schedule.
 
     Args:
-        layers: of the stack.
-        stages: of the pipeline.
+        layers: number of layers in the stack.
+        stages: number of pipeline stages.
         schedule: its name.
-        chunks: of a stage, where the schedule has a choice.
-        fewer: layers that the last part has less than an equal share.
+        chunks: per stage, where the schedule leaves a choice.
+        fewer: how many layers fewer than an equal share the last part gets.
         sizes: layers of each part, to use instead.
 
     Raises:
@@ -72,7 +72,7 @@ def cut(
     *others, last = part_sizes(layers + fewer, parts.parts, sizes)
     counts = (*others, last - fewer)
     if counts[-1] < 0 or (fewer and counts == part_sizes(layers, parts.parts)):
-        raise UserError(f"the last of {parts.parts} parts cannot have {fewer} layers fewer")
+        raise UserError(f"the last of {parts.parts} parts cannot give up {fewer} layers")
     of_stage = [0] * stages
     for part, size in enumerate(counts):
         of_stage[parts.where(part)[0]] += size
@@ -86,7 +86,7 @@ class StageSplits:
 
     Args:
         stacks: layers of each stack.
-        sizes: layers of each part of the model, if they are given.
+        sizes: layers of each part of the model, if given.
     """
 
     def __init__(self, stacks: Sequence[int], sizes: tuple[int, ...] | None) -> None:
@@ -106,7 +106,7 @@ class StageSplits:
         return StageSplit(self._sizes, 1 / stages, fewest, fewest, depth)
 
     def fewer(self, stages: int, schedule: str, chunks: int | None, most: int) -> Sequence[int]:
-        """Layers that the last part can have less than an equal share."""
+        """Numbers of layers that the last part can give up from an equal share."""
         equal = stages == 1 or self._sizes is not None or not self._follow(schedule)
         numbers = []
         for fewer in range(1 if equal else most + 1):
@@ -116,16 +116,16 @@ class StageSplits:
         return numbers
 
     def _follow(self, schedule: str) -> bool:
-        """True if the parts follow from numbers: of one stack, and of a schedule that has a name.
+        """True if the parts follow from counts: one stack, and a named schedule.
 
         With several stacks, or a schedule from a file, only the averages are known.
         """
         return len(self._stacks) == 1 and schedule in SCHEDULES
 
 
-# ---- fields of a config that a plan may be asked to leave as they are ----------------------------
+# ---- fields of a config that a plan can fix ------------------------------------------------------
 
-Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that is tried
+Pins = Mapping[str, Any]  # field, such as "layout.tp" -> the only value to try
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 PINNED = (
     *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.pp", "layout.dp"),
@@ -136,7 +136,7 @@ PINNED = (
 )
 
 
-# Those that one layer depends on.
+# Fields that one layer depends on.
 OF_A_LAYER = (
     *("sequence_parallel", "collective_matmul", "keep_gathered"),
     *("attention2d", "matmul2d", "matmul2d_slices", "ring"),
@@ -144,7 +144,7 @@ OF_A_LAYER = (
 
 
 def satisfies_pins(pins: Pins, model: ModelConfig, layout: Layout) -> bool:
-    """True if a layer's layout has the values that are pinned, and each has an effect."""
+    """True if a layer's layout has the pinned values, and each takes effect."""
     pinned = [name for name in OF_A_LAYER if f"layout.{name}" in pins]
     if not pinned:
         return True
@@ -157,16 +157,16 @@ def satisfies_pins(pins: Pins, model: ModelConfig, layout: Layout) -> bool:
 
 
 def checked_pins(pins: Pins, config: Config) -> dict[str, Any]:
-    """Pins with values of their fields' types.
+    """Converts pins to their fields' types.
 
     Raises:
-        UserError: a field cannot be pinned, or has no such value, or pins contradict each other.
+        UserError: a field cannot be pinned or has no such value, or pins contradict each other.
     """
     values = {}
     for name, value in pins.items():
         if name not in PINNED:
             remedy = did_you_mean(name, PINNED, otherwise=f"use one of {', '.join(PINNED)}")
-            raise UserError(f"{quoted(name)} is nothing that is planned; {remedy}")
+            raise UserError(f"`plan` cannot fix the field {quoted(name)}; {remedy}")
         section, _, field = name.partition(".")
         kind = next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == field)
         try:
@@ -175,15 +175,17 @@ def checked_pins(pins: Pins, config: Config) -> dict[str, Any]:
             words = f"expected {describe(kind)}, got {quoted(str(value))}"
             raise UserError(f"{name}: {words}") from error
         if name == "layout.offload" and isinstance(values[name], tuple):
-            raise UserError(f"{name}: a plan offloads one thing; name one, or none")
+            raise UserError(f"{name}: `plan` offloads one thing at most; name one, or none")
         if name == "layout.offload" and values[name] == "parameters":
-            raise UserError(f"{name}=parameters is not planned; use none, optimizer or activations")
+            raise UserError(
+                f"`plan` does not cover {name}=parameters; use none, optimizer or activations"
+            )
     _check_together(values, config)
     return values
 
 
 def _check_together(pins: Pins, config: Config) -> None:
-    """Raises UserError for pins that no layout has, with what the search would add to them."""
+    """Raises UserError for pins that no layout satisfies, given what the search adds to them."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for name, value in pins.items():
         section, _, field = name.partition(".")
@@ -201,20 +203,20 @@ def _check_together(pins: Pins, config: Config) -> None:
 
 # ---- the space of layouts ------------------------------------------------------------------------
 
-WIDEST = 64  # devices that share a matrix, or a sequence
-CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved
-SHORTEST = 256  # tokens of a sequence on a device of a ring
-LARGEST = 64  # sequences of a micro-batch
-MOST_FEWER = 8  # layers that the last part of a pipeline has less than an equal share
-LONGEST_SPLIT = 16  # stages of a schedule that splits backward
+WIDEST = 64  # most devices that share a matrix, or a sequence
+CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # per stage of interleaved
+SHORTEST = 256  # fewest tokens of a sequence on a device of a ring
+LARGEST = 64  # most sequences in a micro-batch
+MOST_FEWER = 8  # most layers that a pipeline's last part gives up from an equal share
+LONGEST_SPLIT = 16  # most stages of a schedule that splits backward
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerLayout:
-    """The choices that one layer and one micro-batch depend on.
+    """The choices that affect one layer and one micro-batch.
 
     Args:
-        layout: with the axes that share a layer; dp and pp are 1.
+        layout: sets the axes that share a layer; dp and pp are 1.
         micro_batch: sequences of a micro-batch.
     """
 
@@ -228,12 +230,12 @@ class LayerLayout:
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
-    """A layer's layout, on all devices.
+    """A layer's layout extended to all devices.
 
     Args:
-        layer_layout: of a layer on one stage.
+        layer_layout: that of a layer on one stage.
         pp, dp: sizes of the other axes.
-        micro_batches: of a step.
+        micro_batches: per step.
     """
 
     layer_layout: LayerLayout
@@ -243,7 +245,7 @@ class MeshShape:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of the axes: layouts with others are shown beside each other."""
+        """Sizes of the axes; a ranking shows one layout for each."""
         layout = self.layer_layout.layout
         return layout.tp, layout.row, layout.col, layout.cp, self.pp, self.dp
 
@@ -254,7 +256,7 @@ class ScheduleChoice:
 
     Args:
         schedule, virtual_stages, zero: as in a layout.
-        fewer: layers that the last part has less than an equal share; see `cuts`.
+        fewer: how many layers fewer than an equal share the last part gets; see `cut`.
     """
 
     schedule: str = "1f1b"
@@ -264,14 +266,14 @@ class ScheduleChoice:
 
 
 class Choice(NamedTuple):
-    """A place for the state or activations, and what backward computes again."""
+    """The place of the state or activations, and what backward recomputes."""
 
     offload: Offload = "none"
     remat: Remat = "none"
 
 
 REMATS: tuple[Remat, ...] = ("none", "attention", "dots", "full")
-CHOICES = (  # the first is the fastest; offloaded activations are those that dots keeps
+CHOICES = (  # the first is the fastest; offloaded activations are those that dots saves
     *(Choice("none", remat) for remat in REMATS),
     *(Choice("optimizer", remat) for remat in REMATS),
     Choice("activations", "dots"),
@@ -279,12 +281,12 @@ CHOICES = (  # the first is the fastest; offloaded activations are those that do
 
 
 class Space:
-    """All choices for a config on so many devices.
+    """All choices for a config on a number of devices.
 
     Args:
-        config: of the run; its layout, remat and micro-batches are not used.
-        gpus: devices.
-        pins: fields that have one value.
+        config: the run's; its layout, remat and micro-batches are ignored.
+        gpus: number of devices.
+        pins: fields that are fixed to one value.
     """
 
     def __init__(self, config: Config, gpus: int, pins: Pins) -> None:
@@ -295,7 +297,7 @@ class Space:
         self._cuts = StageSplits([s.layers for s in self.stacks], pins.get("layout.stage_layers"))
 
     def mesh_shapes(self) -> Iterator[MeshShape]:
-        """Every layer layout on every number of stages that divides."""
+        """Every layer layout on every number of stages that divides the devices."""
         batch = self.config.train.global_batch_size
         for layout in self._layouts() if self.choices else ():
             others = self.gpus // layout.num_devices
@@ -310,7 +312,7 @@ class Space:
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
-        """Choices that are not pinned to others, the fastest first."""
+        """Choices that pins allow, fastest first."""
         return tuple(
             each
             for each in CHOICES
@@ -321,15 +323,15 @@ class Space:
 
     @cached_property
     def hosts_state(self) -> bool:
-        """True if a choice after the first keeps the state in host memory."""
+        """True if a choice after the first puts the state in host memory."""
         return any(choice.offload == "optimizer" for choice in self.choices[1:])
 
     def pipes(self, mesh_shape: MeshShape, fewer: int = MOST_FEWER) -> Iterator[ScheduleChoice]:
-        """Schedules, layers of the last part, and ZeRO stages with these axes.
+        """Schedules, sizes of the last part, and ZeRO stages with these axes.
 
         Args:
-            mesh_shape: of the layouts.
-            fewer: layers that the last part may have less than an equal share, at most.
+            mesh_shape: the layouts'.
+            fewer: most layers that the last part may give up from an equal share.
         """
         zeros = (0, 1, 2, 3) if mesh_shape.dp * mesh_shape.layer_layout.layout.cp > 1 else (0,)
         for schedule, chunks in self._schedules(mesh_shape):
@@ -355,7 +357,7 @@ class Space:
         """The config with these choices.
 
         Raises:
-            UserError: they do not fit each other or the model.
+            UserError: they conflict with each other or with the model.
         """
         layout = dataclasses.replace(
             mesh_shape.layer_layout.layout,
@@ -395,7 +397,7 @@ class Space:
         widths = _divisors(self.gpus, WIDEST)
         pairs = [(tp, 1, 1) for tp in widths]
         pairs += [(1, r, c) for r in widths for c in widths if r * c <= WIDEST and r > 1 < c]
-        if {"layout.row", "layout.col"} & {*self.pins}:  # 1 x n is a grid where it is asked for
+        if {"layout.row", "layout.col"} & {*self.pins}:  # 1 x n is a grid only on request
             pairs += [(1, r, c) for r in widths for c in widths if 1 in (r, c) and r * c > 1]
         longest = max(stack.tokens for stack in self.stacks)
         rings = [cp for cp in widths if cp == 1 or longest // cp >= SHORTEST]
@@ -414,9 +416,9 @@ class Space:
                     yield layout
 
     def _is_even(self, layout: Layout) -> bool:
-        """True if tokens, heads and hidden units split: the cost model knows no padding.
+        """True if tokens, heads and hidden units split; the cost model does not cover padding.
 
-        It leaves out what a grid pads beside whole heads for `col`.
+        It ignores a grid's padding other than of whole heads for `col`.
         """
         lengths = (stack.tokens % layout.sequence_unit for stack in self.stacks)
         return not any(lengths) and all(
@@ -424,7 +426,7 @@ class Space:
         )
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
-        """The algorithms along these axes."""
+        """The options for algorithms along these axes."""
         names = [
             "layout.ring",
             "layout.keep_gathered",
@@ -440,7 +442,7 @@ class Space:
             yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
 
     def _schedules(self, mesh_shape: MeshShape) -> Iterator[tuple[str, int | None]]:
-        """Schedules with their chunks; those of the same time and more memory are left out."""
+        """Schedules with their chunks, without those that need more memory for the same time."""
         p, m = mesh_shape.pp, mesh_shape.micro_batches
         schedules: list[tuple[str, int | None]] = [("1f1b", None)]
         if p > 1 and m % p == 0:
@@ -455,7 +457,7 @@ class Space:
                 yield schedule, chunks
 
     def _pinned(self, name: str, values: Iterable[Any]) -> list[Any]:
-        """The values that are tried for a field."""
+        """The values to try for a field."""
         return [self.pins[name]] if name in self.pins else list(values)
 
     def _other(self, name: str, value: Any) -> bool:

@@ -17,28 +17,28 @@ from jaxptd.pipeline.schedules import outline as parts_of
 from jaxptd.pipeline.table import Schedule
 from jaxptd.zero.plan import layers_plan
 
-# Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
-# gradient read, and read twice more for its norm and its factor.
+# Bytes that an optimizer moves per parameter: parameter and moments read and written, the gradient
+# read, and read twice more for its norm and its factor.
 UPDATE = {"adamw": 40, "lion": 32, "sgd": 32, "adafactor": 32}
-NARROW = 6  # bytes less, if that gradient has 16 bits
+NARROW = 6  # bytes fewer if that gradient has 16 bits
 # Read off steps compiled for H200s, kernel by kernel (`python -m benchmarks.gpu.compiled`):
 ADDED = 10  # bytes: a float32 sum and a 16-bit gradient read, the sum written
-LOGIT = 6  # bytes of the loss for each logit: read for maximum and sum, and again; gradient written
-# Bytes of a norm for each number. Forward: read for statistics, and again; the result written. Of
-# backward: read for weights' gradients, and for its own, twice each; the residual stream's gradient
-# read, the sum written. With a kernel of its own a norm reads once. ADD: two read, one written,
-# where no product adds; that kernel also has XLA's statistics.
+LOGIT = 6  # bytes of the loss per logit: read for maximum and sum, and again; gradient written
+# Bytes of a norm per element. Forward: read for statistics, and again; the result written.
+# Backward: read for the weights' gradients and for its own, twice each; the residual stream's
+# gradient read, the sum written. A separate norm kernel reads once. ADD: two read, one written,
+# where no matmul adds; that kernel also computes XLA's statistics.
 STREAM_FORWARD, STREAM_BACKWARD, ADD = {"xla": 6, "triton": 4}, {"xla": 12, "triton": 8}, 6
 CAST = 6  # bytes: a float32 parameter read, a 16-bit one written
-STACKED = 2  # passes: what a layer keeps is read, and written to the array of all layers
-TAKEN = 1  # pass, on average: half of it is copied out again, other kernels read it in place
+STACKED = 2  # passes: what a layer saves is read, and written to the array of all layers
+TAKEN = 1  # pass on average: half of it is copied out again, kernels read the rest in place
 
 
 def implementation_of(config: Config, accelerator: Accelerator) -> Implementation:
     """The record of a config's step on GPUs.
 
     Raises:
-        UserError: the cost model lacks something that the config asks for, or the GPUs do.
+        UserError: the cost model or the GPUs lack something that the config asks for.
     """
     model, layout, kernels = config.model, config.layout, config.kernels_on_gpus
     unsummed = config.train.micro_batches * layout.dp * layout.cp == 1
@@ -71,15 +71,15 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
 
 
 def _are_apart(config: Config) -> bool:
-    """True if queries, keys and values are products of their own; see `layers/megatron.py`."""
+    """True if queries, keys and values are separate matmuls; see `layers/megatron.py`."""
     layout, native = config.layout, config.model.products == "native"
     return native and not (layout.has_grid or layout.collective_matmul)
 
 
 def _products_add(config: Config) -> bool:
-    """True if a pair's last product adds the residual stream as it writes.
+    """True if a pair's last matmul adds the residual stream as it writes.
 
-    Nothing comes between the two then: neither a sum over devices nor dropout, nor a scale.
+    That requires that nothing comes in between: no all-reduce, dropout or scale.
     """
     model, layout = config.model, config.layout
     alone = layout.tp * layout.row * layout.col == 1
@@ -87,10 +87,10 @@ def _products_add(config: Config) -> bool:
 
 
 def copied(implementation: Implementation, layout: Layout, sequences: int) -> int:
-    """Passes over what collectives of a layer move, in kernels that copy it.
+    """Passes of copy kernels over what a layer's collectives move.
 
     On average half of it is copied out of the form in which it arrives; in ring steps all of it,
-    between blocks and the whole. Gathered blocks of one sequence arrive in their order.
+    between blocks and the whole. Gathered blocks of a single sequence arrive in order.
     """
     if implementation.pieces > 1:
         return 2
@@ -98,47 +98,47 @@ def copied(implementation: Implementation, layout: Layout, sequences: int) -> in
 
 
 def _check(config: Config, accelerator: Accelerator) -> None:
-    """Raises UserError for what the cost model lacks, or the GPUs do."""
+    """Raises UserError for what the cost model or the GPUs lack."""
     model = config.model
     if model.products == "fp8" and not accelerator.fp8_flops:
         raise UserError(
-            f"model.products=fp8: {accelerator.name} has no products of 8-bit numbers; "
+            f"model.products=fp8: {accelerator.name} has no 8-bit matmuls; "
             "use model.products=native"
         )
     if model.dtype not in ("bfloat16", "float16"):
         raise UserError(
-            f"model.dtype={model.dtype}: the table of hardware has rates of 16-bit products only; "
+            f"model.dtype={model.dtype}: the hardware table lists rates of 16-bit matmuls only; "
             "use model.dtype=bfloat16"
         )
     if config.optimizer.name not in UPDATE:
         raise UserError(
-            f"optimizer.name={config.optimizer.name}: the time of its update has no model; plan "
+            f"optimizer.name={config.optimizer.name}: the cost model lacks its update; plan "
             f"with one of {', '.join(UPDATE)}"
         )
     if config.layout.update_on == "host":
         raise UserError(
-            "layout.update_on=host: the time of the host's CPUs has no model; plan with device"
+            "layout.update_on=host: the cost model lacks the host's CPUs; plan with device"
         )
     if "activations" in config.layout.offloaded and config.layout.pp > 1:
         raise UserError(
-            f"layout.offload=activations with layout.pp={config.layout.pp}: the time of what a "
-            "pipeline's pools copy has no model; plan with pp=1, or offload none or optimizer"
+            f"layout.offload=activations with layout.pp={config.layout.pp}: the cost model lacks "
+            "copies of a pipeline's pools; plan with pp=1, or offload none or optimizer"
         )
     if "parameters" in config.layout.offloaded:
         raise UserError(
-            "layout.offload=parameters: the time of its copies has no model; plan with none, "
+            "layout.offload=parameters: the cost model lacks its copies; plan with none, "
             "optimizer or activations"
         )
 
 
 # ---- the outline of a config's step --------------------------------------------------------------
-# A pipeline in outline: what the formulas ask of a plan, by closed forms and without a table.
+# A pipeline's outline: what the formulas ask of a plan, in closed form and without a table.
 #
-# A schedule's table has a row for each tick, and a plan assigns a slot to every value: seconds for
-# a thousand micro-batches. A test compares outlines with plans.
+# A schedule's table has a row for each tick, and a plan assigns a slot to every value, which takes
+# seconds for a thousand micro-batches. A test compares outlines with plans.
 
 SPLITS = ("zb-h1", "zb-h2", "zb-v")
-MAIL_1F1B, MAIL = 2, 6  # slots of the mail beside inputs that wait: of 1f1b; of others, at most
+MAIL_1F1B, MAIL = 2, 6  # mail slots besides waiting inputs: 1f1b's; others', at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +146,9 @@ class Outline:
     """A pipeline without the tick of every operation.
 
     Args:
-        schedule: its parts; without a table.
-        stacks: of each stack of layers, the number of its layers in each part.
-        recompute: backward runs a part of the model again, from its input.
+        schedule: its parts, without a table.
+        stacks: for each stack of layers, the number of its layers in each part.
+        recompute: whether backward runs a part of the model again, from its input.
     """
 
     schedule: Schedule
@@ -166,7 +166,7 @@ class Outline:
 
     @property
     def in_flight(self) -> int:
-        """Parts of a stage and micro-batches whose activations it holds; see `schedules`."""
+        """Pairs of part and micro-batch whose activations a stage holds; see `schedules`."""
         s = self.schedule
         p, m, V = s.stages, s.micro_batches, s.chunks
         if s.name == "gpipe":
@@ -177,7 +177,7 @@ class Outline:
 
     @property
     def slots(self) -> dict[str, int]:
-        """The number of slots of each pool, as `Plan.slots`; of the mail at most."""
+        """The number of slots of each pool, as `Plan.slots`; for the mail an upper bound."""
         (stack,), flying = self.stacks, self.in_flight
         mail = {"1f1b": MAIL_1F1B, "gpipe": MAIL_1F1B + flying}.get(self.schedule.name, MAIL)
         between = flying if self.splits else 0
@@ -190,11 +190,11 @@ class Outline:
 def outline(config: Config, layers: Mapping[str, int]) -> Stages | None:
     """The outline of a config's pipeline; None without one.
 
-    A plan of few micro-batches for several stacks, or a table of one's own.
+    For several stacks or a table from a file, it is a plan with few micro-batches.
 
     Args:
         config: of the run.
-        layers: of each stack.
+        layers: number of layers in each stack.
 
     Raises:
         UserError: there is no such schedule, or the model's layers do not fill it.
@@ -206,7 +206,7 @@ def outline(config: Config, layers: Mapping[str, int]) -> Stages | None:
     schedule = _parts(layout.schedule, layout.pp, m, layout.virtual_stages)
     if schedule.name == "interleaved" and m % layout.pp:
         raise UserError(
-            f"layout.schedule=interleaved: train.micro_batches={m} is no multiple of "
+            f"layout.schedule=interleaved: train.micro_batches={m} is not a multiple of "
             f"layout.pp={layout.pp}; use train.micro_batches={m - m % layout.pp + layout.pp}"
         )
     stacks = stack_sizes(layers, schedule, layout.stage_layers)
@@ -227,7 +227,7 @@ def _plan(
     recompute: bool,
     first: int | None,
 ) -> Plan:
-    """A plan with just enough micro-batches to fill the pipeline: others reuse its slots."""
+    """A plan with just enough micro-batches to fill the pipeline; more would reuse its slots."""
     name, p, m = schedule.name, schedule.stages, schedule.micro_batches
     whole = name == "gpipe" or name.endswith(".csv")
     few = make_schedule(

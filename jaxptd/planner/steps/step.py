@@ -1,4 +1,4 @@
-"""Predicts the steps of configs."""
+"""Predicts time and memory of a config's step."""
 
 import dataclasses
 import functools
@@ -46,14 +46,14 @@ class ConfigStep:
     """A config's step, and what follows from the config alone.
 
     Raises:
-        UserError: when the pipeline is asked for, and does not exist.
+        UserError: on access to a pipeline that does not exist.
     """
 
     config: Config
 
     @cached_property
     def plan(self) -> Stages | None:
-        """The pipeline in outline."""
+        """The pipeline's outline."""
         stacks = architecture_of(self.config.model).stacks
         return outline(self.config, {stack.name: stack.layers for stack in stacks})
 
@@ -78,10 +78,10 @@ class ConfigStep:
         return memory_model.state(self.config, self.shapes)
 
     def description(self, cluster: Cluster) -> StepDescription:
-        """The step as the cost model takes it.
+        """The step in the cost model's form.
 
         Raises:
-            UserError: the cost model lacks something that the config asks for, or the devices do.
+            UserError: the cost model or the devices lack something that the config asks for.
         """
         plan, wide = self.plan, 4
         return StepDescription(
@@ -95,7 +95,7 @@ class ConfigStep:
 
 
 def spread_of(config: Config, chunks: int) -> Parallelism:
-    """The layout of a config, with so many parts of the model on a stage."""
+    """The layout of a config, with `chunks` parts of the model on a stage."""
     layout, train, model = config.layout, config.train, config.model
     return Parallelism(
         gpus=layout.num_devices,
@@ -120,20 +120,20 @@ MicroBatchTerms = tuple[
 ]  # one layer of each stack and one micro-batch; the ends
 
 
-LayerTraffic = tuple[list[Placed], dict[Kind, float]]  # collectives, and bytes that a layer keeps
+LayerTraffic = tuple[list[Placed], dict[Kind, float]]  # collectives, and bytes that a layer saves
 
 
 class _Sequences(NamedTuple):
-    """The collectives and kept bytes of one sequence, and of two.
+    """The collectives and saved bytes of one sequence, and of two.
 
-    A micro-batch sends parameters once, however many sequences it has, and activations of each.
+    A micro-batch sends parameters once, whatever its number of sequences, but activations of each.
     """
 
     one: LayerTraffic
     two: LayerTraffic
 
     def of(self, number: int) -> LayerTraffic:
-        """The collectives, alike as one, and kept bytes of so many sequences."""
+        """The collectives, merged if alike, and saved bytes of `number` sequences."""
 
         def line(one: float, two: float) -> float:
             return one + (number - 1) * (two - one)
@@ -147,18 +147,18 @@ class _Sequences(NamedTuple):
 
 
 def sent_and_kept(config: Config, remat: Remat) -> LayerTraffic:
-    """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
+    """The collectives of one layer of each stack and of the ends, and the layer's saved bytes."""
     stacks = architecture_of(config.model).stacks
     kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
     return list(layer_collectives(config, remat)), kept
 
 
 class Predictor:
-    """Predicts steps of one model on one cluster, and remembers what layouts have in common.
+    """Predicts steps of one model on one cluster, and caches what layouts share.
 
     Args:
         cluster: the devices.
-        hiding: whether collectives of layers run beside the work that they can be hidden by.
+        hiding: whether layers' collectives overlap the work that can hide them.
     """
 
     def __init__(self, cluster: Cluster, *, hiding: bool = True) -> None:
@@ -195,7 +195,7 @@ class Predictor:
     def _offloaded(
         self, config: Config, kind: Kind, passes: LayerPasses
     ) -> tuple[Kind, LayerPasses]:
-        """A layer whose kept activations go to the host, and return, beside its work."""
+        """A layer whose saved activations go to the host and return while it works."""
         stack = next(s for s in architecture_of(config.model).stacks if s.name == kind[0])
         if kind[1] == "none":
             return kind, passes
@@ -208,9 +208,9 @@ class Predictor:
         """Terms of one layer of each stack and one micro-batch, and of the ends.
 
         Args:
-            config: of any number of layers, stages, replicas and micro-batches.
+            config: any number of layers, stages, replicas and micro-batches.
             implementation: its kernels.
-            remat: what the layers compute again.
+            remat: what the layers recompute.
         """
         layout, train = config.layout, config.train
         sequences = train.global_batch_size // (layout.dp * train.micro_batches)
@@ -246,7 +246,7 @@ class Predictor:
     def micro_batch(
         self, config: Config, layout: Layout, sequences: int, remat: Remat
     ) -> "LayerTraffic":
-        """The collectives and kept bytes of a layer and micro-batch of so many sequences."""
+        """A layer's collectives and saved bytes, for a micro-batch of `sequences` sequences."""
         key = layout, remat
         if key not in self._micro_batches:
             both = (sent_and_kept(_one_layer(config, layout, n), remat) for n in (1, 2))
@@ -259,13 +259,13 @@ class Predictor:
     def _with_copies(
         self, passes: LayerPasses, placed: Sequence[Placed], times: int
     ) -> LayerPasses:
-        """The passes with the copies of what their collectives move."""
+        """Adds the copies of what their collectives move to the passes."""
         moved = times * sum(each.count * each.bytes for each in placed)
         term = kernels.moved(self.cluster.accelerator, moved, 4).named("copies of what is sent")
         return passes.and_backward([term] if moved else [])
 
     def _in_a_loop(self, passes: LayerPasses, kept: float) -> LayerPasses:
-        """The passes of a layer that keeps so many bytes in the array of all layers."""
+        """Adds the copies of `kept` bytes to and from the array of all layers."""
         into, out = (
             kernels.moved(self.cluster.accelerator, times * kept, 4) for times in (STACKED, TAKEN)
         )
@@ -275,7 +275,7 @@ class Predictor:
 
 
 def predict(config: Config, cluster: Cluster) -> StepTime:
-    """The time of a config's step on a cluster.
+    """Predicts the time of a config's step on a cluster.
 
     Raises:
         UserError: the cost model lacks something that the config asks for, or its pipeline does not
@@ -327,7 +327,7 @@ def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on a device by their kind: those of a step, and those outside of it."""
+    """Bytes on a device by kind: those of a step, and those outside it."""
 
     parts: dict[str, int]
 

@@ -1,7 +1,7 @@
 """This library's collectives with their places in a step, from the formulas of `analysis.traffic`.
 
-The formulas count a whole step. Here a step of one layer of each stack and one micro-batch is
-counted for each policy of recomputation, and what happens once a step from the config itself.
+The formulas count a whole step. This counts a step of one layer of each stack and one micro-batch
+per remat policy; what happens once per step comes from the config itself.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ def layer_collectives(config: Config, remat: Remat) -> Iterator[Placed]:
     """Collectives of one layer of each stack and one micro-batch, and of its ends.
 
     Args:
-        config: of one micro-batch on the devices that share it, with one layer in each stack.
-        remat: what these layers compute again.
+        config: for one micro-batch on the devices that share it, with one layer in each stack.
+        remat: what these layers recompute.
     """
     model = dataclasses.replace(config.model, remat=remat, remat_layers=None)
     config = dataclasses.replace(config, model=model)
@@ -45,12 +45,12 @@ def layer_collectives(config: Config, remat: Remat) -> Iterator[Placed]:
 def step_collectives(
     config: Config, infos: Mapping[str, ParamShape], plan: Stages | None
 ) -> Iterator[Placed]:
-    """Collectives of ZeRO's layers, each micro-batch, and those once a step.
+    """Collectives of ZeRO's layers per micro-batch, and those once per step.
 
     Args:
         config: of the run.
-        infos: of its parameters.
-        plan: of its pipeline, or an outline.
+        infos: its parameters'.
+        plan: its pipeline's plan or outline.
     """
     layout, m = config.layout, config.train.micro_batches
     layers = {stack.name: stack.layers for stack in architecture_of(config.model).stacks}
@@ -65,14 +65,14 @@ def step_collectives(
 
 
 def _placed(part: StepPart, each: Collective, place: Place, under: Under, runs: int = 1) -> Placed:
-    """A collective at its place, which the formulas count for so many runs together."""
+    """A collective at its place; the formulas count `runs` runs together."""
     name = f"{NAMES[part.what]}, {each.kind} over {'+'.join(each.axes)}"
     count, size = each.count / runs, each.bytes / each.count
     return Placed(name, each.kind, each.axes, count, size, place, under, part.stack)
 
 
 def _under(part: StepPart, each: Collective) -> Under:
-    """The work at the same time: pieces run beside the work on the piece before."""
+    """The work that overlaps it: pieces overlap the work on the previous piece."""
     if part.what == "ring":
         return "attention" if each.kind == PERMUTE else "nothing"
     if part.what == "tensor" and each.kind in (PERMUTE, BROADCAST):
@@ -80,20 +80,19 @@ def _under(part: StepPart, each: Collective) -> Under:
     return "nothing"
 
 
-# ---- the time of a step, predicted again with what the compiler said of it -----------------------
+# ---- the time of a step, predicted again with the compiler's figures -----------------------------
 
 IN_LAYERS = tuple(f"{NAMES[what]}, " for what in ("tensor", "ring", "zero"))
 OUTER = frozenset({"dp", "pp"})  # axes whose devices share no layer
 
 
 class Figures(NamedTuple):
-    """Figures of a compiled step, of one device; of a pipeline's stages the mean counts.
+    """Figures of a compiled step for one device; a pipeline's stages are averaged.
 
     Args:
         bytes: arguments and temporaries.
-        moved: bytes of kernels other than products, attention and collectives, in a step.
-        hidden: shares of the bytes sent that run beside products or attention, by the axes, as
-            `cp+dp`.
+        moved: bytes per step of kernels other than matmuls, attention and collectives.
+        hidden: shares of the bytes sent that overlap matmuls or attention, by axes such as `cp+dp`.
     """
 
     bytes: int
@@ -106,8 +105,8 @@ class Compiled:
     """A compiled candidate.
 
     Args:
-        figures: of its step.
-        bytes: of a device, with what is outside of the program.
+        figures: its step's.
+        bytes: bytes on a device, including those outside the program.
         step: its time, predicted again.
     """
 
@@ -125,16 +124,16 @@ class Compiled:
 
 
 def remade(step: StepTime, alone: StepTime, figures: Figures) -> StepTime:
-    """Predicts a step again.
+    """Predicts a step again, from compiled figures.
 
-    Kernels other than products take the time of the bytes that were compiled. Collectives of layers
-    are hidden by the share that was compiled, and on each link for no longer than products and
-    attention run. A pipeline waits as much longer as its stages work.
+    Kernels other than matmuls take the time of their compiled bytes. Layers' collectives are hidden
+    by the compiled share, and on each link for no longer than matmuls and attention run. A
+    pipeline's waits grow in proportion to its stages' work.
 
     Args:
-        step: as it was predicted.
-        alone: the same with nothing beside the collectives of layers.
-        figures: of the compiled step.
+        step: the first prediction.
+        alone: the same with nothing overlapping the layers' collectives.
+        figures: the compiled step's.
     """
     moved = sum(term.bytes for term in step.terms if _is_pass(term))
     times = figures.moved / moved if moved else 1.0
@@ -156,14 +155,14 @@ def remade(step: StepTime, alone: StepTime, figures: Figures) -> StepTime:
 
 
 def _is_pass(term: Term) -> bool:
-    """True for passes over memory: kernels other than products."""
+    """True for passes over memory: kernels other than matmuls."""
     return term.resource == HBM and not term.flops
 
 
 def _exposed(
     step: StepTime, full: Mapping[tuple[str, str], float], hidden: Mapping[str, float]
 ) -> dict[tuple[str, str], float]:
-    """Exposed seconds of collectives of layers, of those over axes that the compiler has."""
+    """Exposed seconds of layers' collectives, over axes that the compiler's figures list."""
     shares = {(t.name, t.resource): hidden[t.kind] for t in step.terms if t.kind in hidden}
     known = {key: seconds for key, seconds in full.items() if key in shares}
     work = BESIDE * sum(term.seconds for term in step.terms if term.kind in HIDING)

@@ -189,5 +189,5 @@ def test_attention_is_a_kind_of_its_own() -> None:
 def test_attention_without_its_shape_is_an_error() -> None:
     computations, entry = parse(FMHA.replace("intermediate_tensor_shape", "shape"))
     scope = {each.name: each for each in computations[entry]}
-    with pytest.raises(ValueError, match="without the shape of its scores: p"):
+    with pytest.raises(ValueError, match="lacks the shape of its scores: p"):
         flops_of(scope["p"], scope, computations)

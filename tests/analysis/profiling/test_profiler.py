@@ -33,7 +33,7 @@ def test_what_a_trace_says_is_added_up_by_part_and_a_loop_counts_by_what_it_runs
 
 
 def test_without_instructions_there_is_no_profile(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the profiler left no instruction"):
+    with pytest.raises(UserError, match="the profiler recorded no instruction"):
         events(tmp_path)
 
 

@@ -22,5 +22,5 @@ def test_what_is_not_there_is_left_out() -> None:
     assert StageSplits([4, 4], None).fewer(2, "1f1b", None, 3) == [0]
     assert StageSplits([8], (3, 5)).fewer(2, "1f1b", None, 3) == [0]
     assert StageSplits([3], None).fewer(4, "1f1b", None, 0) == []
-    with pytest.raises(UserError, match="of 2 parts cannot have 7 layers fewer"):
+    with pytest.raises(UserError, match="of 2 parts cannot give up 7 layers"):
         cut(4, 2, "1f1b", None, 7)

@@ -70,7 +70,7 @@ def test_pins_that_no_choice_has_leave_nothing() -> None:
 
 def test_gpus_without_fp8_are_named() -> None:
     config = load_config("llama3-8b", ["--model.products=fp8"])
-    with pytest.raises(UserError, match="fp8: a100 has no products of 8-bit numbers"):
+    with pytest.raises(UserError, match="fp8: a100 has no 8-bit matmuls"):
         plan(config, gpus=8, gpu="a100")
 
 
@@ -78,7 +78,10 @@ def test_bad_arguments() -> None:
     for options, words in (
         ({"gpus": 0}, "gpus is 0"),
         ({"max_memory": 2.0}, "max_memory=2.0: use a share"),
-        ({"pins": {"layout.tq": 2}}, "is nothing that is planned; did you mean layout.tp"),
+        (
+            {"pins": {"layout.tq": 2}},
+            "`plan` cannot fix the field layout.tq; did you mean layout.tp",
+        ),
         ({"pins": {"layout.tp": "x"}}, "layout.tp: expected a whole number"),
         ({"pins": {"layout.tp": 0}}, "layout.tp=0: an axis has at least one device"),
         ({"pins": {"layout.tp": 2, "layout.row": 2}}, "over tp or over a row x col grid, not both"),
