@@ -284,9 +284,9 @@ class Answers:
         ids: list[int] = self._run.tokenizer.encode(text).tolist()
         if ids and max(ids) >= self._vocab_size:
             raise UserError(
-                f"a text has id {max(ids)}, the model knows 0 to {self._vocab_size - 1}; leave "
-                f"{spelling(self._run.tokenizer, max(ids))} out of it, or use the tokenizer that "
-                "the model was trained with"
+                f"a text has id {max(ids)}, but the model knows only 0 to {self._vocab_size - 1}; "
+                f"leave {spelling(self._run.tokenizer, max(ids))} out of it, or use the tokenizer "
+                "that the model was trained with"
             )
         return ids
 

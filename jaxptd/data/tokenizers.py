@@ -280,7 +280,7 @@ def load_tokenizer(
         return ByteTokenizer(special)
     folder = name if os.path.isdir(name) else None
     if folder is None and not os.path.isfile(name):
-        problem = "it is no file on disk" if os.path.exists(name) else "no such file"
+        problem = "it is not a file on disk" if os.path.exists(name) else "no such file"
         raise UserError(
             f"data.tokenizer={name!r}: {problem}; use bytes, or the path of a tokenizers JSON file "
             "or of a folder that has one"

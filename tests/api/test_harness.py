@@ -139,7 +139,7 @@ def test_an_id_that_the_model_does_not_know_is_refused(base: type) -> None:
     assert model._split("a", "a") == ([97], [97])
     with pytest.raises(
         UserError,
-        match=r"text has id 98, the model knows 0 to 97; leave '.' out of",
+        match=r"text has id 98, but the model knows only 0 to 97; leave '.' out of",
     ):
         model._split("a", "b")
 

@@ -138,8 +138,8 @@ OPTIONS = [
     ("--data.tokenizer=gpt2", "data.tokenizer='gpt2': no such file; use bytes, or the path"),
     ("--data.tokenizer=~/none.json", "data.tokenizer='/nobody/none.json': no such file; use bytes"),
     ("--data.tokenizer={folder}/folder", "it is a folder without tokenizer.json; use bytes"),
-    ("--data.tokenizer={folder}/pipe", "it is no file on disk; use bytes, or the path of"),
-    ("--data.tokenizer=/dev/zero", "it is no file on disk; use bytes, or the path of"),
+    ("--data.tokenizer={folder}/pipe", "it is not a file on disk; use bytes, or the path of"),
+    ("--data.tokenizer=/dev/zero", "it is not a file on disk; use bytes, or the path of"),
     ("--data.tokenizer={folder}/bad.json", "{folder}/bad.json' is not a tokenizers JSON file"),
     # --- fields that do not fit each other
     ("--layout.tp=2 --layout.row=2", "layout.tp=2 with layout.row=2", "set tp=1 or row=col=1"),

@@ -106,7 +106,7 @@ def test_the_command_is_a_function_of_its_seed(ask):
             "argument --temperature: invalid float value: 'hot'; see --help",
         ),
         (["--top-k", -3], "top_k=-3 must be 0 (all tokens) or more"),
-        (["--tokens", 0], "--tokens 0: write 1 token or more"),
+        (["--tokens", 0], "--tokens 0: use 1 to"),
         (["--seed", 2**32], "seed=4294967296 must be 0 or more, and below 2**32"),
         (["--tp", 0], "layout.tp=0: an axis has at least one device"),
         (["--token", 3], "unrecognized arguments: --token 3"),

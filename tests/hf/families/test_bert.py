@@ -179,7 +179,7 @@ def test_there_and_back_keeps_every_bit(tmp_path: Path, capsys) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((out / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
     line = refused(capsys, generate, ["--run-dir", str(there), "--platform=cpu"])
-    assert "model.family=bert writes no text; use a decoder" in line
+    assert "model.family=bert does not write text; use a decoder" in line
 
 
 @pytest.mark.slow
