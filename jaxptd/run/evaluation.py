@@ -27,10 +27,10 @@ def read_batch(
     end_of_document: int,
     beyond: float = math.inf,
 ) -> Batch:
-    """Reads the samples `first`, `first + 1`, ...; each process those of its own devices only.
+    """Reads the samples `first`, `first + 1`, ...; each process reads only its own devices' rows.
 
     Args:
-        program: takes the batch.
+        program: the program that takes the batch.
         windows: of training or validation.
         first: sample number of the batch's first row.
         end_of_document: id of the token that ends a document.
@@ -51,7 +51,7 @@ def read_batch(
 
 
 class Programs:
-    """Compiles each jitted program of a run when it is first used, and tells the watchdog so."""
+    """Compiles each jitted program of a run on first use, and tells the watchdog."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog, self._alone = watchdog, coordination.is_alone()
@@ -64,11 +64,11 @@ class Programs:
         Args:
             name: of the program in this run.
             program: jitted.
-            args: what it will be called with; of the same shapes each time.
+            args: what it will be called with, of the same shapes each time.
         """
         first = name not in self._compiled
         with self._watchdog.phase(Phase.COMPILING if first else Phase.WAITING):
-            if first:  # a run places its batches itself
+            if first:  # runs place their batches themselves
                 jitted = program.jitted if isinstance(program, CompiledStep) else program
                 if not self._alone:  # else the first call compiles
                     jitted = compile_together(name, jitted, *args)
@@ -79,23 +79,23 @@ class Programs:
 def compile_together(name: str, program: Callable, *args: Any) -> Callable:
     """Compiles a jitted program for these arguments, and waits until all processes have done so.
 
-    Without that, the process that runs it first would wait for the others to compile it, and gloo
-    waits for 30 s only.
+    Otherwise the first process to run it would wait for the others to compile, and gloo waits only
+    30 s.
     """
     compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
     coordination.barrier(f"compile.{name}", seconds=coordination.DAY)
     return compiled
 
 
-LARGEST_LOSS = 700.0  # whose exponential is a number
+LARGEST_LOSS = 700.0  # the exponential of larger losses overflows
 
 
 def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """`validation_loss`, nats a target, and of ids `perplexity`; of several losses each, too.
+    """`validation_loss` in nats per target, `perplexity` for token ids, and each of several losses.
 
     Args:
-        model: that was evaluated.
-        batches: of each batch, what `Program.eval_step` returns.
+        model: the evaluated model.
+        batches: what `Program.eval_step` returned for each batch.
     """
     family = family_of(model)
     terms = {name: term for name, term in family.losses(model).items() if term.evaluated}
@@ -112,7 +112,7 @@ def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dic
 
 
 def evaluated_samples(windows: Samples, train: TrainConfig) -> int:
-    """Number of samples that an evaluation reads: of `eval_batches` batches, or all there are."""
+    """Number of samples that an evaluation reads: `eval_batches` batches, or all there are."""
     return min(train.eval_batches * train.global_batch_size, windows.windows_per_epoch)
 
 
@@ -120,14 +120,14 @@ def require_targets(windows: Samples, config: Config) -> None:
     """Raises UserError unless an evaluation, which reads the same samples each time, has targets.
 
     Args:
-        windows: of validation.
-        config: of the run; without `data.prompt_field` every token is a target.
+        windows: the validation windows.
+        config: of the run. Without `data.prompt_field` every token is a target.
     """
     if config.data.prompt_field is None:
         return
     number = evaluated_samples(windows, config.train)
     if not any((windows.targets(np.array([i])) != NOT_COUNTED).any() for i in range(number)):
         raise UserError(
-            f"data.prompt_field: the {number} sequences of an evaluation are all of prompts; raise "
-            "train.eval_batches, or use another data.validation_fraction"
+            f"data.prompt_field: the {number} sequences of an evaluation hold only prompts and no "
+            "answers; raise train.eval_batches, or use another data.validation_fraction"
         )

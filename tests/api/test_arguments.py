@@ -76,7 +76,7 @@ MESHES: list[Row] = [
     (lambda k: jaxptd.make_mesh(None), "layout is None; expected a Layout: jaxptd.Layout(tp=2)"),
     (lambda k: jaxptd.make_mesh("x"), "layout is 'x'; expected a Layout"),
     (lambda k: jaxptd.make_mesh(k.mesh), "expected a Layout: pass the layout that"),
-    (lambda k: jaxptd.make_mesh(Layout(dp=2), 3), "devices is 3; expected a list, each of them a"),
+    (lambda k: jaxptd.make_mesh(Layout(dp=2), 3), "devices is 3; expected a list, each item a"),
     (lambda k: jaxptd.make_mesh(Layout(), [3]), "devices is a list; expected a list, each of"),
     (lambda k: jaxptd.make_mesh(Layout(), "xy"), "devices is 'xy'; expected a list"),
     (lambda k: jaxptd.describe_mesh(k.config), "mesh is a Config; expected a Layout or a Mesh"),

@@ -140,4 +140,4 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run_dir, tmp_p
     assert "warning" not in out
     (copy / "checkpoints" / "00000010" / file).write_bytes(b"?")
     assert command("--run-dir", copy, "--tokens", 5) == 2
-    assert "can be read; all of them are damaged" in capfd.readouterr().err
+    assert "can be read: all are damaged" in capfd.readouterr().err
