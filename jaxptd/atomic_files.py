@@ -1,4 +1,4 @@
-"""Writes files completely or not at all: a new one under another name, then moved into place."""
+"""Writes files completely or not at all: under a temporary name, then moved into place."""
 
 import contextlib
 import errno
@@ -12,30 +12,30 @@ from jaxptd.errors import UserError
 
 @contextlib.contextmanager
 def explained(what: str, remedy: str) -> Iterator[None]:
-    """Inside, the system's errors become a `UserError` with what failed, why, and the remedy."""
+    """Turns the system's errors inside into a `UserError`: what failed, why, and the remedy."""
     try:
         yield
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"{what}: {error.strerror or error}; {remedy}") from error
-    except ValueError as error:  # a name with a null byte, or that the system cannot encode
-        raise UserError(f"{what}: not a name that a file can have ({error}); {remedy}") from error
+    except ValueError as error:  # a name that has a null byte, or that the system cannot encode
+        raise UserError(f"{what}: not a valid file name ({error}); {remedy}") from error
 
 
 def shown(path: Path | str) -> str:
-    """A path as messages show it: quoted if it has characters that do not print."""
+    """A path as messages show it: quoted if it has unprintable characters."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def write_whole(
     files: Mapping[Path, bytes], explain: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
-    """Writes all files under other names, then moves them into place; all of them or none.
+    """Writes several files, all or none: under temporary names first, then moved into place.
 
     Args:
         files: the content of each file.
-        explain: makes the context for the errors of one file, see `explained`.
+        explain: makes the error context of one file, see `explained`.
     """
     for path in files:
         with explain(path):
@@ -45,7 +45,7 @@ def write_whole(
     try:
         for path, data in files.items():
             with explain(path):
-                aside[path].unlink(missing_ok=True)  # it may be a pipe, on which a write would wait
+                aside[path].unlink(missing_ok=True)  # writing to a pipe could block
                 aside[path].write_bytes(data)
         for path in files:
             with explain(path):
@@ -57,7 +57,7 @@ def write_whole(
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Appends bytes to a file, all of them or none. Raises OSError."""
+    """Appends bytes to a file, all or none of them. Raises OSError."""
     with path.open("ab", 0) as file:
         end = file.tell()
         try:

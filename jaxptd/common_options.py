@@ -1,4 +1,4 @@
-"""The options that mean the same in every command, and the paths that options name."""
+"""Options that mean the same in every command, and the paths that options name."""
 
 import argparse
 import os
@@ -16,9 +16,9 @@ def add_words(parser: Any, *, quiet: str, json: str = "", picture: str = "") -> 
 
     Args:
         parser: of a command.
-        quiet: what `--quiet` leaves out or prints.
-        json: what `--json` prints; empty: the command has no such option.
-        picture: what `--picture` draws; empty: there is nothing to see.
+        quiet: help of `--quiet`.
+        json: what `--json` prints. Empty leaves the option out.
+        picture: what `--picture` draws. Empty leaves the option out.
     """
     if json:
         parser.add_argument("--json", action="store_true", help=f"print {json} as JSON")
@@ -38,7 +38,7 @@ def picture_path(option: str | None) -> Path | None:
     """The file that `--picture` names, checked; None without the option.
 
     Raises:
-        UserError: no picture can be drawn there.
+        UserError: no picture can be written there.
     """
     if option is None:
         return None
@@ -47,24 +47,24 @@ def picture_path(option: str | None) -> Path | None:
     if not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
         raise UserError(
             f"--picture {path}: cannot write in {path.parent}; name a file in a folder that exists "
-            "and can be written"
+            "and is writable"
         )
     drawing("jaxptd.plot.style")
     return path
 
 
 def check_out(path: Path, *, overwrite: bool) -> None:
-    """Raises UserError for a file that exists, or that cannot be written."""
+    """Raises UserError for a file that exists or cannot be written."""
     shown = quoted(str(path), 255)
     if os.path.isdir(path) or (os.path.lexists(path) and not os.path.isfile(path)):
-        raise UserError(f"--out {shown}: is no file; name another")
+        raise UserError(f"--out {shown}: not a regular file; name another")
     if os.path.lexists(path) and not overwrite:
-        raise UserError(f"--out {shown}: exists; name another file, or give --overwrite")
-    with explained(f"--out {shown}", "name a file in a folder that can be written"):
+        raise UserError(f"--out {shown}: exists; name another file, or add --overwrite")
+    with explained(f"--out {shown}", "name a file in a writable folder"):
         probe = path.with_name(f".{path.name}.partial")
         probe.unlink(missing_ok=True)
         probe.touch()
-        probe.unlink(missing_ok=True)  # another process of the run may have done it
+        probe.unlink(missing_ok=True)  # another process of the run may have removed it
 
 
 def path_option(text: str) -> Path:
@@ -73,7 +73,7 @@ def path_option(text: str) -> Path:
 
 
 def pattern_option(text: str) -> str:
-    """Reads a path or a glob for argparse, as a text: the `type` of an option."""
+    """Reads a path or a glob for argparse, as text: the `type` of an option."""
     try:
         return _path_text(text)
     except UserError as error:
@@ -88,7 +88,7 @@ def as_path(text: str, option: str = "") -> Path:
         option: its name, for the message.
 
     Raises:
-        UserError: there can be no such path.
+        UserError: no file can have such a path.
     """
     return Path(_path_text(text, option))
 
@@ -99,4 +99,4 @@ def _path_text(text: str, option: str = "") -> str:
             return str(path)
     except ImpossibleError as error:
         raise UserError(f"{option} {quoted(repr(text))}: {error}".strip()) from error
-    raise UserError(f"{option} '' is no path; name a file or directory".strip())
+    raise UserError(f"{option} '' is not a path; name a file or directory".strip())

@@ -1,12 +1,12 @@
 """Prints the collectives of a training step by kind, axes, bytes and executions.
 
 `python -m jaxptd.comms --config F [overrides] [--json]` traces the step, counts every collective of
-its jaxpr and of the compiled HLO, and compares both with the formula. Nothing is run, and no
-parameter is made.
+its jaxpr and of the compiled HLO, and compares both with the formula. It runs nothing and makes no
+parameters.
 
-`count.py` says what counts as bytes. `wire_bytes` is what a ring of g devices sends from each:
-(g-1)/g of them, twice that for an all-reduce, all of them for a permute or a broadcast.
-From Python: `jaxptd.comms(config)`; of one program `comms.count(program)`, ...
+`count.py` defines the bytes of a collective. `wire_bytes` is what each device of a ring of g sends:
+(g-1)/g of those bytes, twice that for an all-reduce, all of them for a permute or a broadcast.
+From Python: `jaxptd.comms(config)`; for one program `comms.count(program)`, ...
 """
 
 import functools
@@ -74,7 +74,7 @@ def comms(config: Config, *, compiled: bool = True) -> CommsReport:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Counts what one training step moves between devices, and compares it with the formula."""
+    """Counts the bytes a training step moves between devices, and compares with the formula."""
     config, options = read_run(parser(), argv)
     picture = picture_path(options["picture"])
     report = comms(config, compiled=options["compiled"])
@@ -101,7 +101,7 @@ def parser() -> ConfigParser:
         "--run-dir runs/quickstart --layout.zero 3 --compiled false",
     )
     parser = run_parser("comms", main.__doc__ or "", examples=examples)
-    quiet = "print only if the step moves what the formula says"
+    quiet = "print only whether the step moves what the formula says"
     add_words(parser, json="the counts", quiet=quiet, picture="the bytes by axis")
     add_compiled(parser)
     return parser

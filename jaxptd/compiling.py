@@ -23,18 +23,19 @@ from jaxptd.mesh import make_mesh
 from jaxptd.planner.steps.traffic import Figures
 from jaxptd.step import Program
 
-# ---- absent H200s --------------------------------------------------------------------------------
+# ---- H200s that this machine doesn't have --------------------------------------------------------
 
 HARDWARE = Path(__file__).parent / "hardware" / "h200.txtpb"
 PLUGINS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13"
 
 
 def gpus(number: int, memory: int | None = None) -> list[Any]:
-    """Makes so many H200s to compile for.
+    """Describes H200s to compile for.
 
     Args:
-        number: of them.
-        memory: bytes of each, which bound what XLA moves to hide collectives; None: an H200's.
+        number: how many.
+        memory: bytes per GPU, which limit how far XLA moves collectives to hide them. None takes
+            an H200's.
 
     Raises:
         UserError: the CUDA plugin is not installed.
@@ -45,13 +46,13 @@ def gpus(number: int, memory: int | None = None) -> list[Any]:
         ).devices
     except Exception as error:
         raise UserError(
-            f"no CUDA compiler here ({' '.join(str(error).split())[:120]}); "
+            f"the CUDA compiler is missing ({' '.join(str(error).split())[:120]}); "
             f"{install('h200')}, its plugins in the version of jax ({jax.__version__})"
         ) from error
 
 
 def hardware(memory: int | None = None) -> str:
-    """The description of an H200, with so many bytes of memory."""
+    """The description of an H200 with the given bytes of memory."""
     text = HARDWARE.read_text(encoding="utf-8")
     if memory is None:
         return text
@@ -60,29 +61,29 @@ def hardware(memory: int | None = None) -> str:
 
 # ---- what the planner asks of a step -------------------------------------------------------------
 
-# Unrolled layers: peak and bytes are linear in the number of layers, but only from a depth at which
-# the layers' backward pass, and not the loss, is the fullest moment.
+# With unrolled layers, peak and bytes are linear in the number of layers once the model is deep
+# enough for memory to peak in the layers' backward pass and not in the loss.
 DEPTHS = (8, 12)
 
 
 def check_compiler() -> None:
-    """Raises UserError where the compiler for GPUs is not installed."""
+    """Raises UserError unless the compiler for GPUs is installed."""
     gpus(1)
 
 
 def measure(config: Config, memory: int) -> Figures:
-    """Compiles a step for H200s, as many as its layout has, and reads its figures.
+    """Compiles a step for as many H200s as its layout has, and reads memory and traffic.
 
-    A step whose layers are scanned or on stages is compiled whole, in a time that does not depend
-    on its size. Of unrolled layers 8 and 12 are, and a straight line leads to the depth of the
-    model; a model with `remat_layers`, or with stacks of different depths, is compiled whole.
+    Steps with scanned layers or pipeline stages are compiled whole: their compile time does not
+    depend on depth. Unrolled layers are compiled at depths 8 and 12 and extrapolated linearly;
+    models with `remat_layers`, or with stacks of different depths, are compiled whole.
 
     Args:
-        config: of the step.
-        memory: bytes that each GPU has.
+        config: the run's config.
+        memory: bytes of each GPU.
 
     Raises:
-        UserError: the compiler is not installed, or does not compile this.
+        UserError: the compiler is not installed, or rejects this step.
     """
     layers = config.model.num_layers
     if not _has_depths(config):
@@ -97,7 +98,7 @@ def measure(config: Config, memory: int) -> Figures:
 
 
 def _has_depths(config: Config) -> bool:
-    """True if steps of few layers tell the figures of the whole one."""
+    """True if the whole model's figures can be extrapolated from two with fewer layers."""
     model = config.model
     return (
         not model.scan_layers
@@ -122,7 +123,9 @@ def _figures(config: Config, memory: int) -> Figures:
     try:
         compiled = compile_step(program)
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"XLA: {' '.join(str(error).split())[:200]}; use another layout") from error
+        raise UserError(
+            f"XLA cannot compile it: {' '.join(str(error).split())[:200]}; use another layout"
+        ) from error
     text, pipeline = compiled.as_text(), Pipeline(config.layout.pp, program.resolved.trips)
     sizes = {str(axis): size for axis, size in mesh.shape.items()}
     return Figures(
@@ -133,30 +136,30 @@ def _figures(config: Config, memory: int) -> Figures:
 
 
 def device_bytes(program: Any, memory: Any) -> int:
-    """Bytes of a device that a compiled step needs: arguments and temporaries.
+    """Bytes per device that a compiled step needs: arguments and temporaries.
 
-    XLA's own peak leaves the gaps between arrays out, and counts the host's memory in.
+    XLA's own peak ignores gaps between arrays and includes host memory.
 
     Args:
-        program: with the step.
-        memory: XLA's figures of it.
+        program: of the step.
+        memory: XLA's memory statistics of it.
     """
     arguments = int(memory.argument_size_in_bytes)
     if not memory.host_argument_size_in_bytes:
-        # XLA takes arguments that it cannot give back for the device's; JAX has them in the host's.
+        # XLA counts arguments it cannot donate as device memory; JAX keeps these in host memory.
         state = memory_model.state(program.config, program.resolved.zero)
         arguments -= memory_model.hosted(program.config.layout, state)
     return max(arguments, 0) + int(memory.temp_size_in_bytes)
 
 
 def hidden_shares(moves: Iterable[Move], sizes: dict[str, int]) -> dict[str, float]:
-    """The share of the bytes sent over each set of axes that products or attention run beside.
+    """The share of the bytes over each set of axes that is overlapped with matmuls or attention.
 
-    Collectives over the same axes are as fast as each other, so the share of bytes is one of time.
+    Collectives over the same axes have the same bandwidth, so this is also the share of time.
 
     Args:
         moves: all collectives of a step.
-        sizes: of the mesh axes.
+        sizes: sizes of the mesh axes.
     """
     every: dict[str, float] = {}
     hidden: dict[str, float] = {}

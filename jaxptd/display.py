@@ -1,4 +1,4 @@
-"""Short text and HTML of what the package returns, for a terminal and for a notebook."""
+"""Short text and HTML of the package's results, for a terminal and a notebook."""
 
 import dataclasses
 import html
@@ -60,7 +60,7 @@ class Table:
     Args:
         title: a line above the table.
         columns: their names.
-        rows: of values, as many as there are columns; a column of numbers is aligned to the right.
+        rows: one value per column; columns of numbers are aligned to the right.
 
     >>> print(Table("sizes", ("part", "bytes"), [("state", 1200), ("batch", 64)]))
     sizes
@@ -117,13 +117,13 @@ class Table:
 
 
 def html_of(*parts: Any) -> str:
-    """Joins texts, each a paragraph, and tables to HTML."""
+    """Joins texts, each as a paragraph, and tables to HTML."""
     pieces = (x._repr_html_() if isinstance(x, Table) else f"<p>{_escaped(x)}</p>" for x in parts)
     return f"<div>{''.join(pieces)}</div>"
 
 
 def preformatted(text: str) -> str:
-    """HTML of a text whose lines and spaces stay as they are."""
+    """HTML of a text that keeps its lines and spaces."""
     return f"<pre>{_escaped(text)}</pre>"
 
 
@@ -143,7 +143,7 @@ def _is_number(value: Any) -> bool:
 
 # ---- settings, by the fields that are not at their defaults --------------------------------------
 
-WIDTH = 88  # columns; longer texts have a line for each field
+WIDTH = 88  # columns; longer texts get a line per field
 
 
 def settings_text(settings: Any) -> str:
@@ -163,7 +163,7 @@ def settings_html(settings: Any) -> str:
     rows = list(_rows("", settings))
     if not rows:
         return html_of(f"{type(settings).__name__}: every field has its default")
-    title = f"{type(settings).__name__}; other fields have their defaults"
+    title = f"{type(settings).__name__}; all other fields have their defaults"
     return Table(title, ("field", "value"), rows)._repr_html_()
 
 
@@ -193,16 +193,16 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default
 
 
-# ---- modules that are called like their function -------------------------------------------------
+# ---- modules that share a name with their function -----------------------------------------------
 
-# `jaxptd.train` has to be two things: the module of `python -m jaxptd.train` and the function.
-# Python sets the attribute `train` of the package to the module whenever something imports
-# `jaxptd.train`, so a function of that name would disappear at the first such import. A module that
-# can be called is both, in any order of imports.
+# `jaxptd.train` has to be both a module, for `python -m jaxptd.train`, and a function. Python sets
+# the package's attribute `train` to the module whenever something imports `jaxptd.train`, so a
+# function of that name would disappear at the first such import. A callable module is both, in any
+# order of imports.
 
 
 class _CallableModule(types.ModuleType):
-    """A module that calls its function of the same name."""
+    """A module that is called as its function of the same name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _function(self)(*args, **kwargs)

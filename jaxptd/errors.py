@@ -1,4 +1,4 @@
-"""Errors of a person's input, and how a command says them: one line, and an exit code."""
+"""Errors in a user's input, and how commands report them: one line and an exit code."""
 
 import argparse
 import contextlib
@@ -20,16 +20,15 @@ BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-QUOTED = 80  # characters of a value in a message
-ALIKE = 0.65  # of difflib's ratio: heads and num_heads are alike, extra and beta2 are not
-LONG_WORD = 200  # characters of a path or a number that a message shows whole
+QUOTED = 80  # most characters of a value in a message
+ALIKE = 0.65  # difflib ratio of similar names: heads and num_heads are, extra and beta2 not
+LONG_WORD = 200  # longest path or number that a message shows whole
 
 
 class UserError(ValueError):
     """Raised for bad input. Its message is one line: what is wrong, the values, the remedy.
 
-    A word of more than `LONG_WORD` characters, a path or a number that a person gave, is cut in
-    its middle.
+    A path or number of more than `LONG_WORD` characters is shortened in its middle.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -56,13 +55,13 @@ class ArgumentError(UserError, TypeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one is most like; None if none is like it."""
+    """The known name nearest to a misspelt one; None if none is near."""
     matches = difflib.get_close_matches(name[:QUOTED], list(known), n=1, cutoff=ALIKE)
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str) -> str:
-    """The remedy for an unknown name: "did you mean X?", or what to do if none is like it."""
+    """The remedy for an unknown name: "did you mean X?", or what to do if none is near."""
     near = nearest(name, known)
     return f"did you mean {near}?" if near else otherwise
 
@@ -70,44 +69,46 @@ def did_you_mean(name: str, known: Iterable[str], *, otherwise: str) -> str:
 def quoted(value: object, longest: int = QUOTED) -> str:
     """Shows a value in a message: on one line, cut to `longest` characters, without control codes.
 
-    A text is shown without quotes; pass its `repr` to have them.
+    Text is shown without quotes; pass its `repr` to get them.
     """
     try:
         text = value if isinstance(value, str) else repr(value)
-    except (ValueError, RecursionError):  # more digits than Python writes, or too deeply nested
+    except (ValueError, RecursionError):  # more digits than Python prints, or nested too deeply
         text = f"<{type(value).__name__}>"
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
 def install(extra: str) -> str:
-    """Tells how an extra of the package is installed: from its checkout, as it is not on PyPI."""
+    """Says how to install an extra: from the checkout, because the package is not on PyPI."""
     return f"in the checkout of jaxptd, pip install -e '.[{extra}]'"
 
 
-# ---- small files of text that a person names -----------------------------------------------------
+# ---- small text files that a user names ----------------------------------------------------------
 
 LARGEST = 10**6  # bytes
 
 
 def read_small(path: str | Path, *, remedy: str, what: str = "") -> str:
-    """The text of a file, without a byte order mark, which spreadsheets write.
+    """The text of a file, without the byte order mark that spreadsheets write.
 
     Args:
-        path: of a regular file of at most `LARGEST` bytes.
-        remedy: end of the messages.
-        what: word before the path in them.
+        path: a regular file of at most `LARGEST` bytes.
+        remedy: end of the error messages.
+        what: word before the path in the error messages.
 
     Raises:
-        UserError: it is no such file, cannot be read, is larger, or is no text.
+        UserError: the file is not a regular file, is unreadable, too large, or not text.
     """
     name = f"{what} {quoted(str(path), 255)}".strip()
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
-        raise UserError(f"{name} is no file on disk; {remedy}")
+    if os.path.exists(path) and not os.path.isfile(
+        path
+    ):  # reading a pipe, for example, might never end
+        raise UserError(f"{name} is not a file on disk; {remedy}")
     try:
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
-    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         words = getattr(error, "strerror", None) or error
         raise UserError(f"{name}: {words}; {remedy}") from error
     if len(content) > LARGEST:
@@ -122,11 +123,11 @@ def read_small(path: str | Path, *, remedy: str, what: str = "") -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser. Raises bad arguments as `UserError` and knows no abbreviated options.
+    """An argparse parser that raises `UserError` for bad arguments and accepts no abbreviations.
 
     Args:
-        examples: command lines that `--help` ends with.
-        options: argparse's.
+        examples: command lines at the end of `--help`.
+        options: passed to argparse.
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
@@ -135,14 +136,14 @@ class Parser(argparse.ArgumentParser):
         defaults = {"formatter_class": style, "epilog": "\n".join(lines) if examples else None}
         super().__init__(**{"allow_abbrev": False, **defaults, **options})
         if self.add_help:  # the other commands' --help is shorter than their --help-all
-            self.add_argument("--help-all", action="help", help="the same")
+            self.add_argument("--help-all", action="help", help="same as --help")
 
     def error(self, message: str) -> NoReturn:
         words = " ".join(map(quoted, message.split()))
         raise UserError(f"{quoted(words, 4 * QUOTED)}; {self._remedy(message)}")
 
     def _remedy(self, message: str) -> str:
-        """Names the option that is most like an unknown one."""
+        """Suggests the option nearest to an unknown one."""
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = self._option_string_actions if unknown else ()
         return did_you_mean(unknown[1] if unknown else "", known, otherwise="see --help")
@@ -150,19 +151,19 @@ class Parser(argparse.ArgumentParser):
 
 # ---- signals while the main thread is inside JAX -------------------------------------------------
 
-# A step or a compilation may take minutes, and Python runs a handler only between two instructions
-# of its own. The system's part of a handler runs at once, though: it writes the signal's number
-# into the wakeup file descriptor, which a thread reads here.
+# A step or a compilation may take minutes, and Python runs signal handlers only between two of its
+# own instructions. Its C handler runs at once, though, and writes the signal's number into the
+# wakeup file descriptor, which a thread reads here.
 
 OVER = b"\0"  # no signal has this number
-ANSWER = 1.0  # seconds in which the main thread ends by itself, unless it is inside JAX
+ANSWER = 1.0  # seconds within which the main thread ends by itself, unless it is inside JAX
 
 
 @contextlib.contextmanager
 def signal_watch(on_signal: Callable[[int], None]) -> Iterator[None]:
-    """Inside, calls a function with the number of each signal that Python handles, in a thread.
+    """Inside, a thread calls a function with the number of each signal that Python handles.
 
-    Only the main thread may enter this.
+    Only the main thread may enter it.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -186,10 +187,10 @@ def _read(reader: int, on_signal: Callable[[int], None]) -> None:
 
 @contextlib.contextmanager
 def ending_at_once(say: Callable[[], int]) -> Iterator[None]:
-    """Inside, SIGINT ends the process even if the main thread does not answer.
+    """Inside, SIGINT ends the process even if the main thread does not respond.
 
     Args:
-        say: called then; tells why, and returns the exit code.
+        say: called then; prints the reason and returns the exit code.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -213,14 +214,14 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a w
 
 
 def print_error(message: object) -> None:
-    """Writes one line to stderr, with one call, so that processes' lines do not mix."""
+    """Writes one line to stderr in one call, so that lines of several processes do not mix."""
     _print_line(f"error: {message}")
 
 
 def run_command(main: Callable[[], int | None]) -> None:
     """Runs `main` as a command and exits with its result; a `UserError` is one line and exit 2.
 
-    SIGINT (Ctrl-C) ends it within seconds, also while it is inside JAX.
+    SIGINT (Ctrl-C) ends it within seconds, even inside JAX.
     """
     _open_missing_streams()
     try:
@@ -251,9 +252,9 @@ def run_command(main: Callable[[], int | None]) -> None:
 
 
 def say_errors_of_imports() -> None:
-    """Makes what is wrong in the environment one line in `python -m jaxptd.NAME` too.
+    """Reports bad environment variables in one line for `python -m jaxptd.NAME`.
 
-    JAX reads its variables when it is imported, and such a module imports it before `run_command`.
+    JAX reads its variables when it is imported, which such modules do before `run_command`.
     """
     shown = sys.excepthook
 
@@ -269,14 +270,14 @@ def say_errors_of_imports() -> None:
 
 
 def environment_error(error: ValueError) -> str:
-    """A line for JAX's error at its import about one of its variables; empty for any other."""
+    """A line for an error about one of JAX's variables at its import; empty for other errors."""
     words = str(error).lower()
     names = [name for name in os.environ if name.startswith("JAX_") and name.lower() in words]
     if not names:
         return ""
-    name = max(names, key=len)  # JAX_PLATFORM is in JAX_PLATFORMS, say
+    name = max(names, key=len)  # JAX_PLATFORM, for example, is in JAX_PLATFORMS
     value = f"{name}={quoted(os.environ[name])}"
-    return f"the environment has {value}: {quoted(str(error), 2 * QUOTED)}; unset it, or mend it"
+    return f"the environment has {value}: {quoted(str(error), 2 * QUOTED)}; unset or fix it"
 
 
 def _stopped() -> int:
@@ -287,9 +288,9 @@ def _stopped() -> int:
 def discard(stream: TextIO) -> None:
     """Discards all further output of a stream that cannot be written.
 
-    Python flushes once more at exit; if that fails, the exit code would be 120.
+    Python flushes again at exit, and if that failed, the exit code would be 120.
     """
-    with contextlib.suppress(OSError, ValueError):  # a stream of no file
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
@@ -306,7 +307,7 @@ def _print_line(line: str) -> None:
 def _open_missing_streams() -> None:
     """Opens the null device for a standard stream that is closed (`>&-`).
 
-    Otherwise the next file to be opened gets the stream's number, and output of libraries.
+    Otherwise the next opened file would get the stream's number, and with it libraries' output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:

@@ -1,9 +1,9 @@
 """Generates text with a trained model and a cache of keys and values, or masks of images.
 
-`python -m jaxptd.generate --run-dir runs/quickstart --prompt "def " --tokens 200` reads the newest
-good checkpoint of a run. A text that fills the model's seq_length is continued from its last half.
-An encoder-decoder answers a prompt instead. A model of images writes the classes of pixels as PNG
-files, with an overlay beside each, or prints the classes of whole images.
+`python -m jaxptd.generate --run-dir runs/quickstart --prompt "def " --tokens 200` loads the newest
+good checkpoint of a run. Text that fills the model's seq_length is continued from its last half.
+An encoder-decoder answers the prompt instead. An image model writes the classes of pixels as PNG
+files, each with an overlay, or prints the classes of whole images.
 """
 
 import json
@@ -37,12 +37,12 @@ from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
 
-MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # of one text
+MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
-# Options that images do not have, and those that text does not have.
+# Options that apply only to text, and only to images.
 OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed", "stop")
 OF_IMAGES = ("images", "samples", "out")
-AXES = ("tp", "pp", "row", "col", "cp")  # devices along cp all generate the same
+AXES = ("tp", "pp", "row", "col", "cp")  # devices along cp all generate the same text
 
 
 def write_text(
@@ -57,25 +57,27 @@ def write_text(
 ) -> str:
     """The prompt and the text that the model adds. An empty prompt starts a new document.
 
-    The text ends before the first of the tokenizer's ends, or of the texts in `stop`. An
-    encoder-decoder adds nothing: its answer is returned alone. Its prompt may name special tokens,
-    as <extra_id_0>.
+    The text ends before the first end token or the first of the texts in `stop`. For an
+    encoder-decoder only the answer is returned, and the prompt may name special tokens such as
+    <extra_id_0>.
 
     Raises:
-        UserError: the model writes no text, its vocabulary lacks an id of the prompt, or the prompt
-            is too long for it.
+        UserError: the model does not write text, its vocabulary lacks an id of the prompt, or the
+            prompt is too long.
     """
     family = family_of(program.config.model)
     if family.writing is None:
         name = program.config.model.family
-        raise UserError(f"model.family={name} writes no text; use a decoder, as gpt or llama")
+        raise UserError(
+            f"model.family={name} does not write text; use a decoder such as gpt or llama"
+        )
     vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
     continues, end = family.writing.continues, tokenizer.end_of_document
     ids = with_begin(tokenizer, _ids(prompt, tokenizer, family.special))
     ids += [] if continues and ids else [end]
     if max(ids) >= vocab_size:
         raise UserError(
-            f"the prompt {quoted(repr(prompt))} has id {max(ids)}, the model knows 0 to "
+            f"the prompt {quoted(repr(prompt))} has id {max(ids)}, but the model knows only 0 to "
             f"{vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or use the "
             "tokenizer that the model was trained with"
         )
@@ -89,7 +91,7 @@ def write_text(
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
-    """The ids of a prompt, in which special tokens may be named."""
+    """The ids of a prompt that may name special tokens."""
     names = {name: tokenizer.token_id(name) for name in special if name in prompt}
     ids: list[int] = []
     for piece in re.split(f"({'|'.join(map(re.escape, names))})", prompt) if names else [prompt]:
@@ -99,9 +101,9 @@ def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]
 
 
 def check_tokens(name: str, tokens: int) -> None:
-    """Raises UserError for a number of tokens that nobody can wait for, or that is negative."""
+    """Raises UserError for a negative or absurdly large number of tokens."""
     if not 0 <= tokens <= MOST_TOKENS:
-        raise UserError(f"{name} {tokens}: write 0 tokens or more, up to {MOST_TOKENS}")
+        raise UserError(f"{name} {tokens}: use 0 to {MOST_TOKENS} tokens")
 
 
 @checked("jaxptd.generate")
@@ -151,7 +153,7 @@ def generate(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Generates text with the model of a run directory, or masks of images."""
+    """Generates text with the model of a run, or segments or classifies images."""
     args = parser().parse_args(argv)
     check_options(args)
     layout = Layout(**{axis: getattr(args, axis) for axis in AXES})
@@ -160,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unused, words = (OF_TEXT, "text") if family.classes else (OF_IMAGES, "images")
     if given := [name for name in unused if getattr(args, name) is not None]:
         raise UserError(
-            f"--{given[0].replace('_', '-')} is of {words}, and this is a model of "
+            f"--{given[0].replace('_', '-')} is an option for {words}, but the model has "
             f"model.family={program.config.model.family}; leave it out"
         )
     for line in (_classes if family.classes else _text)(args, program, params):
@@ -169,13 +171,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_options(args: Any) -> None:
-    """Raises UserError for numbers that no model takes; before one is loaded."""
+    """Raises UserError for numbers that no model accepts, before a model is loaded."""
     if args.tokens is not None and not 1 <= args.tokens <= MOST_TOKENS:
-        raise UserError(f"--tokens {args.tokens}: write 1 token or more, up to {MOST_TOKENS}")
+        raise UserError(f"--tokens {args.tokens}: use 1 to {MOST_TOKENS} tokens")
     if args.samples is not None and not 1 <= args.samples <= MOST_IMAGES:
-        raise UserError(f"--samples {args.samples}: write 1 image or more, up to {MOST_IMAGES}")
+        raise UserError(f"--samples {args.samples}: use 1 to {MOST_IMAGES} images")
     if args.samples is not None and args.images:
-        raise UserError("--samples are held-out images; give them, or --images")
+        raise UserError("--samples (held-out images) and --images are both given; use one")
     _sampling(args)
 
 
@@ -185,7 +187,7 @@ def _sampling(args: Any) -> Sampling:
 
 
 def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
-    """Yields what the command prints of a text."""
+    """Yields what the command prints for text."""
     prompt, tokens = args.prompt or "", args.tokens or DEFAULT_TOKENS
     write = partial(write_text, program, params, tokenizer_of(program.config))
     text = write(prompt=prompt, tokens=tokens, sampling=_sampling(args), stop=args.stop or ())
@@ -197,7 +199,7 @@ def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
 
 
 def _classes(args: Any, program: Program, params: Params) -> Iterator[str]:
-    """Yields what the command prints of images: the files of their masks, or their classes."""
+    """Yields what the command prints for images: mask files, or classes."""
     if args.images:
         images = inputs_of(program.config, args.images)
     else:
@@ -222,19 +224,19 @@ def parser() -> Parser:
     add("--run-dir", type=path_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
     add("--prompt", help="text to continue; empty starts a document")
-    add("--tokens", type=int, metavar="N", help=f"to generate; default: {DEFAULT_TOKENS}")
-    help_text = f"0 takes the most likely token; default: {Sampling.temperature}"
+    add("--tokens", type=int, metavar="N", help=f"tokens to generate; default: {DEFAULT_TOKENS}")
+    help_text = f"0 always takes the most likely token; default: {Sampling.temperature}"
     add("--temperature", type=float, metavar="X", help=help_text)
-    help_text = f"0 draws from all tokens; default: {Sampling.top_k}"
+    help_text = f"sample from the k most likely tokens, 0 from all; default: {Sampling.top_k}"
     add("--top-k", type=int, metavar="N", help=help_text)
-    add("--seed", type=int, metavar="N", help=f"of the draws; default: {Sampling.seed}")
-    help_text = "text before which the text ends, as it does at the model's end tokens; repeatable"
+    add("--seed", type=int, metavar="N", help=f"seed of the sampling; default: {Sampling.seed}")
+    help_text = "stop before this text, as at the model's end tokens; repeatable"
     add("--stop", action="append", metavar="TEXT", help=help_text)
-    help_text = "of a model of images: .npz, .npy or .png files, or folders of them"
+    help_text = "image models: .npz, .npy or .png files, or folders of them"
     add("--images", type=path_option, nargs="+", metavar="F", help=help_text)
-    help_text = f"so many held-out images instead; default: {DEFAULT_IMAGES}"
+    help_text = f"image models: number of held-out images to use; default: {DEFAULT_IMAGES}"
     add("--samples", type=int, metavar="N", help=help_text)
-    help_text = "for masks and overlays, .png files; default: masks in the run's directory"
+    help_text = "folder for masks and overlays (.png); default: masks in the run's directory"
     add("--out", type=path_option, metavar="D", help=help_text)
     for axis in AXES:
         names = ("--tp", "--layout.tp") if axis == "tp" else (f"--layout.{axis}",)
@@ -242,7 +244,7 @@ def parser() -> Parser:
     help_text = "cpu simulates devices; default: auto"
     platforms = ("auto", "cpu")
     add("--platform", "--train.platform", choices=platforms, default="auto", help=help_text)
-    quiet = "print only what the model adds, or the files"
+    quiet = "print only the generated text, or only the file names"
     add_words(parser, json="prompt and text, or images and files,", quiet=quiet)
     return parser
 
@@ -250,7 +252,7 @@ def parser() -> Parser:
 def _run_dir(args: Any) -> Path:
     """The directory that `--run-dir` or `--config` names."""
     if (args.run_dir is None) == (args.config is None):
-        raise UserError("give --run-dir D, the directory of a run, or its --config F")
+        raise UserError("--run-dir is required: the directory of a run; or give its --config F")
     run_dir: Path = args.run_dir or Path(load_config(args.config).train.run_dir)
     return run_dir
 

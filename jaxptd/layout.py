@@ -118,7 +118,7 @@ class Layout:
         self._check_schedule()
 
     def _sort_offload(self) -> None:
-        """Gives each set of what is offloaded one form: a name, or names in order."""
+        """Normalises what is offloaded: one name, or names in order."""
         if isinstance(self.offload, str):
             return
         if len(self.offloaded) != len(self.offload):
@@ -149,7 +149,7 @@ class Layout:
             )
         if self.matmul2d in SQUARE and self.row != self.col:
             raise UserError(
-                f"{self._grid} is not square, as layout.matmul2d={self.matmul2d} needs it; "
+                f"{self._grid} is not square, but layout.matmul2d={self.matmul2d} needs that; "
                 "use layout.matmul2d=gather or summa, or as many rows as columns"
             )
 
@@ -160,7 +160,7 @@ class Layout:
             )
         if self.collective_matmul and not self.sequence_parallel:
             raise UserError(
-                "layout.collective_matmul=true is for layout.sequence_parallel=true; set both, or "
+                "layout.collective_matmul=true needs layout.sequence_parallel=true; set both, or "
                 "leave it false (a grid has layout.matmul2d_slices)"
             )
 
@@ -184,12 +184,12 @@ class Layout:
 
     @property
     def has_grid(self) -> bool:
-        """Matrices are sharded over a grid of devices (1 x n and n x 1 are grids, too)."""
+        """Matrices are sharded over a grid of devices (including 1 x n and n x 1)."""
         return self.row * self.col > 1
 
     @cached_property
     def ring_size(self) -> int:
-        """Devices that share a sequence's keys, and pass them round a ring."""
+        """Devices that share a sequence's keys and pass them around a ring."""
         return self.cp * (self.row if self.attention2d == "heads" else 1)
 
     @property
@@ -199,7 +199,7 @@ class Layout:
 
     @property
     def gathers_inputs(self) -> bool:
-        """Inputs of first products are gathered along the sequence, whole, before the products."""
+        """Inputs of each layer's first matmuls are all-gathered along the sequence before them."""
         return self.sequence_parallel and not self.collective_matmul
 
     @property
@@ -225,7 +225,7 @@ class Layout:
 
     @property
     def sequence_unit(self) -> int:
-        """Tokens by whose multiples a sequence splits evenly.
+        """Sequences split evenly if their length is a multiple of this.
 
         Over the axes that shard it, into the chunks that each device of a ring holds (two of a
         zigzag), and into a grid's panels for attention in blocks.

@@ -1,11 +1,11 @@
-"""Prints what a device holds in a training step: published, by formula, counted, and compiled.
+"""Prints the memory of a training step per device: published, by formula, counted, and compiled.
 
-`python -m jaxptd.memory --config F [overrides] [--json]` prints, for one device, the bytes that the
-literature gives, this library's formula (`analysis/memory_model.py`), the bytes that the jaxpr of
-the step keeps, and those of the compiled program. Runs nothing and allocates no parameters.
-`--explain` prints instead what the step does with each group of parameters, and why: where they
-are, when they are gathered, and how their gradients are summed (`zero/plan.py`).
-From Python: `jaxptd.memory(config)`, `jaxptd.memory.explain(config)`; of one program
+`python -m jaxptd.memory --config F [overrides] [--json]` prints the bytes per device four times:
+by the formulas of the literature, by this library's formula (`analysis/memory_model.py`), as the
+step's jaxpr saves for backward, and as the compiled program allocates. It runs nothing and makes
+no parameters. `--explain` prints instead what the step does with each group of parameters, and why:
+where they live, when they are gathered, and how their gradients are reduced (`zero/plan.py`).
+From Python: `jaxptd.memory(config)`, `jaxptd.memory.explain(config)`; for one program
 `memory.counted(program)`.
 """
 
@@ -55,12 +55,14 @@ def memory(config: Config, *, compiled: bool = True) -> MemoryReport:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predicts what one training step holds on each device, and compiles it to compare."""
+    """Predicts the memory that a training step needs on each device, and compiles it to compare."""
     config, options = read_run(parser(), argv)
     if options["explain"]:
         return _explain(config, options)
     if options["quiet"] and not options["compiled"]:
-        raise UserError("--quiet prints what the compiled step holds; leave out --compiled false")
+        raise UserError(
+            "--quiet prints only the compiled step's memory; leave out --compiled false"
+        )
     picture = picture_path(options["picture"])
     report = memory(config, compiled=options["compiled"])
     if picture:
@@ -85,22 +87,22 @@ def parser() -> ConfigParser:
         "--config quickstart --layout.dp 4 --layout.zero 3 --explain",
     )
     parser = run_parser("memory", main.__doc__ or "", examples=examples)
-    quiet = "print only what the compiled step holds"
+    quiet = "print only the compiled step's memory"
     add_words(parser, json="the table", quiet=quiet, picture="the bytes of each part")
     add_compiled(parser)
     explained = (
-        "print instead what ZeRO, offloading and accumulation do with each group of parameters, "
-        "and why; nothing is compiled, and no devices are needed"
+        "explain instead what ZeRO, offloading and accumulation do with each group of parameters, "
+        "and why; compiles nothing and needs no devices"
     )
     parser.add_argument("--explain", action="store_true", help=explained)
     return parser
 
 
 def _explain(config: Config, options: Mapping[str, Any]) -> int:
-    for option, what in (("quiet", "what the compiled step holds"), ("picture", "bytes")):
+    for option, what in (("quiet", "the compiled step's memory"), ("picture", "bytes")):
         if options[option] not in (None, False):
             raise UserError(
-                f"--{option} is for {what}, of which --explain says nothing; leave out one of them"
+                f"--{option} shows {what}, which --explain leaves out; use one of the two"
             )
     found = explain(config)
     print(json.dumps(found.as_dict()) if options["json"] else found)

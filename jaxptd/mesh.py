@@ -1,6 +1,6 @@
-"""The mesh of devices: who shares an axis with whom.
+"""The mesh of devices, and the rank groups that share its axes.
 
-`python -m jaxptd.mesh --world-size 16 --tp 2 --pp 4` prints the rank groups.
+`python -m jaxptd.mesh --world-size 16 --tp 2 --pp 4` prints them.
 
 Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 """
@@ -64,17 +64,19 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
 
 
 def in_process_order(devices: Sequence[Any]) -> list[Any]:
-    """Sorts devices by their process, so that the fastest axes stay within a process."""
-    return sorted(devices, key=lambda device: device.process_index)  # stable: keeps JAX's order
+    """Sorts devices by process, so that the innermost axes stay within a process."""
+    return sorted(
+        devices, key=lambda device: device.process_index
+    )  # a stable sort keeps JAX's order within a process
 
 
 def jax_option(name: str) -> Any:
-    """The value of an option of JAX's; 0.10.2 does not declare them to type checkers."""
+    """The value of a JAX option; JAX 0.10.2 does not declare options to type checkers."""
     return getattr(jax.config, name)
 
 
 def on_gpus(mesh: Mesh) -> bool:
-    """True for a mesh of GPUs, present or only compiled for."""
+    """True for a mesh of GPUs, whether present or only compiled for."""
     return mesh.devices.flat[0].platform in ("gpu", "cuda")
 
 
@@ -97,18 +99,18 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
     >>> rank_groups(Layout(pp=4), split_rank=2)["embedding"]
     [[0, 2, 3]]
 
-    `model` is the devices of one replica; `embedding` the first and last stage of each pipeline,
-    which share tied weights; `position_embedding` the first stage. The first stage of a decoder
-    embeds too, and is in both.
+    `model` lists the devices of one replica, `embedding` the first and last stage of each pipeline,
+    which share tied weights, and `position_embedding` the first stage. A decoder's first stage also
+    embeds, and is in both.
 
     Args:
-        layout: of the devices.
-        split_rank: of an encoder and a decoder on stages of their own, the decoder's first stage,
-            as Megatron's --pipeline-model-parallel-split-rank; adds the groups `encoder` and
-            `decoder`, their stages of each pipeline.
+        layout: the layout to list.
+        split_rank: for an encoder and a decoder on separate stages, the decoder's first stage, as
+            in Megatron's --pipeline-model-parallel-split-rank. Adds the groups `encoder` and
+            `decoder`, with their stages of each pipeline.
 
     Raises:
-        UserError: there are too many devices, or no stage on both sides of split_rank.
+        UserError: there are too many devices, or split_rank leaves one side without a stage.
     """
     _check_size(layout)
     if split_rank is not None:
@@ -142,12 +144,12 @@ def _check_split(split_rank: int, layout: Layout) -> None:
     if not 0 < split_rank < layout.pp:
         remedy = f"use 1 to {layout.pp - 1}" if layout.pp > 1 else "use layout.pp of 2 or more"
         raise UserError(
-            f"split rank {split_rank}: the decoder's first stage, of layout.pp={layout.pp} stages, "
-            f"comes after one of the encoder; {remedy}"
+            f"split rank {split_rank}: the decoder's first stage must follow an encoder stage, and "
+            f"layout.pp={layout.pp}; {remedy}"
         )
 
 
-# Every group, or a drawing, takes memory for every rank: about a gigabyte at this many.
+# Groups and drawings take memory for every rank, about a gigabyte at this many.
 MAX_WORLD_SIZE = 2**20
 
 
@@ -171,7 +173,7 @@ class MeshDescription:
 
 @checked("jaxptd.describe_mesh")
 def describe_mesh(mesh: Layout | Mesh) -> MeshDescription:
-    """Draws, in text, which device stands where in a layout or a mesh made by `make_mesh`.
+    """Draws as text where each device sits in a layout, or in a mesh made by `make_mesh`.
 
     >>> describe_mesh(Layout(dp=2, tp=2))
     4 devices: dp=2 tp=2
@@ -194,7 +196,7 @@ def _layout_of_mesh(mesh: Mesh) -> Layout:
     """The sizes of a mesh. Raises UserError if it has an axis that no layout has."""
     if unknown := [str(name) for name in mesh.shape if name not in [*Axis]]:
         raise UserError(
-            f"the mesh has axis {quoted(unknown[0])}, a layout has {', '.join(Axis)}; "
+            f"the mesh has axis {quoted(unknown[0])}, but a layout has only {', '.join(Axis)}; "
             "use jaxptd.make_mesh(layout)"
         )
     return Layout(**{str(name): size for name, size in mesh.shape.items()})

@@ -1,4 +1,4 @@
-"""`jaxptd plan`: the fastest layouts of so many GPUs, and how well they are predicted."""
+"""`jaxptd plan`: finds the fastest layouts for a number of GPUs, by prediction."""
 
 import functools
 import itertools
@@ -33,7 +33,7 @@ from jaxptd.planner.search.space import PINNED, Space, checked_pins
 ACTIONS = ("validate", "calibrate")
 USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")
 HOURS = 24
-HALVINGS = 6  # times that the devices are doubled where nothing fits
+HALVINGS = 6  # how often to double the number of devices when nothing fits
 
 
 @checked("jaxptd.plan")
@@ -89,7 +89,7 @@ def plan(
 
 
 def _compiler() -> Measure:
-    """The function that compiles, in a module that starts JAX.
+    """The function that compiles layouts; its module imports JAX, so it is loaded only here.
 
     Raises:
         UserError: the compiler for GPUs is not installed.
@@ -101,7 +101,7 @@ def _compiler() -> Measure:
 
 
 def _check_numbers(numbers: Mapping[str, int], max_memory: float) -> None:
-    """Raises UserError for a number that is out of its range."""
+    """Raises UserError for a number out of range."""
     for name, value in numbers.items():
         least, most = RANGES[name]
         check_range("jaxptd.plan", name, value, least=least, most=most)
@@ -110,7 +110,7 @@ def _check_numbers(numbers: Mapping[str, int], max_memory: float) -> None:
 
 
 def _nothing_fits(search: Search, *, compiled: bool) -> UserError:
-    """The error for a search without a result."""
+    """The error when no layout fits."""
     space = search.space
     if compiled and any(True for _ in search):
         remedy = " once it is compiled; use more GPUs, or a larger share of their memory"
@@ -120,7 +120,7 @@ def _nothing_fits(search: Search, *, compiled: bool) -> UserError:
 
 
 def _change(space: Space, cluster: Cluster, limit: float) -> str:
-    """The pin without which a layout fits, or the number of GPUs with which one does."""
+    """The remedy: a pin to drop so that a layout fits, or a number of GPUs that is enough."""
     for name in space.pins:
         others = {pin: value for pin, value in space.pins.items() if pin != name}
         if any(True for _ in Search(Space(space.config, space.gpus, others), cluster, limit)):
@@ -136,9 +136,9 @@ def _change(space: Space, cluster: Cluster, limit: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predicts which layouts of a model are fastest on so many GPUs, and what they need.
+    """Finds the fastest layouts of a model on GPUs you need not have; predicts time and memory.
 
-    `jaxptd plan validate` compares such predictions with published steps, and `jaxptd plan
+    `jaxptd plan validate` compares such predictions with measured steps, and `jaxptd plan
     calibrate` measures what this machine reaches.
     """
     argv = sys.argv[1:] if argv is None else argv
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(options)
     picture = picture_path(options["picture"])
     if options["compile"]:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning runs nothing
     names = ("gpus", "gpu", "node", "hardware", "max_memory", "top", "compile")
     planned = plan(
         config,
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if options["explain"] is not None and not 1 <= options["explain"] <= len(planned.best):
         raise UserError(
-            f"--explain {options['explain']}: use 1 to {len(planned.best)}, a line's number"
+            f"--explain {options['explain']}: use a row's number, 1 to {len(planned.best)}"
         )
     if options["out"]:
         _write(options["out"], as_yaml(planned.best[0].config))
@@ -176,16 +176,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises UserError for options that are missing or impossible, before anything is searched."""
+    """Raises UserError for missing or impossible options, before the search."""
     if options["gpus"] is None or options["gpu"] is None:
-        raise UserError("--gpus and --gpu: say how many of which, as --gpus 64 --gpu h200")
+        raise UserError(
+            "--gpus and --gpu are required: how many GPUs and which, such as --gpus 64 --gpu h200"
+        )
     for name in ("tokens", "price"):
         if options[name] is not None and options[name] <= 0:
             raise UserError(f"--{name} {options[name]:g}: use a number above 0")
     if options["price"] and not options["tokens"]:
-        raise UserError("--price has no effect without --tokens; give that too")
+        raise UserError("--price has no effect without --tokens; add it")
     if options["overwrite"] and not options["out"]:
-        raise UserError("--overwrite has no effect without --out; give that too")
+        raise UserError("--overwrite has no effect without --out; add it")
     if options["out"]:
         check_out(options["out"], overwrite=options["overwrite"])
 
@@ -201,21 +203,26 @@ def parser() -> ConfigParser:
     parser = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
     _add(parser, "gpus", int, None, "N", "devices")
     _add(parser, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
-    _add(parser, "node", int, 0, "N", "devices of a node; default: as many as NVLink joins")
-    help_text = "a YAML file of accelerators, beside the packaged ones"
+    _add(parser, "node", int, 0, "N", "devices per node; default: as many as NVLink joins")
+    help_text = "a YAML file of accelerators, in addition to the packaged ones"
     parser.add_argument("--hardware", metavar="F", help=help_text)
     _add(
-        parser, "max_memory", float, MAX_MEMORY, "SHARE", "of a device's memory that a step may use"
+        parser,
+        "max_memory",
+        float,
+        MAX_MEMORY,
+        "SHARE",
+        "share of a device's memory that a step may use",
     )
-    _add(parser, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
-    _add(parser, "compile", int, 0, "K", "compile the best K layouts, and rank them again")
-    _add(parser, "explain", int, None, "K", "print every part of the time of the K-th layout")
-    _add(parser, "tokens", float, None, "N", "print the days that training on so many tokens takes")
-    _add(parser, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well")
-    help_text = "write the config of the best layout"
+    _add(parser, "top", int, 5, "N", "layouts to print, each with different axis sizes")
+    _add(parser, "compile", int, 0, "K", "compile the best K layouts and rank them again")
+    _add(parser, "explain", int, None, "K", "itemize the time and memory of the K-th layout")
+    _add(parser, "tokens", float, None, "N", "print how many days training on so many tokens takes")
+    _add(parser, "price", float, None, "P", "price per GPU hour: also print the cost of --tokens")
+    help_text = "write a config with the best layout"
     parser.add_argument("--out", metavar="F", help=help_text)
     parser.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
-    quiet = "print the options of the best layout only"
+    quiet = "print only the train command of the best layout"
     add_words(parser, json="the layouts", quiet=quiet, picture="time, memory and a roofline")
     return parser
 
@@ -226,10 +233,10 @@ def _add(parser: Any, name: str, kind: type, default: Any, metavar: str, text: s
 
 
 def _pins(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Fields that are pinned by options, and the options that are left.
+    """Fields that options pin, and the remaining options.
 
     Raises:
-        UserError: a value is missing, or no YAML.
+        UserError: a value is missing or not YAML.
     """
     pins, others, words = {}, [], iter(argv)
     for word in words:
@@ -238,16 +245,16 @@ def _pins(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             others.append(word)
             continue
         if not equals and (text := next(words, "")) == "":
-            raise UserError(f"{word}: expected a value, got nothing; give one")
+            raise UserError(f"{word}: the value is missing; give one")
         try:
             pins[name] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise UserError(f"{name}: {text!r} is no value; see --help-all") from error
+            raise UserError(f"{name}: {text!r} is not valid YAML; see --help-all") from error
     return pins, others
 
 
 def _lines(planned: Plan, options: dict[str, Any], given: Sequence[str]) -> list[str]:
-    """The table of layouts, or of one's time, and the options of the best."""
+    """The table of layouts, one itemized if asked for, and the command to train the best."""
     chosen = planned.best[(options["explain"] or 1) - 1]
     command = " ".join(["jaxptd train", *given, *planned.options(chosen)])
     if options["quiet"]:
@@ -267,12 +274,12 @@ def _lines(planned: Plan, options: dict[str, Any], given: Sequence[str]) -> list
 
 
 def _write(path: Path, text: str) -> None:
-    remedy = "name a file in a folder that exists and can be written"
+    remedy = "name a file in a folder that exists and is writable"
     write_whole({path: text.encode()}, lambda file: explained(f"cannot write {file}", remedy))
 
 
 def _given(argv: Sequence[str]) -> list[str]:
-    """The options that name the config and override its fields, as a shell reads them."""
+    """The options that name the config and override its fields, quoted for a shell."""
     given, words = [], iter(argv)
     for word in words:
         name, equals, _ = word.partition("=")
@@ -282,11 +289,11 @@ def _given(argv: Sequence[str]) -> list[str]:
 
 
 def _budget(planned: Plan, options: dict[str, Any]) -> str:
-    """Days and cost of so many tokens."""
+    """How long training on so many tokens takes, and what it costs."""
     days = planned.days(planned.best[0], options["tokens"])
     hours = days * HOURS * planned.gpus
     cost = (
-        f", {hours * options['price']:,.0f} at {options['price']:g} each"
+        f", cost {hours * options['price']:,.0f} at {options['price']:g} per GPU hour"
         if options["price"]
         else ""
     )

@@ -2,10 +2,10 @@
 
 `python -m jaxptd.profile --config configs/gpt2-124m.yaml [--steps 5] [--picture step.svg]`
 
-Prints the milliseconds of each part of a step: a scope of the model, and products, attention
-kernel, other kernels or collectives (`analysis/profiling.py`). Times are averaged over the devices;
-kernels that run at once on one device each count in full. `--trace DIR` keeps the trace, which
-Perfetto and XProf open. The tokens are random; no data is read. From Python:
+Prints milliseconds per step for each part of the model, split into matmuls (`products`), attention
+kernel, other kernels and collectives (`analysis/profiling.py`). Times are averaged over the
+devices; kernels that run concurrently on one device each count in full. `--trace DIR` keeps the
+trace for Perfetto and XProf. The tokens are random; no data is read. From Python:
 `jaxptd.profile(config)`.
 """
 
@@ -33,7 +33,7 @@ from jaxptd.fields import checked
 from jaxptd.models.families import with_vocabulary
 from jaxptd.run.devices import prepare, ready
 
-MAX_STEPS = 1000  # the trace of more would fill a disk
+MAX_STEPS = 1000  # longer traces would fill a disk
 
 
 @checked("jaxptd.profile")
@@ -61,11 +61,11 @@ def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> Pro
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures where the time of a training step goes."""
+    """Measures where the time of a training step goes, on the devices of this machine."""
     config, options = read_run(parser(), argv)
     picture, trace = picture_path(options["picture"]), _checked_trace(options)
     if trace:
-        with explained(f"--trace={trace}", "name a directory that can be made"):
+        with explained(f"--trace={trace}", "name a directory that can be created"):
             trace.mkdir(parents=True)
     config = with_vocabulary(config)
     where, plain, quiet = prepare(config), options["json"], options["quiet"]
@@ -89,9 +89,11 @@ def parser() -> ConfigParser:
         "--config gpt2-124m --layout.dp 1 --steps 10 --trace trace",
     )
     parser = run_parser("profile", main.__doc__ or "", examples=examples)
-    parser.add_argument("--steps", type=int, default=5, help="steps in the trace, after two others")
-    parser.add_argument("--trace", metavar="D", help="new directory that keeps the trace")
-    quiet = "print the table only"
+    parser.add_argument(
+        "--steps", type=int, default=5, help="steps to trace, after two warm-up steps"
+    )
+    parser.add_argument("--trace", metavar="D", help="new directory to keep the trace in")
+    quiet = "print only the table"
     add_words(
         parser, json="the seconds of each part", quiet=quiet, picture="the times of the parts"
     )
@@ -99,11 +101,11 @@ def parser() -> ConfigParser:
 
 
 def _checked_trace(options: Mapping[str, Any]) -> Path | None:
-    """The directory of the trace. Raises UserError for an option that cannot be."""
+    """The directory of the trace. Raises UserError for an impossible option."""
     _check_steps("--steps", options["steps"])
     trace = options["trace"] and as_path(options["trace"], "--trace")
     if trace and os.path.exists(trace):
-        raise UserError(f"--trace={trace}: is there already; name a new directory")
+        raise UserError(f"--trace={trace}: already exists; name a new directory")
     return trace
 
 
@@ -113,7 +115,7 @@ def _check_steps(name: str, steps: int) -> None:
 
 
 def _parts(times: Times) -> list[dict[str, Any]]:
-    """The parts of a step, longest first, with seconds a step."""
+    """The parts of a step, longest first, with seconds per step."""
     longest = sorted(times.items(), key=lambda item: -item[1])
     return [{"scope": s, "kind": kind, "seconds": seconds} for (s, kind), seconds in longest]
 
@@ -121,7 +123,7 @@ def _parts(times: Times) -> list[dict[str, Any]]:
 def _print(times: Times, *, quiet: bool) -> None:
     if not quiet:
         print(versions())
-    print(table([("part", "kernels", "ms a step", "share"), *lines(times)]))
+    print(table([("part", "kernels", "ms per step", "share"), *lines(times)]))
 
 
 callable_module(__name__)

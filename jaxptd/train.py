@@ -1,8 +1,8 @@
 """Training: `python -m jaxptd.train --config configs/quickstart.yaml [--layout.tp 2 ...]`.
 
-Builds the mesh, makes or restores the state, runs the steps, logs, evaluates and saves, and at the
-end samples a text. The same command resumes a killed run from its newest good checkpoint. SIGINT,
-SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 finishes the step, saves and stops. From Python:
+Builds the mesh, makes or restores the state, runs the steps, logs, evaluates, saves, and samples a
+text at the end. The same command resumes a killed run from its newest good checkpoint. On SIGINT,
+SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 a run finishes its step, saves and stops. From Python:
 `jaxptd.train(config)`.
 """
 
@@ -52,7 +52,7 @@ RUN = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains a model on a mesh of devices."""
+    """Trains a model on a mesh of devices, or resumes the run in its directory."""
     config, options = read_run(parser(), argv, new=True)
     output = Output(file=OptionalStream(sys.stdout))
     with session(config, make_display(output, **options)) as training:
@@ -71,8 +71,8 @@ def parser() -> ConfigParser:
         "--run-dir runs/quickstart --train.steps 2400     (resumes a run, on any layout)",
     )
     parser = run_parser("train", main.__doc__ or "", examples=examples, usual=(*USUAL, *RUN))
-    quiet = "print nothing but warnings; metrics.jsonl has the numbers"
-    add_words(parser, json="rows of metrics and messages, one a line,", quiet=quiet)
+    quiet = "print only warnings; metrics.jsonl has the numbers"
+    add_words(parser, json="rows of metrics and messages, one per line,", quiet=quiet)
     return parser
 
 
@@ -95,7 +95,7 @@ def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -
         quiet: print nothing.
 
     Raises:
-        UserError: bad data, another run in the directory, too few devices, or a run that diverges.
+        UserError: bad data, another run in the directory, too few devices, or a diverging run.
     """
     output = Output()
     output.quiet |= quiet
@@ -109,12 +109,12 @@ def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The steps of a run, which log, evaluate and save on the way.
+    """Runs the steps of a run, and logs, evaluates and saves on the way.
 
     Args:
-        run: has the state.
-        display: shows the progress.
-        stop: asked for by a signal.
+        run: holds the state.
+        display: shows progress.
+        stop: set by a signal that asks the run to stop.
         on_log: called with each row of metrics.
     """
 
@@ -149,7 +149,7 @@ class Training:
         with out_of_memory_explained(run.program):
             run.arrays = run.checkpoints.start(partial(first_state, run.program, say=run.say))
         remedy = "train.run_dir must be the same directory for all processes"
-        coordination.check_alike("alike.step", {"the step to go on from": run.step}, remedy=remedy)
+        coordination.check_alike("alike.step", {"the step to resume from": run.step}, remedy=remedy)
         if run.step >= self.config.train.steps:
             self.display.say(nothing_left(self.config, run.step))
             return
@@ -187,7 +187,7 @@ class Training:
                 with run.programs.ready("train_step", program, run.arrays, batch) as train_step:
                     run.arrays, metrics = train_step(run.arrays, batch)
                 meter.add(step, metrics)
-                stopping = self.stop.after(step)  # a signal from here on ends the next step
+                stopping = self.stop.after(step)  # a signal from here on stops after the next step
                 self._after_step(step, meter, last=stopping or step == end)
                 trace.end(step, meter)
                 if stopping:
@@ -200,7 +200,7 @@ class Training:
                 run.checkpoints.store.wait()
 
     def finish(self) -> None:
-        """Samples a text, or draws pictures, at the end of a run that nobody stopped."""
+        """Samples a text, or draws pictures, at the end of a run that was not stopped."""
         with self.watchdog.phase(Phase.WAITING):
             stopped = self.stop.asked_anywhere()
         run = self.run
@@ -219,7 +219,7 @@ class Training:
     # ---- in a step --------------------------------------------------------------------------
 
     def _after_step(self, step: int, meter: Meter, *, last: bool) -> None:
-        """Logs, evaluates and saves, if it is time to."""
+        """Logs, evaluates and saves where due."""
         if row := self._row(step, meter, last=last):
             self._log(row, meter.seconds_left())
         if _due(step, self.config.checkpoint.every, last) and (last or not meter.skipping):
@@ -230,7 +230,7 @@ class Training:
         self.display.advance(step, meter.seconds_left())
 
     def _row(self, step: int, meter: Meter, *, last: bool) -> Row | None:
-        """This step's row of metrics.jsonl, if one is due, with an evaluation, if one is due."""
+        """This step's row of metrics.jsonl if one is due, with an evaluation if one is due."""
         train = self.config.train
         evaluating = self.run.data.validation is not None and _due(step, train.eval_every, last)
         if not evaluating and not _due(step, train.log_every, last):
@@ -265,9 +265,9 @@ def session(
 
     Args:
         config: of the run.
-        display: shows its progress.
+        display: shows progress.
         on_log: see `train`.
-        patient: a process that is alone is never ended for a step that takes too long.
+        patient: never end a single-process run because a step takes too long.
     """
     world = find(config.processes, os.environ)
     coordination.join(world, config.processes, devices=config.layout.num_devices)
@@ -287,13 +287,13 @@ def session(
 
 
 def _end_at_once(display: Display, liveness: Liveness, code: int) -> None:
-    """Ends the process at a second signal, also while its main thread is inside JAX."""
+    """Ends the process at a second signal, even while its main thread is inside JAX."""
     display.close()
     liveness.interrupted(code)
 
 
 def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:
-    """Makes and checks all that a run needs, except its state; writes nothing.
+    """Makes and checks everything a run needs except its state; writes nothing.
 
     Raises:
         UserError: bad data, another run in run_dir, or too few devices.

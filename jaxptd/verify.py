@@ -2,9 +2,9 @@
 
 `python -m jaxptd.verify --config F [overrides]` runs the step in float64 and in float32 on the
 layout and on one device, and compares every gradient and every updated parameter. If the config
-computes in bfloat16 or float16, the layout also runs in that, with the attention kernel that it
-trains with, and is compared with float32 on one device; and with its fp8 products, if it has them.
-Exit code 0: equal; 1: not equal, and the first wrong tensor in the order of backward is named.
+trains in bfloat16 or float16, the layout also runs in that precision, with the attention kernel it
+trains with, and is compared with float32 on one device; the same goes for fp8 matmuls. The exit
+code is 0 if all are equal, else 1, with the first wrong tensor in the order of backward named.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def _table(report: Report) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Proves that a layout computes what one device computes: exit code 0 equal, 1 not."""
+    """Proves that a layout computes what one device computes; exit code 0 if equal, 1 if not."""
     config, options = read_run(parser(), argv)
     if options["random"] is not None:
         return run_random(config, options)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = prepare(config, double=True)
     if not options["quiet"]:
         console.print(f"verify {config.layout} on {where}", highlight=False)
-    # Now: coarse precisions, which may be refused, are verified last.
+    # Check this now: low precisions are verified last, and may be refused.
     documents = family_of(config.model).has_documents(config)
     choose_kernel(config, jax.devices()[0], documents=documents)
     choose_kernels(config, jax.devices()[0])
@@ -105,7 +105,7 @@ def parser() -> ConfigParser:
     )
     parser = run_parser("verify", main.__doc__ or "", examples=examples)
     add_options(parser)
-    add_words(parser, json="all comparisons", quiet="print the verdicts only")
+    add_words(parser, json="all comparisons", quiet="print only the verdicts")
     return parser
 
 

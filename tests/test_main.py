@@ -105,7 +105,7 @@ def test_a_variable_that_jax_does_not_accept_is_a_line(name, value, words, modul
     )
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert ended.stderr.startswith(f"error: the environment has {name}={value}: {words}")
-    assert ended.stderr.endswith("; unset it, or mend it\n")
+    assert ended.stderr.endswith("; unset or fix it\n")
 
 
 def test_a_variable_that_jax_does_not_accept_is_a_user_error_in_python():

@@ -111,5 +111,5 @@ def test_explain_says_which_stage_of_zero_runs(layout: Layout, runs: str) -> Non
 
 @pytest.mark.parametrize("option", [["--quiet"], ["--picture", "x.png"]])
 def test_explain_has_nothing_else_to_print(option) -> None:
-    with pytest.raises(UserError, match="of which --explain says nothing; leave out one"):
+    with pytest.raises(UserError, match="which --explain leaves out; use one"):
         memory.main(["--config", "test-tiny", "--explain", *option])

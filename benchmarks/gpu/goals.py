@@ -1,4 +1,4 @@
-"""The goals of speed at scale beside what is reached, in one table; no GPU is needed.
+"""The goals of speed at scale next to what is reached, in one table; needs no GPU.
 
 `python -m benchmarks.gpu.goals [--only 145B ...] [--out FILE]` compiles steps for H200s, and some
 for simulated devices, in about ten minutes on two cores. Seconds are estimates (`estimate.py`),
@@ -44,7 +44,7 @@ HEAD = ("what", "goal", "reached", "")
 
 
 class Figure(NamedTuple):
-    """A figure beside its goal, which is at most that, or at least; and the form of both."""
+    """A figure, its goal (a maximum or a minimum), and the format of both."""
 
     value: float
     goal: float
@@ -57,7 +57,7 @@ class Figure(NamedTuple):
 
 
 def share(value: float, goal: float, form: str = "{:.0%}") -> Figure:
-    """A figure that is to be at least as large, in per cent."""
+    """A percentage that should be at least as large as its goal."""
     return Figure(value, goal, least=True, form=form)
 
 
@@ -78,7 +78,7 @@ def _compiled(name: str) -> Mapping[str, float]:
 
 
 def seconds_of_weights(config: Config) -> float:
-    """Seconds in which weights are cast or copied, and gradients added up, in all micro-batches.
+    """Seconds spent casting or copying weights and adding up gradients, over all micro-batches.
 
     Of other kernels than products, those in loops whose result has as many elements as a matrix of
     a layer, or as all of a stage's.
@@ -105,7 +105,7 @@ def seconds_of_weights(config: Config) -> float:
 
 
 def temporary_memory() -> Iterator[float]:
-    """Yields temporary memory of our step over the peer's, of each layout, scanned and unrolled."""
+    """Yields our step's temporary memory over the peer's, for each layout, scanned and unrolled."""
     same = {"optimizer": peers.OPTIMIZER, "train": peers.TRAIN}
     for scan, name in itertools.product((True, False), ("dp", "tp", "tp-sp", "dp-tp")):
         model = dataclasses.replace(peers.MODEL, scan_layers=scan)
@@ -115,7 +115,7 @@ def temporary_memory() -> Iterator[float]:
 
 
 def waiting_of_hops(stages: int = 4, micro_batches: int = 8) -> float:
-    """The time of an interleaved step as it runs, over that by formula, which counts no hops."""
+    """The time of an interleaved step as run, over the formula's, which counts no hops."""
     sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
     schedule = make_schedule("interleaved", **sizes)
     bubble = expected_bubble(schedule)
@@ -125,7 +125,7 @@ def waiting_of_hops(stages: int = 4, micro_batches: int = 8) -> float:
 
 
 def ring_memory() -> float:
-    """MiB of temporary memory of attention over a ring of eight, the worse order of tokens."""
+    """MiB of temporary memory for attention over a ring of eight, in the worse token order."""
     mesh, arrays = make_mesh(Layout(cp=8)), Size(1, 2048, 4, 32).random()
     runs = [start(ours(kind, 512), mesh, arrays) for kind in ("zigzag", "blockwise")]
     return max(run.compiled.memory_analysis().temp_size_in_bytes for run in runs) / 2**20
@@ -146,21 +146,19 @@ def _timed_mfu(name: str, goal: float) -> Figure:
 
 
 BIG, DOTS = "145b", "1.5b dots triton"
-OF_DOTS = "1.5B, B=16, `dots`, loop, kernels by Triton"
+OF_DOTS = "1.5B, B=16, `dots`, loop, Triton kernels"
 GOALS: dict[str, Callable[[], Figure]] = {
     "145B, 1,536 GPUs: step, s": lambda: Figure(_estimated(BIG).seconds, 5.9),
     "145B: MFU": lambda: share(_estimated(BIG).mfu(case(BIG)), 0.46, "{:.1%}"),
-    "145B: casts of weights and sums of gradients, s": lambda: Figure(
-        seconds_of_weights(case(BIG)), 0.35
-    ),
+    "145B: weight casts and gradient sums, s": lambda: Figure(seconds_of_weights(case(BIG)), 0.35),
     "145B: peak, GiB": lambda: Figure(_estimated(BIG).peak / 2**30, 60, form="{:.1f}"),
-    "145B: collectives hidden, of their time": lambda: _hidden(BIG),
+    "145B: collectives hidden, share of their time": lambda: _hidden(BIG),
     "1.5B, dp=8, ZeRO 3, loop: hidden": lambda: _hidden("1.5b zero3"),
     "350M, dp=8, ZeRO 2, loop: hidden": lambda: _hidden("350m dp8"),
-    "124M, B=32, kernels by Triton: other kernels, ms": lambda: Figure(
+    "124M, B=32, Triton kernels: other kernels, ms": lambda: Figure(
         _compiled("124m triton")["others_ms"], 9
     ),
-    "124M, B=32, products by cuBLASLt: peak, GiB": lambda: Figure(
+    "124M, B=32, cuBLASLt matmuls: peak, GiB": lambda: Figure(
         _compiled("124m cublas")["peak_gib"], 14
     ),
     f"{OF_DOTS}: other kernels, ms": lambda: Figure(_compiled(DOTS)["others_ms"], 65),
@@ -168,15 +166,15 @@ GOALS: dict[str, Callable[[], Figure]] = {
     "temporary memory over plain jit, worst of 8 layouts": lambda: Figure(
         max(temporary_memory()), 0.8
     ),
-    "host waits of 1f1b a micro-batch, p=4, m=16": lambda: Figure(
+    "1f1b host waits per micro-batch, p=4, m=16": lambda: Figure(
         waits("1f1b", 4)[1] / 16, 4, form="{:.1f}"
     ),
     "interleaved as run over theory, p=4, m=8": lambda: Figure(waiting_of_hops(), 1.02),
     "ring attention, T=2048, P=8, chunk 512: temporary MiB": lambda: Figure(ring_memory(), 2.5),
-    "124M, timed, kernels by Triton: MFU": lambda: _timed_mfu("124m", 0.52),
-    "1.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("1.5b", 0.58),
-    "2.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("2.5b", 0.60),
-    "124M, timed, kernels by Triton: tokens a second over PyTorch's": lambda: share(
+    "124M, timed, Triton kernels: MFU": lambda: _timed_mfu("124m", 0.52),
+    "1.5B, timed, Triton kernels: MFU": lambda: _timed_mfu("1.5b", 0.58),
+    "2.5B, timed, Triton kernels: MFU": lambda: _timed_mfu("2.5b", 0.60),
+    "124M, timed, Triton kernels: tokens per second over PyTorch's": lambda: share(
         _median("124m", "torch") / _median("124m", OURS), 1.15, "{:.4f}"
     ),
 }
@@ -188,7 +186,7 @@ def row(name: str, found: Figure) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the goals of speed at scale beside what is reached."""
+    """Prints the goals of speed at scale next to what is reached."""
     made = parser("gpu.goals", main)
     made.add_argument("--only", nargs="+", default=[""], help="goals whose name contains this")
     options = made.parse_args(argv)

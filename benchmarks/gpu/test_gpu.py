@@ -251,7 +251,7 @@ def test_without_a_gpu_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     out = tmp_path / "timed.md"
     with pytest.raises(UserError, match="^nothing was measured: JAX finds no GPU$"):
         timed.main(["--cases", "124m", "--out", str(out)])
-    with pytest.raises(UserError, match="keep=.*: is there already; name a new directory"):
+    with pytest.raises(UserError, match="keep=.*: already exists; name a new directory"):
         timed.main(["--keep", str(tmp_path)])
     with pytest.raises(UserError, match="--steps=1 must be at least 2"):
         timed.main(["--steps", "1"])

@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.steps < 2:
         raise UserError(f"--steps={options.steps} must be at least 2")
     if options.keep and Path(options.keep).exists() and not options.one:
-        raise UserError(f"--keep={options.keep}: is there already; name a new directory")
+        raise UserError(f"--keep={options.keep}: already exists; name a new directory")
     if options.one:
         keep = Path(options.keep) if options.keep else None
         print(json.dumps(measure(ONE[options.cases[0]], options.steps, keep)))

@@ -10,7 +10,7 @@ with every step in the file also writes them to `peak.md`. A step is the text of
 
 Columns: name, settings; XLA's bytes of one device: peak, arguments, temporaries, those in host
 memory, and `compiled`, the bytes that the step needs in device memory: arguments and temporaries.
-(XLA's own peak leaves the gaps between arrays out, and counts host memory in.) Then the model's
+(XLA's own peak ignores gaps between arrays and includes host memory.) Then the model's
 parts, its total, and its error in percent. For what compiling needs see
 `benchmarks/gpu/compile_gpu.py`.
 """

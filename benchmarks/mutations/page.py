@@ -18,7 +18,7 @@ from jaxptd.analysis.report import table
 
 WHERE = {
     Reach.LAYOUT: "a layout differs from one device",
-    Reach.BOTH: "one device is wrong, too",
+    Reach.BOTH: "one device is wrong as well",
     Reach.RUN: "no step is wrong",
 }
 
@@ -31,9 +31,9 @@ def page(mutations: Collection[Mutation], results: Results) -> str:
         "# Mutations",
         f"`python -m benchmarks.mutations --run`, jax {version('jax')}, simulated devices.",
         "A mutation changes one line of meaning in a copy of the repository. Each detector "
-        "runs in a process of its own (tracing, verify and comms in one); its seconds are those to "
-        "its verdict, with imports. A dash: not run, as what cannot be traced cannot be run, and "
-        "slow tests look only for what the default ones do not find. "
+        "runs in its own process (tracing, verify and comms share one); seconds count until its "
+        "verdict, with imports. A dash means not run: what cannot be traced cannot run, and "
+        "slow tests look only for what the default ones miss. "
         "`verify` runs in float64 first, on the tiny config, with compiled programs cached.",
         "## Rates\n\n" + table(rates(rows, results)) + "\n\n" + headline(rows, results),
         "## Kinds\n\nMutations caught by each detector.\n\n" + table(kinds(rows, results)),
@@ -56,7 +56,7 @@ def headline(rows: Collection[Mutation], results: Results) -> str:
     ]
     explained = [each for each in rows if each.explained]
     lines.append(
-        f"{len(explained)} change no number, for a reason that is given below; "
+        f"{len(explained)} change no result, for the reasons given below; "
         f"comms catches {sum('comms' in caught_by(results.of(each)) for each in explained)} of "
         "them by their bytes."
     )

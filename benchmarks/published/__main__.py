@@ -1,4 +1,4 @@
-"""`python -m benchmarks.published`: predictions of Megatron's table 1 beside its times."""
+"""`python -m benchmarks.published`: compares predictions with the times of Megatron's table 1."""
 
 import json
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from jaxptd.hardware import find_accelerator
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predicts Megatron's table 1 and compares; ends with 1 if an error is above its bar."""
+    """Predicts Megatron's table 1 and prints the errors; exit code 1 if one exceeds its bar."""
     parser = Parser(prog="python -m benchmarks.published", description=main.__doc__)
-    help_text = "predict each row by a fit to the others"
+    help_text = "predict each row with a model fitted to the others"
     parser.add_argument("--held-out", action="store_true", help=help_text)
     add_words(parser, json="rows, errors, bars and fitted shares", quiet="print the errors only")
     args = parser.parse_args(argv)

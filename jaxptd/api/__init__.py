@@ -1,4 +1,4 @@
-"""A run as Python code has it, after training or from its directory."""
+"""Runs in Python code, after training or loaded from a directory."""
 
 from jaxptd.api.harness import lm_eval_model
 from jaxptd.api.loading import from_hf, load

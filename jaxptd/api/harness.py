@@ -1,8 +1,8 @@
 """A run as a model of EleutherAI's lm-evaluation-harness.
 
-The harness is imported when a model is made, and by nothing else. Texts are padded to few lengths,
-so that few programs are compiled; padding follows a text, whose logits do not depend on it. Texts
-of a length are computed together, and shared by the replicas.
+The harness is imported only when a model is made. Texts are padded to a few lengths, so that few
+programs are compiled; padding comes after a text and does not affect its logits. Texts of the same
+length are batched and split over the replicas.
 
 Letters: B texts, T position, V vocabulary.
 Source: https://github.com/EleutherAI/lm-evaluation-harness, `lm_eval/api/model.py`, 0.4.13.
@@ -32,19 +32,19 @@ from jaxptd.step.program import check_unused
 
 # ---- the log-likelihood of texts of any length ---------------------------------------------------
 
-SHORTEST = 32  # tokens that a text is padded to at least
-AT_ONCE = 4096  # tokens that a replica computes together, if the model is not longer
+SHORTEST = 32  # least tokens that a text is padded to
+AT_ONCE = 4096  # tokens per replica and batch, unless the model is longer
 
 
 class Question(NamedTuple):
-    """Ids that are given, one at least, and those whose likelihood is asked for."""
+    """Given ids, at least one, and the ids whose likelihood is wanted."""
 
     context: Sequence[int]
     continuation: Sequence[int]
 
 
 class Score(NamedTuple):
-    """The log-likelihood of a continuation, in nats; greedy: each of its ids is the likeliest."""
+    """The log-likelihood of a continuation, in nats; greedy: each of its ids is most likely."""
 
     log_likelihood: float
     greedy: bool
@@ -54,18 +54,18 @@ class Scorer:
     """Compiled functions of a program that score texts.
 
     Args:
-        program: of a model that continues a text, on any layout.
+        program: of a model that continues text, on any layout.
 
     Raises:
-        UserError: the model continues no text.
+        UserError: the model does not continue text.
     """
 
     def __init__(self, program: Program) -> None:
         config = program.config
         if tokens_field(config) is None:
             raise UserError(
-                f"model.family={config.model.family} does not continue a text, and has no "
-                "likelihoods of one; use a decoder, as gpt or llama"
+                f"model.family={config.model.family} does not continue text, so it has no "
+                "likelihoods; use a decoder such as gpt or llama"
             )
         self._program, self._score = program, _score_function(program)
 
@@ -92,15 +92,14 @@ class Scorer:
 
 
 def windows(ids: Sequence[int], begin: int, length: int) -> Iterator[Question]:
-    """Splits a document into questions that ask for each of its ids once.
+    """Splits a document into questions that cover each of its ids once.
 
-    All but the last ask for `length` ids, after one id that is known; the last has as long a text
-    as the model takes.
+    All but the last ask for `length` ids after one given id; the last fills the model's length.
 
     Args:
         ids: of the document.
         begin: the id before it.
-        length: of the model.
+        length: the model's length.
     """
     known = [begin, *ids]
     for first in range(0, len(ids), length):
@@ -110,12 +109,12 @@ def windows(ids: Sequence[int], begin: int, length: int) -> Iterator[Question]:
 
 
 def _by_length(questions: Sequence[Question], longest: int) -> dict[int, list[int]]:
-    """The numbers of questions, by the length that their texts are padded to."""
+    """The indices of questions, by their padded length."""
     numbers: dict[int, list[int]] = {}
     for number, (context, asked) in enumerate(questions):
         if len(asked) > longest:
             raise UserError(
-                f"a continuation has {len(asked)} tokens, the model takes {longest}; split "
+                f"a continuation has {len(asked)} tokens, but the model takes {longest}; split "
                 "it, or use a model with a larger seq_length"
             )
         if asked:
@@ -154,9 +153,9 @@ def _score_function(program: Program) -> Any:
     return jax.jit(mapped(run, in_specs=specs, out_specs=P()))
 
 
-# ---- a run as the harness asks it ----------------------------------------------------------------
+# ---- a run with the harness's interface ----------------------------------------------------------
 
-TOKENS = 256  # generated for a request that names no number, as in the harness
+TOKENS = 256  # tokens to generate by default, as in the harness
 NAMES_OF_NUMBER = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -187,9 +186,9 @@ def lm_eval_model(run: Run, *, begin: str | None = None) -> Any:
 
 
 class Answers:
-    """The answers to the three kinds of requests; an `LM` of the harness in all but its base.
+    """Answers the three kinds of requests; a harness `LM` in all but its base class.
 
-    A request has its `args`: the texts, and the options of a generation.
+    A request's `args` are the texts, and the options of a generation.
     """
 
     def __init__(self, run: Run, begin: str | None = None) -> None:
@@ -202,7 +201,7 @@ class Answers:
 
     @property
     def tokenizer_name(self) -> str:
-        """The name by which the harness tells its stored requests apart."""
+        """The name under which the harness caches requests."""
         return self._run.config.data.tokenizer
 
     def loglikelihood(
@@ -211,7 +210,7 @@ class Answers:
         """Scores the continuation of each (context, continuation).
 
         Returns:
-            Log-likelihoods in nats, and whether each token of a continuation is the likeliest.
+            Log-likelihoods in nats, and whether every token of a continuation is most likely.
         """
         scores = self._scores([self._split(*request.args) for request in requests])
         return [(score.log_likelihood, score.greedy) for score in scores]
@@ -226,7 +225,7 @@ class Answers:
         return [sum(next(scores).log_likelihood for _ in each) for each in texts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continues each context with the likeliest tokens, up to the first of its stops."""
+        """Continues each context with the most likely tokens, up to the first of its stops."""
         return [self._continued(context, options) for context, options in _args(requests)]
 
     def _scores(self, questions: Sequence[Question]) -> list[Score]:
@@ -234,19 +233,19 @@ class Answers:
         return self._scorer(self._run.arrays["params"], questions)
 
     def _split(self, context: str, continuation: str) -> Question:
-        """The ids of both; spaces between them are the continuation's, as tokens have them."""
+        """The ids of both; spaces between them belong to the continuation, as tokens do."""
         stripped = context.rstrip()
         ids, known = self._ids(context + continuation), self._ids(stripped)
         continuation_ids = ids[len(known) :]
         if not continuation_ids:
             raise UserError(
                 f"a request asks for the likelihood of {quoted(repr(continuation))} after "
-                f"{quoted(repr(context[-40:]))}, which is no token; correct the task's choices"
+                f"{quoted(repr(context[-40:]))}, which has no tokens; correct the task's choices"
             )
         return Question(self._begun(known), continuation_ids)
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """The ids behind those that a text begins with, at least one, unless they are there."""
+        """The ids with begin tokens in front, at least one, unless already present."""
         if ids[: len(self._prefix)] == self._prefix:
             return ids or self._begin
         return [*self._prefix, *ids]
@@ -267,14 +266,14 @@ class Answers:
 
     @property
     def _begin(self) -> list[int]:
-        """The ids before a text that has no context."""
+        """The ids before a text without context."""
         return self._prefix or [self._run.tokenizer.end_of_document]
 
     def _special(self, name: str) -> int:
         token = self._run.tokenizer.token_id(name)
         if token is None:
             raise UserError(
-                f"begin={name!r} is no token of data.tokenizer={self.tokenizer_name!r}; use the "
+                f"begin={name!r} is not a token of data.tokenizer={self.tokenizer_name!r}; use the "
                 "name of one, or None"
             )
         return token
@@ -284,9 +283,9 @@ class Answers:
         ids: list[int] = self._run.tokenizer.encode(text).tolist()
         if ids and max(ids) >= self._vocab_size:
             raise UserError(
-                f"a text has id {max(ids)}, the model knows 0 to {self._vocab_size - 1}; leave "
-                f"{spelling(self._run.tokenizer, max(ids))} out of it, or use the tokenizer that "
-                "the model was trained with"
+                f"a text has id {max(ids)}, but the model knows only 0 to {self._vocab_size - 1}; "
+                f"leave {spelling(self._run.tokenizer, max(ids))} out of it, or use the tokenizer "
+                "that the model was trained with"
             )
         return ids
 
@@ -295,20 +294,20 @@ def _args(requests: Sequence[Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
     """The context and the options of each request.
 
     Raises:
-        UserError: one wants tokens to be drawn.
+        UserError: a request asks for sampling.
     """
     for request in requests:
         context, options = request.args
         if options.get("do_sample", options.get("temperature", 0) > 0):
             raise UserError(
-                "a request has do_sample or a temperature, and generation here takes the likeliest "
-                "token; set do_sample=False"
+                "a request has do_sample or a temperature, but generation here is greedy; set "
+                "do_sample=False"
             )
         yield context, options
 
 
 def _number(options: Mapping[str, Any]) -> int:
-    """The most tokens to generate."""
+    """The maximum number of tokens to generate."""
     named = [options[name] for name in NAMES_OF_NUMBER if options.get(name) is not None]
     return int(named[0]) if named else TOKENS
 

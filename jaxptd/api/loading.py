@@ -94,7 +94,7 @@ def from_hf(
     train = dataclasses.replace(
         config.train,
         global_batch_size=layout.dp * layout.pp * sharing,
-        micro_batches=layout.pp,  # as many as keep all stages busy
+        micro_batches=layout.pp,  # enough to keep all stages busy
         run_dir=str(Path("runs") / directory.path.name),
         platform=platform,
     )

@@ -62,13 +62,13 @@ class ShownState(dict[str, Any]):
         return cls(zip(keys, values, strict=True))
 
     def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
-        return type(self), (dict(self),)  # copies are made without setting entries
+        return type(self), (dict(self),)  # copying does not set entries
 
     # ---- refused --------------------------------------------------------------------------------
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UserError(
-            "an entry of run.state cannot be set, as the run would not see it; replace the state: "
+            "an entry of run.state cannot be set, because the run would not see it; replace it: "
             'run.state = {**run.state, "params": params}'
         )
 
@@ -79,7 +79,7 @@ class ShownState(dict[str, Any]):
 # ---- a run ---------------------------------------------------------------------------------------
 
 Metrics = dict[str, np.ndarray]
-LAST_SAMPLE = 2**62  # with a batch after it, still an int64
+LAST_SAMPLE = 2**62  # leaves room for a batch after it in int64
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -189,7 +189,7 @@ class Run:
             temperature: of the draws; 0 takes the most likely token.
             top_k: draw from the k most likely tokens; 0 from all.
             seed: of the draws.
-            stop: texts before which the text ends, too.
+            stop: further texts before which the text ends.
 
         Raises:
             UserError: the model's vocabulary lacks an id of the prompt.
@@ -277,7 +277,7 @@ class Run:
 
     @cached_property
     def checkpoints(self) -> RunCheckpoints:
-        opened = self.__dict__.get("data")  # a run that is loaded may be saved without its data
+        opened = self.__dict__.get("data")  # a loaded run may be saved without its data
         identity = opened.identity if opened else {}
         return RunCheckpoints(self.program, self.run_dir, self.say, identity)
 
@@ -295,7 +295,7 @@ class Run:
         self.checkpoints.save(self.arrays, step, row)
 
     def read_batch(self, windows: Samples, first: int, *, beyond: float = math.inf) -> Batch:
-        """Reads a batch as `read` does, without a check of the arguments."""
+        """Reads a batch like `read`, without checking the arguments."""
         end = self.tokenizer.end_of_document
         with self.watchdog.phase(Phase.READING):
             return self.program.batches.of_samples(
@@ -319,7 +319,7 @@ class Run:
         return f"Run at step {self.step} of {self.config.train.steps}"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Names and values that a person wants to see first."""
+        """Names and values of most interest."""
         parameters = sum(math.prod(info.shape) for info in self.program.infos.values())
         devices = self.program.mesh.devices
         kind = f"{devices.size} x {devices.flat[0].device_kind}"

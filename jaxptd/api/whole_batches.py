@@ -1,7 +1,7 @@
 """Losses, gradients and logits of whole batches of numpy arrays, of any size that fits.
 
-A batch has the fields of its model's family. Sequences may be shorter than the model's: padding
-follows them, and more sequences of padding, until the batch splits over devices and micro-batches.
+A batch has the fields of its model's family. Shorter sequences are padded, and sequences of padding
+added until the batch splits over devices and micro-batches.
 
 Letters: B batch, T position, V vocabulary.
 """
@@ -31,7 +31,7 @@ from jaxptd.step.batch import check_ids
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import resolve_for_decoding
 
-TOKENS = "tokens"  # the field that logits are of
+TOKENS = "tokens"  # the field that logits are computed from
 
 WholeBatch = Mapping[str, np.ndarray]
 
@@ -81,7 +81,7 @@ class WholeBatches:
         self._logits = _logits_function(program)
 
     def loss_and_gradients(self, state: State, batch: WholeBatch) -> LossAndGradients:
-        """The mean of each loss over all its targets that count, and canonical gradients."""
+        """The mean of each loss over its valid targets, and canonical gradients."""
         config = self._program.config
         fields = family_of(config.model).given(config)
         x = _checked(batch, fields, config)
@@ -104,13 +104,13 @@ class WholeBatches:
         )
 
     def logits(self, params: Params, batch: WholeBatch) -> np.ndarray:
-        """Logits `[B, T, V]`, computed a sequence at a time."""
+        """Logits `[B, T, V]`, computed one sequence at a time."""
         config = self._program.config
         field = tokens_field(config)
         if field is None:
             raise UserError(
-                f"model.family={config.model.family}: logits are those of a model that continues a "
-                "text; use loss_and_gradients, or run.program.eval_step"
+                f"model.family={config.model.family}: only models that continue text have logits; "
+                "use loss_and_gradients, or run.program.eval_step"
             )
         tokens_BT = _checked(batch, {TOKENS: field}, config)[TOKENS]
         rows = [self._logits(params, row_T[None]) for row_T in tokens_BT.astype(np.int32)]
@@ -118,7 +118,7 @@ class WholeBatches:
 
 
 def tokens_field(config: Config) -> Field | None:
-    """The tokens of a model that continues a text; None if it does not."""
+    """The tokens of a model that continues text; None if it does not."""
     family = family_of(config.model)
     continues = family.writing is not None and family.writing.continues
     return family.given(config).get(TOKENS) if continues else None
@@ -186,7 +186,7 @@ def _checked(
             )
         if x.shape[:2] != shapes[field.length][:2] or len(x) != len(next(iter(arrays.values()))):
             raise UserError(
-                f"a batch holds {name} {list(x.shape)}, and {_others(arrays, name)}; use as many "
+                f"a batch holds {name} {list(x.shape)}, but {_others(arrays, name)}; use as many "
                 "sequences and positions in each"
             )
         _check_length(name, x, field, config)
@@ -217,16 +217,16 @@ def _check_length(name: str, x: np.ndarray, field: Field, config: Config) -> Non
 def _check_no_others(batch: WholeBatch, fields: Mapping[str, Field], config: Config) -> None:
     if unknown := [str(name) for name in batch if name not in fields]:
         raise UserError(
-            f"a batch holds {unknown[0]}; with model.family={config.model.family}, data.documents="
-            f"{config.data.documents} it holds {', '.join(fields)}"
+            f"a batch holds {unknown[0]}, but with model.family={config.model.family}, "
+            f"data.documents={config.data.documents} it must hold {', '.join(fields)}"
         )
 
 
 def _check_targets(batch: Mapping[str, np.ndarray], config: Config) -> None:
-    """Raises UserError if a loss has no target: it is a mean over none."""
+    """Raises UserError if a loss has no target to average over."""
     for term, loss in family_of(config.model).losses(config.model).items():
         if (batch[loss.targets] < 0).all():
             raise UserError(
-                f"a batch has no target that counts in {loss.targets}, for the loss {term}; use "
-                "targets of 0 or more"
+                f"a batch has no valid target in {loss.targets} for the loss {term}; use targets "
+                "of 0 or more"
             )

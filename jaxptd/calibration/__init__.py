@@ -1,6 +1,6 @@
 """`jaxptd plan calibrate`: times kernels and collectives here, and derives a hardware table.
 
-`suite.py` has the kinds of things that are timed, each with its time by the planner's cost model,
-and chooses them. `timer.py` runs them with JAX. `report.py` solves the cost model for the shares of
-the hardware's limits, and writes them as YAML.
+`suite.py` defines and chooses the samples to time, each with its time by the planner's cost model.
+`timer.py` runs them with JAX. `report.py` solves the cost model for the shares of the hardware's
+limits that were reached, and writes them as YAML.
 """

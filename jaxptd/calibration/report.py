@@ -11,12 +11,12 @@ from jaxptd.calibration.suite import Machine, Sample, with_numbers
 from jaxptd.display import Table
 from jaxptd.hardware import Accelerator, Cluster, Figure
 
-# ---- shares of limits that timed samples reach, by the cost model --------------------------------
+# ---- shares of limits that the timed samples reach, by the cost model ----------------------------
 
-# A sample tells a share if at least this part of its time is inverse to the share: in the time of a
-# short collective a wrong constant of the model would count for more than the link's rate.
+# A sample measures a share only if at least this part of its time is inversely proportional to the
+# share: in a short collective, errors of the model's constants would outweigh the link's rate.
 TELLING = 0.8
-LOWEST = 1e-9  # of a share in a hardware file
+LOWEST = 1e-9  # kind of a share in a hardware file
 SHARES = (
     *("products_share", "hbm_share", "attention_forward_share", "attention_backward_share"),
     *("nvlink_share", "network_share"),
@@ -45,9 +45,9 @@ class Share:
 
     Args:
         value: median of the samples' shares, at most 1.
-        lowest, highest: of all repetitions of all samples.
-        samples: that tell it.
-        repetitions: of all samples together.
+        lowest, highest: over all repetitions of all samples.
+        samples: number of samples that measure it.
+        repetitions: total over these samples.
     """
 
     value: float
@@ -58,7 +58,7 @@ class Share:
 
     @property
     def above_limit(self) -> bool:
-        """True if the median was above the limit itself, which was written instead."""
+        """True if the median exceeded the limit itself, so that 1 is written."""
         return self.value == 1.0 < self.highest
 
 
@@ -74,7 +74,7 @@ def share_of(sample: Sample, seconds: float, cluster: Cluster) -> float | None:
 
 
 def _parts(sample: Sample, cluster: Cluster) -> tuple[float, float]:
-    """Seconds that do not depend on the share, and at a share of 1 those that are inverse to it."""
+    """Seconds that do not depend on the share, and those inverse to it, at a share of 1."""
     whole, half = (_predicted(sample, cluster, share) for share in (1.0, 0.5))
     return 2 * whole - half, half - whole
 
@@ -85,13 +85,13 @@ def _predicted(sample: Sample, cluster: Cluster, share: float) -> float:
 
 
 def derived_shares(timed: Sequence[Timed], cluster: Cluster) -> dict[str, Share]:
-    """The shares that samples tell, by the name of the number; others are left out."""
+    """The shares that the samples measure, by the name of the number."""
     shares = {number: _derived(number, timed, cluster) for number in SHARES}
     return {number: share for number, share in shares.items() if share is not None}
 
 
 def _derived(number: str, timed: Sequence[Timed], cluster: Cluster) -> Share | None:
-    """The share that the samples tell whose fastest repetition does."""
+    """The share according to the samples whose fastest repetition measures it."""
     timings = [each for each in timed if each.sample.number == number]
     spreads = [
         [share_of(each.sample, seconds, cluster) for seconds in each.spread()] for each in timings
@@ -110,12 +110,12 @@ def _derived(number: str, timed: Sequence[Timed], cluster: Cluster) -> Share | N
 
 
 def with_shares(cluster: Cluster, shares: Mapping[str, Share]) -> Cluster:
-    """The cluster with shares that were found."""
+    """The cluster with the measured shares."""
     return with_numbers(cluster, {number: share.value for number, share in shares.items()})
 
 
 MEASURED = "measured"
-CPU_FIGURES = "CPU figures, of no accelerator"
+CPU_FIGURES = "CPU figures, not those of an accelerator"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +123,15 @@ class CalibrationReport:
     """The times of a machine, and the hardware table that follows from them.
 
     Args:
-        name: of the accelerator in the file.
-        base: name of the accelerator whose limits the shares are of.
-        figures: that one's numbers.
+        name: the accelerator's name in the file.
+        base: name of the accelerator whose limits the shares refer to.
+        figures: numbers of the base.
         machine: the devices.
-        where: date, devices and versions, in a line.
+        where: date, devices and versions, in one line.
         simulated: whether the devices are a CPU's.
         timed: samples with their seconds.
         left: samples that were not timed, with the reason.
-        attention: the kernel that attention had.
+        attention: the attention kernel.
     """
 
     name: str
@@ -146,7 +146,7 @@ class CalibrationReport:
 
     @property
     def cluster(self) -> Cluster:
-        """The machine, with the limits and shares it was started from."""
+        """The machine with its initial limits and shares."""
         values: dict[str, Any] = {name: figure.value for name, figure in self.figures.items()}
         return Cluster(Accelerator(self.base, **values), self.machine.node)
 
@@ -155,7 +155,7 @@ class CalibrationReport:
         return derived_shares(self.timed, self.cluster)
 
     def numbers(self) -> dict[str, Figure]:
-        """All numbers of the file: shares that were measured, and the others as they were."""
+        """All numbers of the file: measured shares, and the others unchanged."""
         shares = self.shares
         return {
             name: self._measured(name, shares[name]) if name in shares else self._kept(name)
@@ -170,7 +170,7 @@ class CalibrationReport:
         if number.startswith("attention"):
             source += f"; kernel {self.attention}"
         if share.above_limit:
-            source += f"; more than the limit of {self.base}, so 1 is written"
+            source += f"; above the limit of {self.base}, so 1 is written"
         if self.simulated:
             source = f"{CPU_FIGURES}: {source}"
         return Figure(float(f"{share.value:.6g}"), MEASURED, source)
@@ -187,9 +187,9 @@ class CalibrationReport:
         if number == "network_share" and self.machine.nodes == 1:
             return "one node"
         if number == "nvlink_share" and self.machine.node == 1:
-            return "one device in a node"
+            return "one device per node"
         reasons = [reason for sample, reason in self.left if sample.number == number]
-        return reasons[0] if reasons else "its times are too short to tell"
+        return reasons[0] if reasons else "its times are too short"
 
     def yaml(self) -> str:
         """The file, in the form that `--hardware` reads."""
@@ -204,15 +204,15 @@ class CalibrationReport:
         yield "# Written by `jaxptd plan calibrate`; a file for `--hardware`."
         yield f"# {self.where}. The limits are those of {self.base}."
         if self.simulated:
-            yield f"# {CPU_FIGURES}: its devices are simulated, to try the command."
-        yield "# Microseconds: minimum, median, maximum, and by the cost model with these shares."
+            yield f"# {CPU_FIGURES}: the devices are simulated, to try the command."
+        yield "# Microseconds: minimum, median, maximum, and the cost model's with these shares."
         for row in self._rows():
             yield f"#   {row[0]:<58} {' '.join(f'{cell:>11}' for cell in row[1:])}"
         for sample, reason in self.left:
             yield f"#   {sample!s:<58} not timed: {reason}"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """Samples with microseconds: minimum, median, maximum, and by the cost model."""
+        """Samples with their microseconds: minimum, median, maximum, and the cost model's."""
         for each, predicted in zip(self.timed, self._predicted(), strict=True):
             spread = (f"{1e6 * seconds:.1f}" for seconds in each.spread())
             yield str(each.sample), *spread, f"{1e6 * predicted:.1f}" if predicted else "-"

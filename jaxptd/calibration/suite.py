@@ -1,4 +1,4 @@
-"""Chooses what is timed on a machine, most important first."""
+"""Chooses what to time on a machine, most important first."""
 
 import dataclasses
 import itertools
@@ -11,12 +11,12 @@ from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCAT
 from jaxptd.costs.terms import WAITING, Term
 from jaxptd.hardware import Cluster, Group
 
-# ---- samples: kernels and collectives that are timed, each with its time by the cost model -------
+# ---- samples: kernels and collectives to time, each with its time by the cost model --------------
 # A sample's `number` is the share that it measures. Its term leaves out every other limit that
-# could bound it, so that it is a fixed part and a part that is inverse to that share.
+# could bound it, so that it has a fixed part and a part inversely proportional to that share.
 
 SIZE = 2  # bytes of a value: bfloat16
-SMALL = 64  # rows and columns of the products that show what a kernel's launch takes
+SMALL = 64  # rows and columns of the matmuls that show how long a kernel launch takes
 NO_LIMIT = math.inf
 
 
@@ -25,7 +25,7 @@ class Sample(Protocol):
 
     @property
     def number(self) -> str | None:
-        """The number of the hardware table that it measures; None: its time is only reported."""
+        """The number of the hardware table that it measures. None if its time is only reported."""
 
     @property
     def bytes(self) -> int:
@@ -39,7 +39,7 @@ class Sample(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A product `[M, K] x [K, N]`; `fp8` rounds both factors to 8 bits first, as layers do."""
+    """A matmul `[M, K] x [K, N]`; `fp8` rounds both factors to 8 bits first, as layers do."""
 
     M: int
     N: int
@@ -61,7 +61,7 @@ class Product:
         return kernels.product(cluster.accelerator, self.M, self.N, self.K)
 
     def __str__(self) -> str:
-        return f"{'fp8 ' * self.fp8}product [{self.M}, {self.K}] x [{self.K}, {self.N}]"
+        return f"{'fp8 ' * self.fp8}matmul [{self.M}, {self.K}] x [{self.K}, {self.N}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Exchange:
         kind: XLA's name.
         group: its members.
         size: bytes of the whole array, as in `kernels.collective`.
-        crosses: each member is on a node of its own, so that none uses NVLink.
+        crosses: each member is on a different node, so that none uses NVLink.
     """
 
     kind: str
@@ -142,7 +142,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class SmallKernels:
-    """A kernel of a program that is too small to take any time but that of its launch."""
+    """A kernel in a program, so small that it takes only its launch time."""
 
     count: int = 32
     number: ClassVar[None] = None
@@ -157,7 +157,7 @@ class SmallKernels:
 
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
-    """The launch of a program of one small kernel by the host; 0 in the cost model."""
+    """The host's launch of a program with one small kernel; 0 in the cost model."""
 
     number: ClassVar[None] = None
     bytes: ClassVar[int] = 4 * SIZE
@@ -192,13 +192,13 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The devices that are measured.
+    """The devices to measure.
 
     Args:
-        devices: on all nodes.
-        node: devices of each node.
-        memory: bytes of a device that may be used; 0: unknown.
-        fp8: whether it has products in 8 bits.
+        devices: number on all nodes.
+        node: devices per node.
+        memory: usable bytes per device. 0 if unknown.
+        fp8: whether it has fp8 matmuls.
     """
 
     devices: int
@@ -216,10 +216,10 @@ class SampleSizes:
     """Sizes of samples.
 
     Args:
-        products: (M, N, K) of each.
-        passes: bytes of the array of each.
-        attention: (tokens, heads) of each.
-        exchanges: bytes, largest first.
+        products: (M, N, K) of each matmul.
+        passes: bytes of the array of each elementwise pass.
+        attention: (tokens, heads) of each attention.
+        exchanges: bytes of each collective, largest first.
     """
 
     products: Sequence[tuple[int, int, int]]
@@ -228,7 +228,7 @@ class SampleSizes:
     exchanges: Sequence[int]
 
 
-# A GPU takes a millisecond or more for most of these, so that a launch is less than a hundredth.
+# A GPU takes a millisecond or more for most of these, so launches are less than one percent.
 ACCELERATOR = SampleSizes(
     products=((8192, 8192, 8192), (8192, 28672, 8192), (16384, 16384, 16384), (4096, 4096, 4096)),
     passes=(2048 * MIB, 512 * MIB),
@@ -244,9 +244,9 @@ CPU = SampleSizes(
 
 
 def suite(machine: Machine, sizes: SampleSizes) -> list[Sample]:
-    """The samples of a machine: one for each number, then second ones, and so on.
+    """The samples of a machine: one for each number, then a second for each, and so on.
 
-    Those that need more than half of a device's memory are left out.
+    Samples that need more than half of a device's memory are left out.
     """
     lists: list[list[Sample]] = [
         [Product(*size) for size in sizes.products],
@@ -268,7 +268,7 @@ def _in_turn(lists: Iterable[Sequence[Sample]]) -> Iterator[Sample]:
 
 
 def _inside(machine: Machine, sizes: Sequence[int]) -> Iterator[Sample]:
-    """Collectives in a node: of all its devices first, of powers of two otherwise."""
+    """Collectives within a node: among all its devices first, then among powers of two."""
     powers = (2**i for i in range(1, machine.node.bit_length()))
     members = {machine.node, *(n for n in powers if machine.node % n == 0)} - {1}
     for size, n, kind in itertools.product(sizes, sorted(members, reverse=True), KINDS):
@@ -276,7 +276,7 @@ def _inside(machine: Machine, sizes: Sequence[int]) -> Iterator[Sample]:
 
 
 def _across(machine: Machine, sizes: Sequence[int]) -> Iterator[Sample]:
-    """Collectives of one device of each node, which have a network card each."""
+    """Collectives among one device of each node, each with its own network card."""
     if machine.nodes > 1:
         for size, kind in itertools.product(sizes, KINDS):
             yield Exchange(kind, Group(machine.nodes, machine.node), size, crosses=True)

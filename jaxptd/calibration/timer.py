@@ -1,10 +1,10 @@
 """Times samples with JAX, on the devices at hand.
 
-A sample runs many times in one loop, so that the host's launches do not count. A trip's input is
-the result of the trip before it, or has one value of that result, which is then an output of the
-loop. So XLA can neither leave out, hoist nor join trips. Which of the two a sample has is chosen so
-that XLA for GPUs copies nothing in a trip: a sum over devices is in place, and a pass over memory
-that is not would write its input, too.
+A sample runs many times in one loop, so that the host's launches do not count. An iteration's input
+is the previous iteration's result, or contains one value of it, which is then an output of the
+loop. So XLA can neither drop, hoist nor merge iterations. Each sample uses the variant for which
+XLA on GPUs copies nothing per iteration: an all-reduce runs in place, and an elementwise pass that
+did not would also write its input.
 """
 
 import collections
@@ -46,7 +46,7 @@ from jaxptd.mesh import Axis, Layout, in_process_order, make_mesh
 
 # ---- programs of samples -------------------------------------------------------------------------
 
-SCALE = 0.1  # of inputs: sums of many products stay finite in 16 bits
+SCALE = 0.1  # scale of the inputs, so that large matmuls stay finite in 16 bits
 GROUP = Axis.CP  # the axis of a mesh along which an exchange goes
 Apply = Callable[..., Any]  # (x, *others) -> an array, or a tree of them
 
@@ -54,9 +54,9 @@ Apply = Callable[..., Any]  # (x, *others) -> an array, or a tree of them
 class Work(NamedTuple):
     """A sample as JAX runs it.
 
-    apply: the function that is timed, of the inputs. inputs: their shapes and shardings. mesh: the
-    devices that share them; None: one device has all. options: of the compiler. in_place: a trip's
-    result is the next one's first input.
+    apply: the function to time, called with the inputs. inputs: their shapes and shardings. mesh:
+    the devices that share them. None if one device has all. options: of the compiler. in_place: an
+    iteration's result is the next one's first input.
     """
 
     apply: Apply
@@ -67,7 +67,7 @@ class Work(NamedTuple):
 
 
 def inputs_of(work: Work) -> tuple[Array, ...]:
-    """Inputs of varied values: a GPU computes with zeros faster than with data."""
+    """Inputs with varied values: GPUs compute faster with zeros than with data."""
     makers = {shape: _varied(shape) for shape in work.inputs}
     return tuple(makers[shape]() for shape in work.inputs)
 
@@ -81,7 +81,7 @@ def _varied(shape: jax.ShapeDtypeStruct) -> Callable[[], Array]:
 
 
 def compiled(work: Work, trips: int) -> Any:
-    """Compiles a loop of this many trips."""
+    """Compiles a loop of this many iterations."""
     function = functools.partial(_in_place if work.in_place else _loop, work.apply, trips)
     if work.mesh is not None:
         shards = PartitionSpec(tuple(work.mesh.axis_names))
@@ -114,7 +114,7 @@ def _loop(apply: Apply, trips: int, x: Array, *others: Array) -> Any:
 
 
 def product_work(sample: Product, device: Any) -> Work:
-    """One product, or one with its factors rounded to 8 bits."""
+    """One matmul, optionally with its factors rounded to 8 bits."""
     inputs = _on(device, (sample.M, sample.K)), _on(device, (sample.K, sample.N))
     if not sample.fp8:
         return Work(jnp.dot, inputs)
@@ -130,7 +130,7 @@ def pass_work(sample: Pass, device: Any) -> Work:
 
 
 def small_kernels_work(sample: SmallKernels, device: Any) -> Work:
-    """Small products in a chain, each a kernel of its own."""
+    """A chain of small matmuls, each its own kernel."""
 
     def chain(x: Array, w: Array) -> Array:
         for _ in range(sample.count):
@@ -174,7 +174,7 @@ def attention_model(sample: Attention, device: Any) -> ModelConfig:
 
 
 def half(device: Any) -> Any:
-    """The precision of 16 bits that a device computes in: GPUs before Ampere have no bfloat16."""
+    """The 16-bit precision that a device supports: GPUs before Ampere have no bfloat16."""
     return jnp.bfloat16 if float(getattr(device, "compute_capability", 8.0)) >= 8 else jnp.float16
 
 
@@ -207,7 +207,7 @@ APPLIED: dict[str, Apply] = {
 
 # ---- the devices: nodes, memory and name ---------------------------------------------------------
 
-# Parts of the names of variants whose limits are not those of the packaged table.
+# Parts of the names of variants with other limits than the packaged table's.
 OTHER_VARIANTS = frozenset({"pcie", "nvl", "40gb", "16gb"})
 
 
@@ -215,15 +215,15 @@ def find_machine(devices: Sequence[Any], *, fp8: bool) -> Machine:
     """The nodes and the memory of devices.
 
     Args:
-        devices: all of a run.
-        fp8: whether the hardware table has a limit for products in 8 bits.
+        devices: all devices of a run.
+        fp8: whether the hardware table has a limit for fp8 matmuls.
 
     Raises:
         UserError: nodes have different numbers of devices.
     """
     nodes = collections.Counter(map(_node, devices))
     if len(sizes := set(nodes.values())) > 1:
-        raise UserError(f"nodes have {sorted(sizes)} devices; start the same number on each")
+        raise UserError(f"nodes have {sorted(sizes)} devices; start the same number on each node")
     capability = float(getattr(devices[0], "compute_capability", CAPABILITY))
     memory = memory_limit(jax.local_devices()[0]) or 0
     return Machine(len(devices), sizes.pop(), memory, fp8 and capability >= CAPABILITY)
@@ -236,34 +236,34 @@ def _node(device: Any) -> int:
 
 
 def table_name(device_kind: str, known: Iterable[str]) -> str:
-    """The name in the hardware table of a device, as JAX names it: `NVIDIA H200` is `h200`.
+    """A device's name in the hardware table, from JAX's name: `NVIDIA H200` is `h200`.
 
     Raises:
-        UserError: the table has none for it.
+        UserError: the table has no such device.
     """
     words = set(re.split(r"[^a-z0-9]+", device_kind.lower()))
     names = list(known)
     matches = [name for name in names if name in words]
     if len(matches) != 1 or words & OTHER_VARIANTS:
         raise UserError(
-            f"no limits of {quoted(device_kind)} in the hardware table; give --gpu, one of "
+            f"the hardware table has no {quoted(device_kind)}; give --gpu, one of "
             f"{', '.join(names)}, or --hardware F with one of your own"
         )
     return matches[0]
 
 
 REPETITIONS = 5
-LONG_ENOUGH = 0.04  # seconds of a loop: a thousand launches by the host
+LONG_ENOUGH = 0.04  # seconds of a loop, a thousand host launches
 MOST_TRIPS = 1024
-DISPATCHES = 200  # in a repetition
+DISPATCHES = 200  # per repetition
 
 
 class Timer:
     """Times samples; all processes of a run call it with the same ones.
 
     Args:
-        devices: all of the run; this process times kernels on its first.
-        repetitions: of each, after one that is not counted.
+        devices: all devices of the run; this process times kernels on its first.
+        repetitions: per sample, after one that does not count.
         long_enough: seconds that a repetition should take.
     """
 
@@ -295,7 +295,7 @@ class Timer:
         return self._repeated(call, trips * runs)
 
     def agreed(self, value: str) -> str:
-        """The value of the first process, for all of them: their programs have to be alike."""
+        """The first process's value, for all processes: their programs must be the same."""
         self._meetings += 1
         return coordination.share(f"calibrate.{self._meetings}", value)[0]
 
@@ -331,7 +331,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def _dispatches(device: Any) -> Callable[[], Any]:
-    """Launches one program many times; the host does not wait for the device in between."""
+    """Launches one program many times without waiting for the device in between."""
     x = jax.device_put(jnp.zeros((), jnp.float32), device)
     step = jax.jit(lambda x: x + 1).lower(x).compile()
 

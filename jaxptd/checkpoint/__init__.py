@@ -1,4 +1,4 @@
-"""Checkpoints that any layout and number of processes can restore."""
+"""Checkpoints that any layout and any number of processes can restore."""
 
 from jaxptd.checkpoint.checkpoints import VALIDATION_LOSS, Checkpoints
 from jaxptd.checkpoint.folders import CheckpointError

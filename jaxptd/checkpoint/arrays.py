@@ -19,18 +19,18 @@ from jaxptd.checkpoint.folders import CheckpointError, reason
 
 try:
     from orbax.checkpoint import v1 as ocp
-except ImportError:  # orbax 0.12 still keeps its v1 interface here
+except ImportError:  # where orbax 0.12 still keeps its v1 interface
     from orbax.checkpoint.experimental import v1 as ocp
 
-JOIN_TIMEOUT = 60.0  # seconds that a write may still take after another one failed
+JOIN_TIMEOUT = 60.0  # seconds to let a write finish after another one failed
 TENSORSTORE_PAUSE = 0.5  # seconds for tensorstore's own threads, which cannot be joined
-POLL_INTERVAL = 0.25  # seconds between checks whether a write has failed
+POLL_INTERVAL = 0.25  # seconds between checks for a failed write
 
 
 class Background:
     """Runs `work` in a daemon thread, started at once.
 
-    The process may exit without `wait`; the work then ends with it.
+    The process may exit without `wait`, which ends the work.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Background:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the work, at most so many seconds (None: without limit); whether it is done.
+        """Waits for the work for so many seconds (None: no limit); True once it is done.
 
         Raises:
             BaseException: what the work raised.
@@ -62,21 +62,21 @@ class Background:
 class PendingWrite:
     """Writes arrays in the background; the caller may change or donate them at once.
 
-    On accelerators they have been copied to the host. On the CPU orbax keeps a view of each buffer,
-    so a step that donates the buffer writes into a copy instead.
+    Accelerators copy them to the host first. On the CPU orbax keeps a view of each buffer, so a
+    step that donates the buffer writes into a copy instead.
 
     After writing a process's arrays, orbax waits for the other processes and cannot be told that
-    one of them failed. Therefore it is stopped before that wait, until `finish` or `abort`.
+    one of them failed. So it is held before that wait until `finish` or `abort`.
 
     Args:
-        folder: to be created.
+        folder: the folder to create.
         tensors: arrays by name.
     """
 
     def __init__(self, folder: Path, tensors: dict[str, jax.Array]) -> None:
         self._gate = _Gate(len(tensors))
         context = ocp.Context()
-        # Asynchronously, an early failure would leave a coroutine that warns of not being awaited.
+        # Asynchronously, an early failure would leave a coroutine that warns it was never awaited.
         context.asynchronous.create_directories_asynchronously = False
         context.memory.serialization_status_callback = self._gate
         self._quiet = contextlib.ExitStack()
@@ -102,7 +102,7 @@ class PendingWrite:
         self._quiet.close()
 
     def abort(self) -> None:
-        """Returns when nothing is being written any more, after a failure on any process."""
+        """Returns once all writing has stopped, after a failure on any process."""
         self._gate.aborted = True
         self._gate.open.set()
         try:
@@ -145,7 +145,7 @@ def load(folder: Path, wanted: dict[str, Any], *, checkpoint: Path) -> dict[str,
     """Reads the arrays that a `PendingWrite` wrote.
 
     Args:
-        folder: that `PendingWrite` created.
+        folder: the one that `PendingWrite` created.
         wanted: shape, dtype and sharding (None: the first device) by name.
         checkpoint: the checkpoint's folder, for messages.
 
@@ -159,11 +159,13 @@ def load(folder: Path, wanted: dict[str, Any], *, checkpoint: Path) -> dict[str,
         for name, x in wanted.items()
     }
     context = ocp.Context()
-    context.pytree.loading.partial_load = True  # `wanted` may be a part
+    context.pytree.loading.partial_load = True  # `wanted` may be only a part
     with _quiet(), context:
         try:
             arrays = ocp.load(folder.absolute(), abstract)
-        except Exception as error:  # the files are intact: another orbax, too little memory
+        except (
+            Exception
+        ) as error:  # the files are intact, so it is another orbax version, or too little memory
             raise CheckpointError(
                 f"could not read checkpoint {checkpoint}: {reason(error)}"
             ) from error
@@ -178,14 +180,14 @@ def load(folder: Path, wanted: dict[str, Any], *, checkpoint: Path) -> dict[str,
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses orbax's log lines: a failure raises an exception, printed as one line by us."""
+    """Suppresses orbax's log lines: failures raise exceptions, which we print as one line."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     outer_hook = sys.unraisablehook
 
     def silence(_: logging.LogRecord) -> bool:
         return False
 
-    def hook(unraisable: Any) -> None:  # a write that ends after orbax gave up on all of them
+    def hook(unraisable: Any) -> None:  # from a write that ends after orbax gave up
         if str(unraisable.exc_value) != "Event loop is closed":
             outer_hook(unraisable)
 
@@ -194,19 +196,21 @@ def _quiet() -> Iterator[None]:
     sys.unraisablehook = hook
     try:
         yield
-        sys.unraisablehook = outer_hook  # stays after a failure: nothing says when all writes ended
+        sys.unraisablehook = (
+            outer_hook  # left behind after a failure: nothing tells when all writes have ended
+        )
     finally:
         for logger in loggers:
             logger.removeFilter(silence)
 
 
 def _join_writers() -> None:
-    """Waits for orbax's threads, which would write into a folder that is removed next.
+    """Waits for orbax's threads, which could still write into a folder about to be removed.
 
     When one write fails, orbax does not wait for the others.
     """
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax."):
-            with contextlib.suppress(Exception):  # the thread's own
+            with contextlib.suppress(Exception):  # raised by the thread itself
                 thread.join(JOIN_TIMEOUT)
     time.sleep(TENSORSTORE_PAUSE)

@@ -1,7 +1,7 @@
-"""Conversion of a run's state to canonical form and back: same names and shapes on every layout.
+"""Converts a run's state to canonical form, with the same names and shapes on every layout.
 
-`{"params": {name: array}, "optimizer": {name: array}, "step": int32}`; checkpoints hold this form.
-Arrays that the state holds in another form are converted one at a time and kept in host memory.
+The form is `{"params": {name: array}, "optimizer": {name: array}, "step": int32}`, as stored in
+checkpoints. Arrays that the state holds differently are converted one at a time into host memory.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ Canonical = dict[str, Any]
 
 
 def to_canonical(program: Program, state: State) -> Canonical:
-    """Converts a state; arrays not already canonical are copied to host memory."""
+    """Converts a state; arrays that are not canonical yet are copied to host memory."""
 
     def convert(x: Array, stored: Stored) -> Array:
         if stored.is_canonical:
@@ -65,7 +65,7 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
 
 
 def params_from_canonical(program: Program, canonical: Canonical) -> Params:
-    """Converts the parameters of a restored checkpoint only."""
+    """Converts only the parameters of a restored checkpoint."""
     stored, memory = program.states.stored, program.states.memory.params
     return {
         name: _stored(program, x, stored[name], memory=memory)
@@ -74,7 +74,7 @@ def params_from_canonical(program: Program, canonical: Canonical) -> Params:
 
 
 def _stored(program: Program, x: Array, stored: Stored, *, memory: str) -> Array:
-    """A canonical array as the state holds it, in its memory."""
+    """A canonical array in the state's form and memory."""
     if stored.is_canonical:
         return x
     from_canonical = conversion.from_canonical(
@@ -85,7 +85,7 @@ def _stored(program: Program, x: Array, stored: Stored, *, memory: str) -> Array
 
 
 def _run_alone(convert: Callable[[Array], Array], x: Array) -> Array:
-    """Runs a conversion to its end: several at once would wait for each other's devices on CPUs."""
+    """Runs a conversion to its end: on CPUs, several at once would block each other's devices."""
     return convert(jax.device_put(x, x.sharding.with_memory_kind(DEVICE))).block_until_ready()
 
 
@@ -99,11 +99,11 @@ _name = partial(jax.tree_util.keystr, simple=True, separator=".")
 
 
 def canonical_form(program: Program, stored: Stored) -> ParamShape:
-    """An array's canonical form as it is sharded: as the state's own, if the state's is canonical.
+    """The canonical shape and sharding of an array: the state's own, if that is canonical.
 
-    Otherwise dims with padding are not sharded, because their canonical size may not split. The
-    axes that shard the state's form but no dim that is left shard another dim, if one splits, so
-    that no device holds the whole array.
+    Otherwise padded dims are not sharded, because their canonical size may not split. Axes that
+    this leaves without a dim shard another one where possible, so that no device holds the whole
+    array.
     """
     if stored.is_canonical:
         return stored.info

@@ -6,9 +6,9 @@
     directory/.00000100.replaced       the old step 100, until a new step 100 has its name
     directory/00000100.aside           ignored: later than the best step, from which a run resumed
 
-The manifest is written last and the folder renamed after that. So a folder is complete or ignored,
+The manifest is written last and the folder renamed after that, so a folder is complete or ignored
 whenever the process is killed. A tensor's name is its path in the state, such as
-params.blocks.mlp.w. In a run of several processes all call the same methods in the same order.
+params.blocks.mlp.w. In a run of several processes, all call the same methods in the same order.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from jaxptd.checkpoint.folders import CheckpointError, DamagedCheckpointError, F
 from jaxptd.checkpoint.saving import run_on_first
 
 GRACE = 10.0  # seconds for a pending save when Ctrl-C ends the run
-VALIDATION_LOSS = "validation_loss"  # the entry of a description that ranks checkpoints
+VALIDATION_LOSS = "validation_loss"  # the key of a description that ranks checkpoints
 
 Reporter = Callable[[str], None]
 
@@ -36,15 +36,15 @@ class Checkpoints:
 
     Args:
         directory: their folder; created with its parents.
-        keep: newest checkpoints to keep, including the one just saved. Only complete ones count and
-            only they are deleted. One that `restore_newest` found damaged, or without its manifest,
-            stays for a person to look at, until its step is saved again.
-        keep_best: checkpoints with the lowest validation loss to keep as well.
+        keep: number of newest checkpoints to keep, including the one just saved. Only complete
+            ones count, and only these are deleted. One that `restore_newest` found damaged, or
+            that has no manifest, stays for inspection until its step is saved again.
+        keep_best: number of checkpoints with the lowest validation loss to keep as well.
     """
 
     def __init__(self, directory: Path, *, keep: int, keep_best: int = 0) -> None:
         if keep < 1:
-            raise CheckpointError(f"checkpoint.keep={keep} must be above 0")
+            raise CheckpointError(f"checkpoint.keep={keep}: use 1 or more")
         self._folders = Folders(directory)
         self._keep, self._keep_best = keep, keep_best
         self._damaged: set[int] = set()
@@ -71,11 +71,11 @@ class Checkpoints:
         return [step for step, folder in folders if os.path.isfile(folder / manifest.MANIFEST)]
 
     def good_steps(self) -> list[int]:
-        """The `steps` that no restore has found damaged so far, ascending."""
+        """The `steps` not found damaged by any restore so far, ascending."""
         return [step for step in self.steps() if step not in self._damaged]
 
     def best(self) -> int | None:
-        """The step with the lowest validation loss, the newest of equal ones; None without any."""
+        """The step with the lowest validation loss, the newest among equals; None without one."""
         return next(iter(self._by_loss(self.good_steps())), None)
 
     def save(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
@@ -92,8 +92,8 @@ class Checkpoints:
         Args:
             step: 0 or more.
             state: nested dict of jax arrays with any sharding.
-            description: what JSON can represent, for `description` and `read_description`; a
-                number `validation_loss` in it ranks the checkpoint.
+            description: JSON values for `description` and `read_description`; a number
+                `validation_loss` among them ranks the checkpoint.
 
         Raises:
             CheckpointError: as `wait`, of the previous save or of this one.
@@ -127,7 +127,7 @@ class Checkpoints:
         except Exception:
             self._pending = None
             raise
-        self._pending = None  # not after Ctrl-C: the save is still pending then
+        self._pending = None  # skipped after Ctrl-C, when the save is still pending
 
     def restore(self, step: int, target: Any) -> Any:
         """Restores the state of a step, as `restore_path` does.
@@ -138,27 +138,27 @@ class Checkpoints:
         return saving.restore_path(self._folders.folder(step), target)[1]
 
     def restore_newest(self, target: Any, *, report: Reporter) -> tuple[int, Any] | None:
-        """Restores step and state of the newest good checkpoint; None without any.
+        """Restores step and state of the newest good checkpoint; None if there is none.
 
-        Skips damaged ones and passes one line for each to `report`.
+        Skips damaged ones and passes a line about each to `report`.
 
         Raises:
-            CheckpointError: a good checkpoint does not fit `target`. It is not skipped: resuming
-                from an older one would silently discard the newest.
+            CheckpointError: a good checkpoint does not fit `target`. It is not skipped, because
+                resuming from an older one would silently discard the newest.
         """
         return self._restore_first(lambda: reversed(self._folders.all()), target, report)
 
     def restore_best(self, target: Any, *, report: Reporter) -> tuple[int, Any] | None:
-        """Restores as `restore_newest`, by validation loss in the order of `best`.
+        """Restores like `restore_newest`, but the checkpoint with the best validation loss.
 
-        Reports every damaged one that it finds, since it may be newer than the one restored.
+        Reports every damaged one it finds, because that may be newer than the restored one.
         """
         return self._restore_first(
             lambda: self._by_loss(self._folders.all(), report), target, report
         )
 
     def set_aside_after(self, step: int, *, report: Reporter) -> None:
-        """Renames later checkpoints so that they are ignored; passes their names to `report`.
+        """Renames later checkpoints so that they are ignored, and reports their names.
 
         Raises:
             CheckpointError: one cannot be renamed.
@@ -184,7 +184,7 @@ class Checkpoints:
     def _restore_first(
         self, steps: Callable[[], Iterable[int]], target: Any, report: Reporter
     ) -> tuple[int, Any] | None:
-        """Restores the first good one of some steps; process 0 chooses it for all processes."""
+        """Restores the first good checkpoint among some steps; process 0 chooses it for all."""
 
         def choose() -> str | None:
             for step in steps():
@@ -202,7 +202,7 @@ class Checkpoints:
         return None if chosen is None else saving.load(Path(chosen), target)
 
     def _by_loss(self, steps: Iterable[int], report: Reporter = lambda line: None) -> list[int]:
-        """The steps among these that have a validation loss, the lowest first."""
+        """Those of these steps that have a validation loss, lowest first."""
         losses = {}
         for step in steps:
             try:
@@ -217,7 +217,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explained(self, step: int, last: int | None) -> Iterator[None]:
-        """Raises errors as CheckpointError with the step, the folder and the last good step."""
+        """Turns errors into a CheckpointError with the step, the folder and the last good step."""
         try:
             yield
         except Exception as error:
@@ -235,7 +235,7 @@ class Checkpoints:
             raise CheckpointError(f"saved step {saved} in {where}, but {reason(error)}") from error
 
     def _old_steps(self, saved: int) -> list[int]:
-        """Good steps that are neither the saved one nor among the newest or best to keep."""
+        """Good steps that are neither the saved one nor among those to keep."""
         others = [step for step in self.good_steps() if step != saved]
         best = self._by_loss(self.good_steps())[: self._keep_best] if self._keep_best else []
         return [s for s in others[: max(0, len(others) - (self._keep - 1))] if s not in best]

@@ -1,8 +1,8 @@
 """Converts an array between its canonical and its stored form, a small piece at a time.
 
 Both forms are sharded, each in its own way, and no device should ever hold the whole array. So a
-loop goes over pieces. In each step a device writes what it has of the piece into a buffer of zeros,
-the buffers' bits are summed over devices, and a device keeps what it needs of the sum.
+loop goes over pieces: each device writes its part of a piece into a buffer of zeros, the buffers'
+bits are summed over devices, and each device keeps what it needs of the sum.
 
 Letters: L layers, N size of the dim after that of layers (arrays without layers have L = 1),
 R, B rows and size of that dim on a device. A piece is k of the N entries of one layer.
@@ -44,8 +44,8 @@ class Part:
         local: shape of the device's array.
         rows: the row of each layer, counted over all blocks.
         block: `[R, B, ...]`, shape of the block.
-        cuts: of each dim of the block, the axes along which devices have different blocks.
-        shards: axes along which a flattened block is split; none if it is not flattened.
+        cuts: for each dim of the block, the axes along which devices hold different blocks.
+        shards: axes along which a flattened block is split. Empty if it is not flattened.
         is_one_line: whether all rows are flattened into one line; else each row is a line.
     """
 
@@ -72,12 +72,12 @@ class Part:
         return math.prod(self.block[2:])
 
     def as_lines(self, x: Array, k: int) -> Array:
-        """x -> its lines, with margins of a piece on both sides: room for what lies elsewhere."""
+        """x -> its lines, with a margin of one piece on both sides for what lies elsewhere."""
         margin = k * self.width
         return jnp.pad(x.reshape(self.lines, self.line), [(0, 0), (margin, margin)])
 
     def from_lines(self, lines: Array, k: int) -> Array:
-        """Partner of `as_lines`."""
+        """Inverse of `as_lines`."""
         margin = k * self.width
         return lines[:, margin:-margin].reshape(self.local)
 
@@ -90,7 +90,7 @@ class Part:
         return lax.dynamic_update_slice(zeros, here, self._inner)
 
     def write(self, lines: Array, layer: Array, start: Array, piece: Array) -> Array:
-        """The lines, with this device's part of the piece `[k, ...]` in its place."""
+        """The lines with this device's part of the piece `[k, ...]` written in place."""
         at, mine = self._find(layer, start, piece.shape[0])
         shape = (piece.shape[0], *self.block[2:])
         here = lax.dynamic_slice(piece, self._inner, shape).reshape(mine.shape)
@@ -113,7 +113,7 @@ class Part:
     def _column(self, entry: Array, k: int) -> Array:
         """The column of an entry of the block's line on this device, counted from its margin.
 
-        An int32 may not count the elements of all shards, so entries are subtracted, not elements.
+        Subtracts entries, not elements: int32 may not be able to count the elements of all shards.
         """
         if not self.shards:
             return (entry + k) * self.width
@@ -143,16 +143,16 @@ class Frame:
     """The piece of an array that a device takes part in.
 
     Args:
-        shape: `[L, N, ...]`: dims that both forms split in the same way are split, others are
-            whole, with the padding of the stored form.
-        kept: the axes that split both forms in the same way.
+        shape: `[L, N, ...]`. Dims that both forms split alike are split; others are whole, with
+            the padding of the stored form.
+        kept: the axes that split both forms alike.
     """
 
     shape: Shape
     kept: AxisNames
 
     def entries(self, *parts: Part) -> int:
-        """k of a piece: a quarter of a line at most, as each line has two margins of a piece."""
+        """k of a piece: at most a quarter of a line, because lines have two margins of a piece."""
         line = min(part.line for part in parts)
         return min(max(line // (4 * math.prod(self.shape[2:])), 1), self.shape[1])
 
@@ -205,7 +205,7 @@ def _axes(part: Part) -> list[str]:
 class _Dim:
     """A dim of an array: its size in both forms, and the axes that split it in each.
 
-    Axes of one device split nothing and are left out.
+    Axes of size 1 split nothing and are left out.
     """
 
     size: int = 1
@@ -216,7 +216,7 @@ class _Dim:
 
     @property
     def kept(self) -> AxisNames:
-        """The axes that split it in the same way in both forms."""
+        """The axes that split it alike in both forms."""
         return self.axes if self.size == self.padded and self.in_order else ()
 
     @property
@@ -226,7 +226,7 @@ class _Dim:
 
 
 def _forms(stored: Stored, canonical: ParamShape, mesh: Mesh) -> tuple[Frame, Part, Part]:
-    """The frame of a device, its part of the stored form and that of the canonical form."""
+    """The frame of a device, with its parts of the stored and of the canonical form."""
     dims = _dims(stored.info, canonical, mesh)
 
     def split(n: int, axes: AxisNames) -> int:
@@ -260,7 +260,7 @@ def _forms(stored: Stored, canonical: ParamShape, mesh: Mesh) -> tuple[Frame, Pa
 
 
 def _dims(info: ParamShape, canonical: ParamShape, mesh: Mesh) -> list[_Dim]:
-    """The dims `[L, N, ...]`, two at least; N takes in the dims after it that nothing splits."""
+    """The dims `[L, N, ...]`, at least two; N absorbs following dims that nothing splits."""
     axes, canonical_axes = (
         [tuple(axis for axis in axes if mesh.shape[axis] > 1) for axes in form.axes_of_dims]
         for form in (info, canonical)

@@ -1,6 +1,6 @@
-"""The folders of a run's checkpoints: listing, creating, replacing and deleting them; and errors.
+"""Lists, creates, replaces and deletes the folders of a run's checkpoints; and their errors.
 
-See checkpoints.py for their names. With several processes only process 0 changes anything.
+See checkpoints.py for their names. With several processes, only process 0 changes anything.
 """
 
 import errno
@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 
 from jaxptd.errors import UserError
 
-LONGEST = 80  # characters of a value in a message
+LONGEST = 80  # most characters of a value in a message
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be written, read or used; the message names it and the cause."""
+    """A checkpoint cannot be written, read or used; the message names it and why."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -28,7 +28,7 @@ class DamagedCheckpointError(CheckpointError):
 def reason(error: BaseException) -> str:
     """The operating system's message behind an error, else the error's own, in one line.
 
-    tensorstore gives the operating system's error number only in its message.
+    tensorstore reports the system's error number only within its message.
     """
     if isinstance(error, UserError):
         return str(error)
@@ -43,7 +43,7 @@ def reason(error: BaseException) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A value as messages show it: on one line, printable, and not long."""
+    """A value as messages show it: on one line, printable and short."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
@@ -61,7 +61,7 @@ def sync_file(path: Path) -> dict[str, int]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to read. Raises OSError also for a pipe, on which a read would wait."""
+    """Opens a file to read. Raises OSError even for a pipe, which could block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -70,7 +70,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def sync_folder(path: Path) -> None:
-    """Calls fsync on a folder: fsync of its files does not put their names on the disk."""
+    """Calls fsync on a folder, because fsync of its files does not store their names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -87,7 +87,7 @@ def size_and_crc(file: BinaryIO) -> dict[str, int]:
 
 
 def remove(folder: Path) -> None:
-    """Deletes a folder as far as possible; the rest has a hidden name, the next save retries."""
+    """Deletes a folder as far as possible; the rest is hidden, and the next save retries."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -111,7 +111,9 @@ class Folders:
                 f"cannot look for checkpoints in {self.directory}: {reason(error)}"
             ) from error
         folders = {}
-        for name in sorted(names):  # "." sorts first, so a new step overrides the one it replaces
+        for name in sorted(
+            names
+        ):  # "." sorts first, so that a new step overrides the one it replaces
             match = re.fullmatch(rf"({STEP})|\.({STEP})\.replaced", name)
             if match and os.path.isdir(self.directory / name):
                 folders[int(match[1] or match[2])] = self.directory / name
@@ -126,11 +128,11 @@ class Folders:
         return folders[step]
 
     def partial(self, step: int) -> Path:
-        """The folder in which a step is written or deleted; `all` ignores it."""
+        """The folder in which a step is written or deleted, which `all` ignores."""
         return self._hidden(step, "partial")
 
     def make_partial(self, step: int) -> None:
-        """Creates an empty folder to write a step into, after removing what killed saves left."""
+        """Creates an empty folder to write a step into; removes what killed saves left first."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._clear_leftovers()
         self.partial(step).mkdir()
@@ -139,7 +141,7 @@ class Folders:
         """Renames a step's complete folder to its final name, replacing an older one."""
         final, replaced = self._final(step), self._hidden(step, "replaced")
         if final.exists():
-            final.rename(replaced)  # a folder cannot be renamed onto one that is not empty
+            final.rename(replaced)  # a folder cannot be renamed onto a nonempty one
         self.partial(step).rename(final)
         sync_folder(self.directory)
         remove(replaced)
@@ -147,7 +149,9 @@ class Folders:
     def delete(self, step: int) -> None:
         """Deletes a step. Raises OSError if its folder cannot be renamed first."""
         doomed = self.partial(step)
-        self._final(step).rename(doomed)  # if killed while deleting, it does not look damaged
+        self._final(step).rename(
+            doomed
+        )  # so that it does not look damaged if killed while deleting
         remove(doomed)
 
     def set_aside(self, step: int) -> Path:

@@ -32,12 +32,12 @@ Check = Callable[[Any], bool]
 
 
 def find_fault(manifest: dict[str, Any], name: str, *, reserved: str) -> str | None:
-    """Says what is wrong with a manifest, None if nothing is.
+    """Says what is wrong with a manifest; None if nothing is.
 
     Args:
-        manifest: as JSON was read, without its own CRC-32.
+        manifest: the parsed JSON, without its own CRC-32.
         name: of the checkpoint's folder.
-        reserved: name of the manifest's file, which is not among its files.
+        reserved: name of the manifest's own file, which it does not list.
     """
     if keys := sorted(set(KEYS) ^ set(manifest)):
         return f"it has {'no' if keys[0] in KEYS else 'an unknown'} {quoted(keys[0])}"
@@ -73,7 +73,7 @@ def _fault_of_loss(description: dict[str, Any]) -> str | None:
 
 
 def _fault_of_each(key: str, entries: Any, checks: dict[str, Check]) -> str | None:
-    """Says which entry of `tensors` or `files` has not just these fields, or a wrong value."""
+    """Says which entry of `tensors` or `files` has missing, extra or wrong fields."""
     if not isinstance(entries, dict) or not entries:
         return f"{key} is {quoted(entries)}, not an object with a field for each"
     for name, fields in entries.items():
@@ -106,7 +106,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _is_inside(name: str) -> bool:
-    """True for the path of a file in a folder, written as `sync_files` writes it."""
+    """True for a file's path within a folder, spelled as `sync_files` does."""
     path = PurePosixPath(name)
     return name == str(path) != "." and not path.is_absolute() and ".." not in path.parts
 
@@ -114,12 +114,12 @@ def _is_inside(name: str) -> bool:
 MANIFEST = "manifest.json"
 FORMAT = 1
 SHARED = "train.run_dir must be on a file system that all processes see"
-LARGEST = 2**28  # bytes of a manifest: far more than any model's takes
-LISTED = 5  # tensors that differ, in one message
+LARGEST = 2**28  # bytes of a manifest, far more than any model's needs
+LISTED = 5  # most differing tensors in one message
 
 
 def sync_files(folder: Path, process: int, *, processes: int) -> dict[str, dict[str, int]]:
-    """Calls fsync on the files in a folder that one process wrote; size and CRC-32 of each.
+    """Calls fsync on the files that this process wrote into a folder; size and CRC-32 of each.
 
     orbax puts a process's number into the names of its files; process 0 wrote all others.
     """
@@ -141,7 +141,7 @@ def seal(folder: Path, content: dict[str, Any], files: dict[str, dict[str, int]]
         content: step, description, tensors.
         files: the results of `sync_files` of all processes.
     """
-    manifest = json.loads(json.dumps(content)) | {"format": FORMAT}  # as `read` will see it
+    manifest = json.loads(json.dumps(content)) | {"format": FORMAT}  # as `read` will parse it
     inside = sorted(folder.rglob("*"))
     names = {p.relative_to(folder).as_posix() for p in inside if p.is_file()}
     if unseen := sorted(names ^ files.keys()):
@@ -169,11 +169,11 @@ def read(folder: Path) -> dict[str, Any]:
     version = manifest.get("format")
     if type(version) is int and version != FORMAT:
         raise CheckpointError(
-            f"checkpoint {folder} has format {quoted(version)}, this version of jaxptd reads "
+            f"checkpoint {folder} has format {quoted(version)}, but this version of jaxptd reads "
             f"{FORMAT}; use the version it was saved with"
         )
     if fault := find_fault(manifest, folder.name, reserved=MANIFEST):
-        raise _damaged(folder, f"{MANIFEST} has wrong content: {fault}")
+        raise _damaged(folder, f"{MANIFEST} is wrong: {fault}")
     return manifest
 
 
@@ -213,7 +213,7 @@ def check_files(folder: Path, files: dict[str, dict[str, int]]) -> None:
 
 
 def check_tensors(folder: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises CheckpointError naming tensors that are not the same in the checkpoint and the run."""
+    """Raises CheckpointError naming tensors that differ between the checkpoint and the run."""
     names = dict.fromkeys([*wanted, *saved])
     differences = [
         line for name in names if (line := _difference(name, saved.get(name), wanted.get(name)))
@@ -243,7 +243,7 @@ def shapes(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_is_checkpoint(folder: Path) -> None:
-    """Raises CheckpointError if a path given by a person is not a checkpoint's."""
+    """Raises CheckpointError if a path that a user gave is not a checkpoint's."""
     remedy = "name a folder such as run_dir/checkpoints/00000100"
     if not os.path.isdir(folder):
         raise CheckpointError(f"there is no checkpoint {shown(folder)}; {remedy}")
@@ -256,7 +256,7 @@ def _damaged(folder: Path, cause: str) -> DamagedCheckpointError:
 
 
 def _difference(name: str, saved: dict[str, Any] | None, wanted: dict[str, Any] | None) -> str:
-    """The difference of a tensor in the checkpoint from this run's; empty if there is none."""
+    """How a tensor in the checkpoint differs from this run's; empty if it does not."""
     if saved is None:
         return f"{name} is in this run, not in the checkpoint"
     if wanted is None:

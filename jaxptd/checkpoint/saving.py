@@ -1,7 +1,7 @@
 """One save, from the first folder to the last rename, and one restore: checks, then arrays.
 
-Work that fails on one process fails on all: without that a process whose disk is full would leave a
-save, and the others would wait for it.
+Work that fails on one process fails on all: otherwise a process whose disk is full would abandon a
+save and the others would wait for it.
 """
 
 import json
@@ -17,15 +17,15 @@ from jaxptd.checkpoint.arrays import PendingWrite
 from jaxptd.checkpoint.folders import CheckpointError, Folders, reason
 from jaxptd.distributed.coordination import is_first, share
 
-TIMEOUT = 3600.0  # seconds for the slowest process; a dead one is noticed much earlier
+TIMEOUT = 3600.0  # seconds to wait for the slowest process; a dead one is noticed much earlier
 
 
 def run_on_all(name: str, work: Callable[[], Any]) -> list[Any]:
-    """Runs work on this process and waits for the other processes, which run theirs.
+    """Runs work on this process and waits for the other processes to run theirs.
 
     Args:
         name: of this work, see `share`.
-        work: returns what JSON can represent.
+        work: returns JSON values.
 
     Returns:
         The results of all processes, in the order of their ranks.
@@ -58,13 +58,13 @@ def run_on_first(name: str, work: Callable[[], Any]) -> Any:
 
 # ---- saving --------------------------------------------------------------------------------------
 
-# `start` is as long as training waits; `finish` uses no device and may run in a thread.
+# Training waits only for `start`; `finish` uses no device and may run in a thread.
 
 ARRAYS = "arrays"
 
 
 def start(folders: Folders, step: int, tensors: dict[str, jax.Array]) -> PendingWrite:
-    """Creates the folder and copies what the next step may change. Raises what went wrong."""
+    """Creates the folder and copies what the next step may change. Raises any failure."""
     folder = folders.partial(step)
     run_on_first("made", lambda: folders.make_partial(step))
     writes: list[PendingWrite] = []
@@ -80,10 +80,10 @@ def start(folders: Folders, step: int, tensors: dict[str, jax.Array]) -> Pending
 
 
 def finish(folders: Folders, content: dict[str, Any], write: PendingWrite) -> None:
-    """Waits for the arrays, seals the folder and moves it into place. Raises what went wrong.
+    """Waits for the arrays, seals the folder and moves it into place. Raises any failure.
 
     Args:
-        folders: in which `start` began.
+        folders: those that `start` used.
         content: step, description, tensors.
         write: the result of `start`.
     """
@@ -164,7 +164,7 @@ def restore_part(path: Path, target: Any) -> Any:
 
     Args:
         path: the folder of one step.
-        target: as that of `restore_path`, without what is not restored.
+        target: as in `restore_path`, without what is not restored.
 
     Raises:
         DamagedCheckpointError, CheckpointError: as `restore_path`.
@@ -192,7 +192,7 @@ def check_whole(path: Path) -> None:
 def check(path: Path, target: Any, *, part: bool = False) -> None:
     """Raises CheckpointError unless the checkpoint is complete, undamaged and fits `target`.
 
-    part: it may have more than `target`.
+    part: the checkpoint may have more than `target`.
     """
     saved, wanted = manifest.read(path), manifest.shapes(manifest.by_name(target))
     manifest.check_files(path, saved["files"])

@@ -1,4 +1,4 @@
-"""`jaxptd plan calibrate`: starts the devices, times samples, writes the hardware file."""
+"""`jaxptd plan calibrate`: times kernels and collectives here, and writes the hardware file."""
 
 import contextlib
 import dataclasses
@@ -38,10 +38,10 @@ class Options:
 
     Args:
         out: the file to write.
-        name: of the accelerator in it.
-        gpu: of the accelerator whose limits the shares are of; None: found from the device.
-        figures: the numbers of all that are known, by name.
-        seconds: after which no other sample begins.
+        name: the accelerator's name in that file.
+        gpu: the accelerator whose limits the shares refer to. None asks the device.
+        figures: the numbers of every known accelerator, by name.
+        seconds: time budget; no sample starts after it.
         overwrite: whether `out` may exist.
         json, quiet: how the result is printed.
     """
@@ -76,15 +76,15 @@ def parser() -> Parser:
         "jaxptd plan calibrate --out cluster.yaml --gpu h200 --name mynode",
     )
     parser = Parser(prog="jaxptd plan calibrate", description=main.__doc__, examples=examples)
-    help_text = "the hardware file to write; it must not exist yet"
+    help_text = "the hardware file to write; must not exist yet"
     parser.add_argument("--out", type=path_option, metavar="F", help=help_text)
     help_text = "the accelerator's name in that file; default: the file's"
     parser.add_argument("--name", metavar="N", help=help_text)
     help_text = "the accelerator whose limits to start from; default: found from the device"
     parser.add_argument("--gpu", metavar="G", help=help_text)
-    help_text = "a YAML file of accelerators, beside the packaged ones"
+    help_text = "a YAML file of accelerators, in addition to the packaged ones"
     parser.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
-    help_text = f"after which no other program is timed; default: {SECONDS:g}"
+    help_text = f"time budget: no program starts after so many seconds; default: {SECONDS:g}"
     parser.add_argument("--seconds", type=float, metavar="S", help=help_text)
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     add_words(parser, json="shares and times", quiet="print the shares only, no progress")
@@ -95,10 +95,10 @@ def read(args: Any) -> Options:
     """Checks the options of a calibration.
 
     Raises:
-        UserError: one of them is wrong, or the file exists or cannot be written.
+        UserError: an option is wrong, or the file exists or cannot be written.
     """
     if args.out is None:
-        raise UserError("calibrate writes a file; name it with --out, such as --out cluster.yaml")
+        raise UserError("--out is required: the hardware file to write, such as --out cluster.yaml")
     seconds = SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds <= LONGEST:
         raise UserError(f"--seconds {seconds:g}: use more than 0 and at most {LONGEST:g}")
@@ -122,7 +122,7 @@ def run(options: Options) -> int:
     """Times this machine and writes its hardware file.
 
     Raises:
-        UserError: the devices do not start, have no limits in the table, or nothing was measured.
+        UserError: the devices do not start or are not in the table, or nothing was measured.
     """
     deadline = time.monotonic() + options.seconds
     world = find(ProcessesConfig(), os.environ)
@@ -139,12 +139,12 @@ def calibrate(devices: Sequence[Any], options: Options, *, deadline: float) -> C
     """Times samples on devices until the deadline.
 
     Args:
-        devices: to time.
-        options: of the command.
-        deadline: of `time.monotonic()`.
+        devices: the devices to time.
+        options: the command's options.
+        deadline: in seconds of `time.monotonic()`.
 
     Raises:
-        UserError: the devices have no limits in the table, or nothing was measured.
+        UserError: the devices are not in the table, or nothing was measured.
     """
     simulated = devices[0].platform == "cpu"
     base = options.gpu or table_name(devices[0].device_kind, options.figures)
@@ -167,14 +167,16 @@ def calibrate(devices: Sequence[Any], options: Options, *, deadline: float) -> C
     )
     if not report.shares:
         reason = left[0][1] if left else "times are too short"
-        raise UserError(f"nothing was measured ({quoted(reason)}); give more --seconds")
+        raise UserError(
+            f"--seconds {options.seconds:g}: nothing was measured ({quoted(reason)}); give more"
+        )
     return report
 
 
 def measure(
     samples: Sequence[Sample], timer: Times, *, deadline: float, show: Callable[[str], None]
 ) -> tuple[list[Timed], list[tuple[Sample, str]]]:
-    """Times samples until the deadline; also returns those that were not timed, with the reason."""
+    """Times samples until the deadline; also returns those it did not time, with the reason."""
     timed: list[Timed] = []
     left: list[tuple[Sample, str]] = []
     for number, sample in enumerate(samples, start=1):
@@ -184,18 +186,18 @@ def measure(
         show(f"{number} of {len(samples)}: {sample}")
         try:
             timed.append(Timed(sample, timer(sample)))
-        except RuntimeError as error:  # of XLA: no memory, or a kernel that this device lacks
+        except RuntimeError as error:  # from XLA: out of memory, or a kernel that this device lacks
             left.append((sample, quoted(" ".join(str(error).split()))))
     show("")
     return timed, left
 
 
 def _with_multiprocessors(figures: Mapping[str, Figure], device: Any) -> dict[str, Figure]:
-    """The numbers with the multiprocessors that the device says it has, if it does."""
+    """The numbers, with the device's own count of multiprocessors where it reports one."""
     count = getattr(device, "core_count", None)
     if not count or device.platform == "cpu":
         return dict(figures)
-    return {**figures, "multiprocessors": Figure(int(count), MEASURED, "the count of the device")}
+    return {**figures, "multiprocessors": Figure(int(count), MEASURED, "reported by the device")}
 
 
 def _where(devices: Sequence[Any]) -> str:
@@ -210,7 +212,7 @@ def _write(report: CalibrationReport, options: Options) -> None:
     check_out(options.out, overwrite=options.overwrite)
     explain = f"--out {options.out}"
     files = {options.out: report.yaml().encode()}
-    write_whole(files, lambda _: explained(explain, "name a file in a folder that can be written"))
+    write_whole(files, lambda _: explained(explain, "name a file in a writable folder"))
 
 
 def _print(report: CalibrationReport, options: Options) -> None:

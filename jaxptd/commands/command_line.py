@@ -41,14 +41,14 @@ from jaxptd.errors import Parser, UserError, quoted
 from jaxptd.fields import checked
 
 CONFIG, PRINT = "--config", "--print_config"
-PLAIN = (bool, int, float)  # types of options whose values are read as those of fields
+PLAIN = (bool, int, float)  # option types whose values are parsed like fields
 
 
 class ConfigParser(Parser):
-    """A parser with `--config F` and an option for each field, which has no value if not given."""
+    """A parser with `--config F` and an option per field; an option not given has no value."""
 
     def add_argument(self, *names: str, type: Any = None, **options: Any) -> argparse.Action:
-        """Adds an option as argparse does; numbers and truth values are read as those of fields."""
+        """Adds an option as argparse does; numbers and booleans are parsed like fields."""
         if type in PLAIN and "nargs" not in options:
             options |= {"action": _Value, "kind": type}
         elif type:
@@ -56,7 +56,7 @@ class ConfigParser(Parser):
         return super().add_argument(*names, **options)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Reads a command line. Raises UserError for a word that is no option."""
+        """Reads a command line. Raises UserError for a word that is not an option."""
         words = list(sys.argv[1:] if args is None else args)
         given, unknown = self.parse_known_args(words, namespace)
         if unknown or "--" in words:
@@ -64,11 +64,11 @@ class ConfigParser(Parser):
         return given
 
     def _refuse(self, word: str) -> NoReturn:
-        """Raises UserError for a word that is no option, with the field that may be meant."""
+        """Raises UserError for a word that is not an option, and suggests the nearest field."""
         name = "".join(word.removeprefix("--").split()[:1]).partition("=")[0]
         if not word.strip():
             raise UserError(
-                "one of the arguments is empty; remove it, or give it a name, see --help"
+                "one of the arguments is empty; remove it, or name an option (see --help)"
             )
         if name in sections() and word.startswith("--"):
             raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
@@ -78,7 +78,7 @@ class ConfigParser(Parser):
 
 
 class _Value(argparse.Action):
-    """An option whose value is read as YAML, and is of a field's type."""
+    """An option whose value is read as YAML and has a field's type."""
 
     def __init__(self, *, kind: Any, shown: Any = None, **options: Any) -> None:
         """kind: the type. shown: the default that help shows, if the option has none."""
@@ -136,7 +136,7 @@ def _add_section(parser: ConfigParser, section: str, cls: Any) -> None:
 
 
 def argument_lines(cls: Any) -> dict[str, str]:
-    """Returns what the docstring of a class says of each of its arguments, on a line.
+    """Returns what the docstring of a class says about each argument, on one line each.
 
     >>> argument_lines(ModelConfig)["hidden_size"]
     'width of the residual stream.'
@@ -164,9 +164,9 @@ class Parsed(typing.NamedTuple):
     """A command line that was read.
 
     Args:
-        config: of it.
+        config: the resulting config.
         options: values of the parser's other options.
-        given: `section.field` of each field that the command line, or its config file, sets.
+        given: `section.field` of each field that the command line or its config file sets.
         source: the directory that `from` names, if any.
         sizes: the directory that `model.from` names, if any.
     """
@@ -181,12 +181,12 @@ class Parsed(typing.NamedTuple):
 def parse(parser: ConfigParser, argv: Sequence[str] | None) -> tuple[Config, dict[str, Any]]:
     """Reads the config of a command line. Returns it with the values of the parser's other options.
 
-    Fields override the file, wherever `--config` stands; of several files the last wins.
+    Fields override the file wherever `--config` stands; with several files, the last one wins.
     `--print_config` prints and exits.
 
     Args:
         parser: made by `make_parser`; may have options besides the config's.
-        argv: the command line without the program; None is that of this process.
+        argv: the command line without the program. None takes this process's.
 
     Raises:
         UserError: unknown key, wrong type, impossible layout, unreadable file.
@@ -202,7 +202,7 @@ def parse_all(
 
     Args:
         words: the options, as a parser of `make_parser` reads them.
-        check: raises UserError for what a command does not take, before anything is printed.
+        check: raises UserError for options the command rejects, before anything is printed.
     """
     options = dict(vars(words))
     fields = {name: options.pop(name) for name in field_types().keys() & options.keys()}
@@ -224,7 +224,7 @@ def parse_all(
 
 
 def _of_files(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields of config files, later ones over earlier ones, and the directories they name."""
+    """The fields of config files, later files winning, and the directories they name."""
     given: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name in names:
@@ -236,7 +236,7 @@ def _of_files(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _override(given: dict[str, Any], fields: Mapping[str, Any]) -> None:
-    """Sets fields; a section that is null, or was, is nothing beside its fields."""
+    """Sets fields; a section set to null drops its fields, and a field drops a null section."""
     for name, value in fields.items():
         section = name.rpartition(".")[0]
         given.pop(section, None)
@@ -247,7 +247,7 @@ def _override(given: dict[str, Any], fields: Mapping[str, Any]) -> None:
 
 
 def _typed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a file, checked to be of their types; what is null is checked later."""
+    """The fields of a file, with their types checked; nulls are checked later."""
     return {
         name: value if value is None else typed(name, value, field_types()[name])
         for name, value in fields.items()
@@ -255,7 +255,7 @@ def _typed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_of(fields: Mapping[str, Any]) -> ModelConfig:
-    """The model of the fields of a file."""
+    """The model that a file's fields describe."""
     own = {name: value for name, value in _typed(fields).items() if name.startswith("model.")}
     model: dict[str, Any] = nested(own)["model"]
     return ModelConfig(**model)
@@ -263,13 +263,13 @@ def _model_of(fields: Mapping[str, Any]) -> ModelConfig:
 
 @checked("jaxptd.load_config")
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads a YAML file, or a packaged config by its name, with overrides as on a command line.
+    """Reads a YAML file or a packaged config, with overrides as on a command line.
 
     >>> load_config("quickstart", ["--layout.dp=1", "--train.steps=50"]).layout
     Layout(tp=2, sequence_parallel=True)
 
-    A config that takes only its model's sizes from a directory (`model.from`) warns if its weights
-    would be drawn, or its tokenizer left out, unasked: `jaxptd train` refuses it.
+    Warns if a config takes only its model's sizes from a directory (`model.from`) and would
+    silently train random weights or drop the tokenizer: `jaxptd train` refuses such a config.
 
     Raises:
         UserError: as `parse`.
@@ -280,7 +280,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         try:
             check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
         except UserError as error:
-            warnings.warn(str(error), stacklevel=3)  # `checked` is a frame of its own
+            warnings.warn(str(error), stacklevel=3)  # `checked` adds a frame
     return parsed.config
 
 

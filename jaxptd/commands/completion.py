@@ -1,6 +1,6 @@
 """Prints a completion script for bash, zsh or fish, made from the options of every command.
 
-A script has the options as they are now: write it again after an update.
+A script lists the options of this version: generate it again after an update.
 """
 
 import argparse
@@ -23,7 +23,7 @@ class Option:
     """One spelling of an option.
 
     Args:
-        name: as `--layout.tp`.
+        name: such as `--layout.tp`.
         help: a few words.
         takes_value: whether a value follows.
         choices: the values, if they can be listed.
@@ -39,7 +39,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """A command, its options, and the words that it takes without an option."""
+    """A command, its options, and its positional words."""
 
     name: str
     summary: str
@@ -123,7 +123,7 @@ fi
 
 
 def zsh(commands: Sequence[Completed]) -> str:
-    """The script for zsh: a file of a folder of $fpath, named _jaxptd."""
+    """The script for zsh: a file named _jaxptd in a folder of $fpath."""
     names = (f"            {_quoted(f'{each.name}:{each.summary}')}" for each in commands)
     cases = []
     for command in commands:
@@ -201,7 +201,7 @@ def parser() -> Parser:
 
 
 def _options_and_words(parser: argparse.ArgumentParser) -> tuple[list[Option], Choices]:
-    """The options that a parser's help shows, and the words that it takes without one."""
+    """The options that a parser's help shows, and its positional words."""
     options = [
         Option(
             name=name,
@@ -219,7 +219,7 @@ def _options_and_words(parser: argparse.ArgumentParser) -> tuple[list[Option], C
 
 
 def _choices(action: argparse.Action) -> Choices:
-    """The values of an option that can be listed; for `--config` the packaged configs."""
+    """The values of an option that can be listed; the packaged configs for `--config`."""
     if action.dest == "config":
         return tuple(packaged_configs())
     if action.choices:

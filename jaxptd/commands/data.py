@@ -1,4 +1,4 @@
-"""`jaxptd data`: tokenizes text once, into a `.bin` that training maps."""
+"""`jaxptd data`: tokenizes text once into a `.bin` file, which training memory-maps."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from jaxptd.errors import Parser, UserError, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Tokenizes text into one .bin file of ids, for data.source."""
+    """Tokenizes text into one .bin file of token ids, to train on with data.source."""
     args = parser().parse_args(argv)
     source, data = _corpus(args)
     _check_out(args.out)
@@ -67,51 +67,55 @@ def parser() -> Parser:
         "jaxptd data --config quickstart --out quickstart.bin",
     )
     parser = Parser(prog="jaxptd data", description=main.__doc__, examples=examples)
-    help_text = "stdlib, or paths or globs of text, .jsonl, .csv or .parquet, also compressed"
+    help_text = (
+        "stdlib, or paths or globs of text, .jsonl, .csv or .parquet files, plain or compressed"
+    )
     names = ("--source", "--data.source")
     parser.add_argument(
         *names, nargs="+", action="extend", type=pattern_option, metavar="F", help=help_text
     )
-    help_text = "bytes (the default), or the path of a tokenizers JSON, or of its folder"
+    help_text = "bytes (the default), or the path of a tokenizer.json or its folder"
     parser.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
     for name, kind in (("special_tokens", SpecialTokens), ("begin_token", BeginToken)):
         options = (f"--{name.replace('_', '-')}", f"--data.{name}")
-        parser.add_argument(*options, choices=get_args(kind), help=f"as data.{name} of a config")
-    help_text = "field of records that holds a document; default: text"
+        parser.add_argument(*options, choices=get_args(kind), help=f"like data.{name} of a config")
+    help_text = "record field that holds the document; default: text"
     parser.add_argument("--text-field", "--data.text_field", metavar="NAME", help=help_text)
     add_config(parser)
-    help_text = "the .bin file to write; it must not exist yet"
+    help_text = "the .bin file to write; must not exist yet"
     parser.add_argument("--out", type=path_option, metavar="F", required=True, help=help_text)
-    add_words(parser, json="what was written", quiet="print nothing, no progress either")
+    add_words(parser, json="what was written", quiet="print nothing, not even progress")
     return parser
 
 
 def _corpus(args: Any) -> tuple[str | list[str], DataConfig]:
-    """The source, and how it is read: the options, else the config, else its defaults."""
+    """The source and how to read it: from the options, else the config, else its defaults."""
     config = named_config(args)
     data: DataConfig = config.data if config else DataConfig()
     if data.prompt_field is not None:
         raise UserError(
-            f"data.prompt_field={data.prompt_field!r} in the config: a .bin does not tell "
-            "prompts from answers; train on the .jsonl itself, which is tokenized then"
+            f"data.prompt_field={data.prompt_field!r} in the config: a .bin cannot tell "
+            "prompts from answers; train on the .jsonl directly"
         )
     source = args.source or (data.source if config else None)
     if isinstance(source, dict):
         raise UserError(
-            "data.source in the config is a mixture, a .bin is one source; name one with --source, "
-            "and give the .bin of each its weight"
+            "data.source in the config is a mixture, but a .bin holds one source; convert them one "
+            "by one with --source, and mix the .bin files"
         )
     if source is None:
-        raise UserError("give --source, files of text or stdlib; or --config F, which names them")
+        raise UserError(
+            "--source is required: text files or stdlib; or give --config F, which names them"
+        )
     names = ("tokenizer", "special_tokens", "begin_token", "text_field")
     given = {name: x for name in names if (x := getattr(args, name)) is not None}
     return source, dataclasses.replace(data, source=source, **given)
 
 
 def _check_out(path: Path) -> None:
-    """Raises UserError for an output that exists, or that would not be read as a nanoGPT file."""
+    """Raises UserError for an output that exists or does not end in .bin."""
     if path.suffix != ".bin":
-        raise UserError(f"--out {path}: token files are known by their name; end it in .bin")
+        raise UserError(f"--out {path}: token files are recognized by their name; end it in .bin")
     for taken in (path, path.with_suffix(".idx")):
         if os.path.exists(taken):
             raise UserError(f"--out {path}: {taken} exists; choose another name, or remove it")
@@ -120,7 +124,7 @@ def _check_out(path: Path) -> None:
 def _check_text(files: Sequence[Path]) -> None:
     for path in files:
         if is_token_file(path):
-            raise UserError(f"--source {path} holds tokens already; name text or .jsonl files")
+            raise UserError(f"--source {path} already holds tokens; name text or .jsonl files")
 
 
 def _with_progress(
@@ -128,7 +132,7 @@ def _with_progress(
 ) -> Iterator[np.ndarray]:
     """Yields the documents of files and prints progress.
 
-    On a terminal it is one line, rewritten; elsewhere a line every 10 s, the first after these.
+    On a terminal, one line is rewritten; elsewhere a line follows every 10 s.
     """
     pause, end = (0.5, "\r") if sys.stderr.isatty() else (10.0, "\n")
     started = shown = time.monotonic()
@@ -147,7 +151,7 @@ def _with_progress(
                     shown = now
     finally:
         if end == "\r" and shown > started:
-            print(file=sys.stderr)  # later output, an error too, begins on a line of its own
+            print(file=sys.stderr)  # so that later output, or an error, starts on a new line
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Short `--help` for commands with many options; `--help-all` has every option."""
+"""Short `--help` for commands with many options; `--help-all` lists every option."""
 
 import argparse
 import re
 from collections.abc import Sequence
 from typing import Any
 
-LEFT, RIGHT = 36, 62  # columns of an option and its value, and of its help
+LEFT, RIGHT = 36, 62  # widths of the two columns: an option with its value, and its help
 
 
 class _ShortHelp(argparse._HelpAction):
-    """Prints the options most used, and the examples."""
+    """Prints the most common options, and examples."""
 
     def __init__(self, usual: Sequence[str] = (), examples: Sequence[str] = (), **options: Any):
         super().__init__(**options)
@@ -27,15 +27,15 @@ def add_help(
 
     Args:
         parser: made with `add_help=False`.
-        usual: the options that `--help` shows, besides those that belong to no section of a config.
-        examples: command lines that it ends with.
+        usual: fields of the config that `--help` shows; it always shows the command's own options.
+        examples: command lines shown at the end.
     """
     parser.add_argument(
         *("-h", "--help"),
         action=_ShortHelp,
         usual=usual,
         examples=examples,
-        help="show the options most used",
+        help="show the most common options",
     )
     parser.add_argument("--help-all", action="help", help="show every option with its default")
 
@@ -43,7 +43,7 @@ def add_help(
 def short_help(
     parser: argparse.ArgumentParser, usual: Sequence[str], examples: Sequence[str]
 ) -> str:
-    """The text of `--help`: what the command does, the options most used, examples."""
+    """The text of `--help`: what the command does, the most common options, examples."""
     actions = [action for action in parser._actions if is_shown(action) and "." not in action.dest]
     fields = [parser._option_string_actions[name] for name in usual]
     return "\n".join(
@@ -51,7 +51,7 @@ def short_help(
             parser.format_usage().rstrip(),
             *("", parser.description or ""),
             *("", "options:", *map(_row, actions)),
-            *("", "fields of a config most used, with their defaults:", *map(_row, fields)),
+            *("", "most common config fields, with their defaults:", *map(_row, fields)),
             *("", "examples:", *(f"  {example}" for example in examples)),
             "",
         ]
@@ -59,14 +59,14 @@ def short_help(
 
 
 def _row(action: argparse.Action) -> str:
-    """An option with its default or the name of its value, and the first words of its help."""
+    """An option with its default or its value's name, and the first words of its help."""
     names = ", ".join(action.option_strings)
     left = f"{names} {'' if action.nargs == 0 else _value(action)}"
     return f"  {left:<{LEFT}}{first_words(action.help or '')}"
 
 
 def _value(action: argparse.Action) -> str:
-    default = getattr(action, "shown", action.default)  # a field has none of argparse's
+    default = getattr(action, "shown", action.default)  # fields have no default in argparse
     unset = default in (None, []) or default is argparse.SUPPRESS
     value = action.metavar if unset else default
     text = "" if value is None else str(value)
@@ -74,7 +74,7 @@ def _value(action: argparse.Action) -> str:
 
 
 def first_words(text: str) -> str:
-    """A help text up to its first mark that is no comma, and no longer than a line."""
+    """A help text up to its first punctuation mark other than a comma, cut to one line."""
     first = re.split(r"[.;:](\s|$)", " ".join(text.split()), maxsplit=1)[0]
     return first if len(first) <= RIGHT else f"{first[: RIGHT - 4].rpartition(' ')[0]} ..."
 

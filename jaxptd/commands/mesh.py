@@ -1,4 +1,4 @@
-"""`jaxptd mesh`: draws the mesh of a layout, and lists its rank groups."""
+"""`jaxptd mesh`: draws the mesh of a layout and lists its rank groups."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from jaxptd.mesh import MAX_WORLD_SIZE, Groups, draw, rank_groups
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the rank groups of a world, as text or JSON."""
+    """Draws where each device sits in a layout, and lists the rank groups of every axis."""
     args = parser().parse_args(argv)
     sizes = {str(axis): getattr(args, axis) for axis in Axis}
     config = named_config(args)
@@ -36,28 +36,28 @@ def parser() -> Parser:
     help_text = "number of devices; default: the config's"
     parser.add_argument("--world-size", type=int, metavar="N", help=help_text)
     for axis in Axis:
-        rest = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
+        rest = "default: whatever the other sizes leave" if axis is Axis.DP else "default: 1"
         parser.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
-    split_help = "of an encoder and a decoder: the decoder's first stage"
+    split_help = "encoder-decoder models: the decoder's first stage"
     parser.add_argument("--split-rank", type=int, metavar="N", help=split_help)
     add_config(parser)
-    quiet = "print the groups without a drawing"
+    quiet = "print the groups without the drawing"
     add_words(parser, json="the groups", quiet=quiet, picture="the mesh")
     return parser
 
 
 def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layout | None) -> Layout:
-    """A layout of so many devices: unless dp is given, the quotient of the other sizes.
+    """A layout of so many devices; dp, unless given, is what the other sizes leave.
 
     Args:
-        world_size: number of devices; None: those of `base`.
-        sizes: axis -> size; None: that of `base`, or 1.
-        base: of a config; None: without one.
+        world_size: number of devices. None takes that of `base`.
+        sizes: axis -> size. None takes that of `base`, or 1.
+        base: the layout of a config. None where there is no config.
     """
     given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     layout = dataclasses.replace(base or Layout(), **given)
     if world_size is None and base is None:
-        raise UserError("--world-size is required, or a config: --config F, --run-dir D")
+        raise UserError("--world-size is required; or name a config with --config F or --run-dir D")
     world_size = layout.num_devices if world_size is None else world_size
     if "dp" not in given:
         layout = dataclasses.replace(layout, dp=1)

@@ -25,9 +25,9 @@ MOST = 2**17  # for stages * chunks * (stages + micro-batches * chunks): seconds
 def report(schedule: Schedule, durations: Durations) -> dict[str, Any]:
     """The costs of a schedule, counted and simulated, and by formula where there is one.
 
-    Times are in the unit of the durations, held activations in micro-batches. For `time` stages
-    wait for their inputs only; for `time_as_run` stages that exchange values at a tick also wait
-    for each other, as in the executor.
+    Times are in the unit of the durations, held activations in micro-batches. In `time`, stages
+    wait only for their inputs; in `time_as_run`, stages that exchange values at a tick also wait
+    for each other, as they do in the executor.
     """
     timing = statistics.simulate(schedule, durations)
     expected = statistics.expected_peak(schedule)
@@ -106,19 +106,19 @@ def parser() -> Parser:
     names = ("--virtual-stages", "--layout.virtual_stages")
     add(*names, type=int, metavar="V", help="chunks per stage, for interleaved")
     add_config(parser)
-    times = "times of a stage's forward, input gradient, weight gradients; default: 1 1 1"
+    times = "durations of a stage's forward, input gradient and weight gradients; default: 1 1 1"
     letters, equal = ("F", "B", "W"), list(statistics.EQUAL)
     add("--durations", type=float, nargs=3, metavar=letters, default=equal, help=times)
-    add("--compare", action="store_true", help="print a table of all schedules")
+    add("--compare", action="store_true", help="compare all schedules in a table")
     add_words(parser, json="the numbers", quiet="print the numbers only", picture="the schedule")
     add("--trace", type=path_option, metavar="F", help="write a .json trace for ui.perfetto.dev")
-    help_text = "write the table, to edit and use as --schedule"
+    help_text = "write the schedule as a table, to edit and pass to --schedule"
     add("--csv", type=path_option, metavar="F", help=help_text)
     return parser
 
 
 def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
-    """The options, with a config's values for those that are left out."""
+    """The options; a config fills in those that are left out."""
     config = named_config(args)
     known: dict[str, Any] = {"schedule": "1f1b"}
     if config:
@@ -132,12 +132,14 @@ def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     for option in ("stages", "micro_batches"):
         if getattr(args, option) is None:
             name = option.replace("_", "-")
-            raise UserError(f"--{name} is required, or a config: --config F, --run-dir D")
+            raise UserError(
+                f"--{name} is required; or name a config with --config F or --run-dir D"
+            )
     return args
 
 
 def _schedules(args: argparse.Namespace) -> list[Schedule]:
-    """The chosen schedule first, then with `--compare` all others."""
+    """The chosen schedule, followed by all others with `--compare`."""
     sizes = {"stages": args.stages, "micro_batches": args.micro_batches}
     _check_size(**sizes, chunks=args.virtual_stages or 1)
     schedules = [make_schedule(args.schedule, **sizes, virtual_stages=args.virtual_stages)]
@@ -154,8 +156,8 @@ def _check_size(stages: int, micro_batches: int, chunks: int) -> None:
     if stages * chunks * (stages + micro_batches * chunks) > MOST:
         raise UserError(
             f"--stages {stages} x --micro-batches {micro_batches} with {chunks} chunks per stage: "
-            "such a table takes minutes; use fewer (with more micro-batches the bubble shrinks, "
-            "and what a stage holds is the same)"
+            "such a table takes minutes; use fewer (to shrink the bubble, add micro-batches: a "
+            "stage's memory stays the same)"
         )
 
 
@@ -163,7 +165,7 @@ def _files(args: argparse.Namespace, schedule: Schedule, durations: Durations) -
     """The bytes to write, by path."""
     paths = [path for path in (args.picture, args.trace, args.csv) if path]
     if len(set(paths)) < len(paths):
-        raise UserError("--picture, --trace and --csv name the same file; use one for each")
+        raise UserError("--picture, --trace and --csv name the same file; give each its own")
     files = {}
     if args.picture:
         files[args.picture] = picture.render(schedule, args.picture)
@@ -175,7 +177,7 @@ def _files(args: argparse.Namespace, schedule: Schedule, durations: Durations) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a pipeline schedule and its bubble, memory and messages, counted and by formula."""
+    """Prints a pipeline schedule with its bubble, memory and messages, counted and by formula."""
     args = _filled_in(parser().parse_args(argv))
     args.picture = picture_path(args.picture)
     durations = Durations(*args.durations)

@@ -1,4 +1,4 @@
-"""The options of a command that takes a config: `--config F`, `--run-dir D`, fields, its own."""
+"""Options of a command that takes a config: `--config F`, `--run-dir D`, fields, its own."""
 
 import argparse
 import os
@@ -33,13 +33,13 @@ def run_parser(
 
     Args:
         name: of the command, as in `jaxptd NAME`.
-        description: what it does.
-        examples: options of command lines that `--help` ends with.
+        description: what the command does.
+        examples: options of the example command lines at the end of `--help`.
         usual: fields of the config that `--help` shows.
     """
     lines = [f"jaxptd {name} {example}" for example in examples]
     parser = make_parser(f"jaxptd {name}", description, usual=usual, examples=lines)
-    help_text = "directory of a run, which has its config"
+    help_text = "directory of a run, whose config is used"
     parser.add_argument("--run-dir", type=path_option, action="append", metavar="D", help=help_text)
     return parser
 
@@ -51,9 +51,10 @@ def read_run(
 
     Args:
         parser: made by `run_parser`.
-        argv: the command line without the program; None is that of this process.
-        new: the command trains: with `--config` or `--from` the run in `--run-dir` need not exist
-            yet, and whoever takes sizes of a model alone says what the weights are.
+        argv: the command line without the program. None takes this process's.
+        new: the command trains. The run in `--run-dir` need not exist yet if `--config` or
+            `--from` is given, and a model whose sizes alone are taken needs an explicit choice
+            of weights.
 
     Raises:
         UserError: as `parse`, or there is no such run.
@@ -66,7 +67,7 @@ def read_run(
 
 
 def _check_chosen(parsed: Parsed) -> None:
-    """Raises UserError for a run with random weights, or of bytes, that nobody asked for."""
+    """Raises UserError for random weights or the byte tokenizer that nobody asked for."""
     if parsed.sizes:
         check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
 
@@ -77,7 +78,7 @@ def _name_config(words: argparse.Namespace, run_dirs: Sequence[Path] | None, *, 
         return
     run_dir, config = run_dirs[0], run_dirs[0] / RUN_CONFIG
     if len(run_dirs) > 1 or RUN_DIR in words:
-        raise UserError("--run-dir: the directory of the run is given twice; give it once")
+        raise UserError("--run-dir is given twice; give it once")
     setattr(words, RUN_DIR, str(run_dir))
     model = getattr(words, FROM)
     if (words.config or model) and new:
@@ -88,16 +89,21 @@ def _name_config(words: argparse.Namespace, run_dirs: Sequence[Path] | None, *, 
         raise UserError("--config and --run-dir both name a config; give one of them")
     if not os.path.exists(config):
         raise UserError(
-            f"--run-dir {run_dir} holds no run: there is no {config}; name the directory of a run, "
-            f"or {'add --config or --from to train there' if new else 'give --config instead'}"
+            f"--run-dir {run_dir} holds no run: {config} does not exist; name the directory of a "
+            f"run, or {'add --config or --from to train there' if new else 'give --config instead'}"
         )
     words.config.append(str(config))
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Adds `--config F` and `--run-dir D` to a parser whose command needs no config."""
-    parser.add_argument("--config", metavar="F", help="a config, for what other options leave out")
-    parser.add_argument("--run-dir", type=path_option, metavar="D", help="a run; its config")
+    parser.add_argument("--config", metavar="F", help="a config, which fills in options left out")
+    parser.add_argument(
+        "--run-dir",
+        type=path_option,
+        metavar="D",
+        help="a run, whose config fills in options left out",
+    )
 
 
 def named_config(args: argparse.Namespace) -> Config | None:

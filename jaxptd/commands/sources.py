@@ -1,7 +1,7 @@
 """`from: DIR` and `model.from: DIR`: a Hugging Face directory written out as fields of a config.
 
-`from` is the sizes of its model, its weights and its tokenizer; `model.from` is the sizes alone.
-Both can stand in a config file and on a command line.
+`from` takes the sizes of its model, its weights and its tokenizer; `model.from` takes only the
+sizes. Both work in a config file and on the command line.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ KEYS = tuple(name.removeprefix("--") for name in OPTIONS.values())  # in a confi
 
 def add_sources(parser: Any) -> None:
     """Adds `--from D` and `--model.from D` to a parser."""
-    help_text = "sizes, weights and tokenizer of a Hugging Face directory"
+    help_text = "take sizes, weights and tokenizer from a Hugging Face directory"
     parser.add_argument(OPTIONS[FROM], dest=FROM, type=path_option, metavar="D", help=help_text)
-    help_text = "only the sizes of a Hugging Face directory's model"
+    help_text = "take only the model's sizes from a Hugging Face directory"
     parser.add_argument(OPTIONS[SIZES], dest=SIZES, type=path_option, metavar="D", help=help_text)
 
 
@@ -47,12 +47,12 @@ def named_in_file(
     """Replaces the directory that a config file names by the fields it stands for.
 
     Args:
-        path: of the file.
-        fields: of the file, by `section.field`; they are changed.
-        model_of: makes a model of such fields.
+        path: the config file.
+        fields: its fields by `section.field`, changed in place.
+        model_of: makes a model from such fields.
 
     Returns:
-        the directory by `FROM` or `SIZES`, if there is one.
+        the directory under `FROM` or `SIZES`, if there is one.
 
     Raises:
         UserError: there is no such directory, or two of them, or the file contradicts it.
@@ -81,11 +81,11 @@ def check_sizes(model: Any, directory: str) -> None:
 
 
 def check_chosen(config: Any, directory: str, *, tokenizer: bool) -> None:
-    """Raises UserError if a run would use the sizes of a directory, and no more of it, unasked.
+    """Raises UserError if a run would silently use only the sizes of a directory.
 
     Args:
-        config: of the run.
-        directory: that `model.from` names.
+        config: the run's config.
+        directory: the one that `model.from` names.
         tokenizer: whether data.tokenizer was given.
     """
     _reader().check_chosen(config, Path(directory), tokenizer=tokenizer)

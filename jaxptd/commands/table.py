@@ -1,6 +1,6 @@
 """The commands of `jaxptd`, and the modules that are imported only when they are needed.
 
-No other module imports one by a name: the order of imports could not be checked there.
+Only this module imports others by name: the layers of imports could not be checked otherwise.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ class Command:
     """One command: `jaxptd NAME`, or `python -m jaxptd.NAME`.
 
     Args:
-        name: of the command.
+        name: as typed.
         module: has `main(argv)`, which runs the command, and `parser()`, which reads its options.
-        summary: a line for the list of commands.
+        summary: its line in the list of commands.
     """
 
     name: str
@@ -25,11 +25,11 @@ class Command:
     summary: str
 
     def load(self) -> Any:
-        """Imports the module of this command, and of no other."""
+        """Imports this command's module, and no other command's."""
         return importlib.import_module(self.module)
 
 
-# They import JAX, or what only some options of a command need.
+# These import JAX, or packages that only some options of a command need.
 LATER = {
     "plan calibrate": "jaxptd.commands.calibrate",
     "plan validate": "jaxptd.commands.validate",
@@ -38,25 +38,35 @@ LATER = {
 }
 COMMANDS = (
     Command("train", "jaxptd.train", "train a model on a mesh of devices, or resume a run"),
-    Command("generate", "jaxptd.generate", "continue a text with the model of a run"),
-    Command("data", "jaxptd.commands.data", "tokenize text once, into a file that runs map"),
-    Command("convert", "jaxptd.hf.convert", "convert weights from and to Hugging Face directories"),
+    Command(
+        "generate", "jaxptd.generate", "generate text (or image masks) with the model of a run"
+    ),
+    Command("data", "jaxptd.commands.data", "tokenize text once into a file, to start runs faster"),
+    Command("convert", "jaxptd.hf.convert", "convert models to and from Hugging Face directories"),
     Command("verify", "jaxptd.verify", "prove that a layout computes what one device computes"),
-    Command("comms", "jaxptd.comms", "count what a training step moves between devices"),
-    Command("memory", "jaxptd.memory", "predict what a device holds in a training step"),
-    Command("plan", "jaxptd.plan", "predict times of training steps, and their errors"),
+    Command("comms", "jaxptd.comms", "count the bytes that a training step moves between devices"),
+    Command(
+        "memory", "jaxptd.memory", "predict the memory that a training step needs on each device"
+    ),
+    Command(
+        "plan", "jaxptd.plan", "find the fastest layouts for given GPUs, without running anything"
+    ),
     Command("profile", "jaxptd.profile", "measure where the time of a training step goes"),
     Command("mesh", "jaxptd.commands.mesh", "draw the mesh of a layout and list its rank groups"),
     Command("pipeline", "jaxptd.commands.pipeline", "draw and compare pipeline schedules"),
-    Command("completion", "jaxptd.commands.completion", "complete commands and options in a shell"),
+    Command(
+        "completion",
+        "jaxptd.commands.completion",
+        "print a script that completes commands and options in a shell",
+    ),
 )
 
 
 def find_command(name: str) -> Command:
-    """The command of a name.
+    """The command with this name.
 
     Raises:
-        UserError: there is none; the line has the name that is most like it.
+        UserError: there is none; the message suggests the nearest name.
     """
     names = {command.name: command for command in COMMANDS}
     if name in names:

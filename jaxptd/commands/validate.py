@@ -1,4 +1,4 @@
-"""`jaxptd plan validate`: predictions of training steps held against measured ones."""
+"""`jaxptd plan validate`: compares predicted training steps with measured ones."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MISSED = 1  # exit code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predicts measured training steps and compares; ends with 1 if an error is above its bar."""
+    """Predicts measured training steps and prints the errors; exit code 1 if one is too large."""
     args = parser().parse_args(argv)
     _check(args)
     if args.run_dir:
@@ -39,14 +39,14 @@ def parser() -> Parser:
         "jaxptd plan validate --run-dir runs/gpt2-124m --gpu h200",
     )
     parser = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
-    help_text = "measured rows (.csv)"
+    help_text = "measured training steps (.csv)"
     parser.add_argument("--rows", type=path_option, metavar="F", help=help_text)
-    help_text = "runs, predicted as plan does; needs --gpu"
+    help_text = "runs whose measured steps to predict; needs --gpu"
     parser.add_argument("--run-dir", type=path_option, nargs="+", metavar="D", help=help_text)
-    parser.add_argument("--gpu", metavar="NAME", help="the accelerator that the runs are of")
-    help_text = "devices of its node; default: as many as NVLink joins"
+    parser.add_argument("--gpu", metavar="NAME", help="the accelerator that the runs used")
+    help_text = "devices per node; default: as many as NVLink joins"
     parser.add_argument("--node", type=int, default=0, metavar="N", help=help_text)
-    help_text = "a YAML file of accelerators, beside the packaged ones"
+    help_text = "a YAML file of accelerators, in addition to the packaged ones"
     parser.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
     add_words(parser, json="rows, errors and bars", quiet="print the errors only, not the rows")
     return parser
@@ -58,10 +58,12 @@ def _check(args: Any) -> None:
         given = "both are given" if args.rows else "neither is given"
         raise UserError(f"--rows and --run-dir name the steps to predict, and {given}; use one")
     if args.run_dir and args.gpu is None:
-        raise UserError("--run-dir needs the runs' accelerator; add --gpu, such as --gpu h200")
+        raise UserError(
+            "--run-dir needs the accelerator of the runs; add --gpu, such as --gpu h200"
+        )
     if not args.run_dir and (args.gpu is not None or args.node):
         name = "--node" if args.gpu is None else "--gpu"
-        raise UserError(f"{name} has no effect without --run-dir; give that too")
+        raise UserError(f"{name} has no effect without --run-dir; add it")
     least, most = RANGES["node"]
     if not least <= args.node <= most:
         raise UserError(f"--node {args.node}: use {least} to {most}")
@@ -71,7 +73,7 @@ def validate(rows: Path, hardware: Path | None) -> Validation:
     """Predicts rows of a file.
 
     Raises:
-        UserError: a file cannot be read, or has an impossible value; an accelerator is unknown.
+        UserError: a file is unreadable or has an impossible value, or an accelerator is unknown.
     """
     if hardware is not None:
         accelerators(hardware)  # also if no row needs it
@@ -81,7 +83,7 @@ def validate(rows: Path, hardware: Path | None) -> Validation:
 
 
 def lines(validation: Validation) -> list[str]:
-    """The table of predictions, their errors, and the bars that they miss."""
+    """The table of predictions and their errors, and the bars they exceed."""
     columns = ("row", "program", "hardware", "GPUs", "measured s", "predicted s", "error", "bar")
     rows = [
         (
@@ -105,5 +107,5 @@ def lines(validation: Validation) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    """Two decimals, or three digits where that is more."""
+    """Two decimals, or three significant digits where that shows more."""
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"

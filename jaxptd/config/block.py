@@ -1,6 +1,6 @@
 """The options of a block, and the presets of its family.
 
-A family is nothing but a row of `FAMILIES`: layers and formulas read `BlockOptions`, never a name.
+A family is only a row of `FAMILIES`: layers and formulas read `BlockOptions`, never a name.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Rope(Section):
 
 
 def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
-    """The angle of each pair at position 1, `[P]` in radians, and the factor of turned vectors."""
+    """The angle of each pair at position 1, `[P]` in radians, and the factor on rotated vectors."""
     turn_P = rope.theta ** -(np.arange(0, size, 2) / size)
     scaled_P = turn_P / (rope.factor or 1.0)
     if rope.scaling in (None, "linear"):
@@ -72,7 +72,7 @@ def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
 def _yarn(
     rope: Rope, turn_P: np.ndarray, scaled_P: np.ndarray, size: int
 ) -> tuple[np.ndarray, float]:
-    """Interpolates along the numbers of the pairs, and lengthens vectors, as published."""
+    """Interpolates by the index of the pairs, and scales vectors, as published."""
 
     def pair_of(turns: float) -> float:  # the pair that makes so many turns in the original length
         length = (rope.original_length or 0) / (2 * math.pi * turns)
@@ -201,7 +201,7 @@ class BlockOptions:
 
     @property
     def head_unit(self) -> int:
-        """Numbers of a head that stay together where heads are cut: rope turns pairs."""
+        """Elements of a head that stay together when heads are sharded: rope rotates pairs."""
         return 2 if self.rope else 1
 
 
@@ -243,7 +243,7 @@ _T5 = _LLAMA | {
 }
 _SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
-# What each family has where a config says nothing, and the sections that it can have.
+# The defaults of each family, and the sections that it can have.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt": _GPT,
     "llama": _LLAMA,
@@ -335,18 +335,18 @@ def check_block(model: Any) -> None:
     _check_positions(model, options)
     if options.norm == "layernorm" and model.hidden_size == 1:
         raise UserError(
-            "model.hidden_size=1 with model.norm=layernorm: one number minus its mean is 0, so no "
-            "layer would see a token; use model.hidden_size=2 or more"
+            "model.hidden_size=1 with model.norm=layernorm: one number minus its mean is 0, which "
+            "erases every token; use model.hidden_size=2 or more"
         )
     if options.rope and options.head_size % 2:
         raise UserError(
-            f"model.positions=rope turns pairs, and a head has {options.head_size} numbers; use an "
-            "even model.head_size"
+            f"model.positions=rope rotates pairs, but a head has {options.head_size} elements; use "
+            "an even model.head_size"
         )
     if options.window is not None and not options.causal:
         raise UserError(
-            f"model.window={options.window} is of a token and those before it, and with "
-            "model.causal=false a token attends to those after it, too; leave one of them out"
+            f"model.window={options.window} covers a token and those before it, but with "
+            "model.causal=false a token also attends to those after it; leave one of them out"
         )
     if model.rope:
         _check_scaling(model.rope)
@@ -389,8 +389,7 @@ def _check_scaling(rope: Rope) -> None:
             raise UserError(f"model.rope.scaling={scaling} needs model.rope.{name}; set it")
     if scaling == "yarn" and rope.theta <= 1:
         raise UserError(
-            f"model.rope.theta={rope.theta}: yarn finds pairs by its logarithm; use a number "
-            "above 1"
+            f"model.rope.theta={rope.theta}: yarn takes its logarithm; use a number above 1"
         )
     span = rope.range
     if span is not None and not (len(span) == 2 and 0 < span[0] < span[1]):

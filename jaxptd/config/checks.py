@@ -41,7 +41,7 @@ def require_share(section: str, config: Any, name: str) -> None:
     require_below_one(section, config, name)
     if getattr(config, name) > MOST_DROPPED:
         raise UserError(
-            f"{section}.{name}={getattr(config, name)} drops everything, as masks are exact to "
+            f"{section}.{name}={getattr(config, name)} drops everything: masks are exact to "
             f"2**-32; use {MOST_DROPPED} or less"
         )
 

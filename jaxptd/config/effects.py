@@ -1,7 +1,7 @@
 """Fields of a model and of a layout that do not fit each other, or that have no effect.
 
-Of fields that were set without an effect those that only a pipeline or a grid has are refused. The
-others may stay in a config that is tried on fewer devices, and are named when a run starts.
+Fields without effect are refused if they need a pipeline or a grid. Others may stay in a config
+that is tried on fewer devices, and are named when a run starts.
 """
 
 import dataclasses
@@ -94,13 +94,13 @@ def refuse_without_effect(model: ModelConfig, layout: Layout) -> None:
     for need, field, value in _without_effect(model, layout):
         if need.refused:
             raise UserError(
-                f"{field}={quoted(value)} has no effect without {need.words}; set that too, or "
+                f"{field}={quoted(value)} has no effect without {need.words}; set that as well, or "
                 f"leave {field} out"
             )
 
 
 def without_effect(model: ModelConfig, layout: Layout) -> Iterator[str]:
-    """Yields a sentence for each field that was set to another value than its default in vain."""
+    """Yields a sentence for each field without effect that is not at its default."""
     for need, field, value in _without_effect(model, layout):
         yield f"{field}={quoted(value)} has no effect without {need.words}"
 
@@ -129,7 +129,7 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
         )
     if layout.has_grid and model.kernels == "triton":
         raise UserError(
-            "model.kernels=triton: a norm reads all numbers of a token, and a grid (layout.row, "
+            "model.kernels=triton: norms need all elements of a token, but a grid (layout.row, "
             "layout.col) splits them; use model.kernels=xla"
         )
     _check_offload(model, layout)
@@ -141,5 +141,5 @@ def _check_offload(model: ModelConfig, layout: Layout) -> None:
         layers = "" if model.remat_layers is None else f", model.remat_layers={model.remat_layers}"
         raise UserError(
             f"layout.offload=activations with model.remat={model.remat}{layers}: it offloads what "
-            "model.remat=dots keeps; use model.remat=dots"
+            "model.remat=dots saves; use model.remat=dots"
         )

@@ -1,7 +1,7 @@
-"""Finds config files, and reads YAML that a person wrote: such a file, or an option's value.
+"""Finds config files, and reads YAML that users write: such a file, or an option's value.
 
-YAML that would take for ever to read, or that is more than plain values, is refused: devices and
-pipes, large files, aliases that stand for a great many values, and tags that make objects.
+Refuses YAML that could take forever to read, or that is more than plain values: devices and pipes,
+large files, aliases that expand to very many values, and tags that make objects.
 """
 
 import contextlib
@@ -73,28 +73,28 @@ def _folder() -> Path:
     return installed if installed.is_dir() else package.parent / "configs"
 
 
-# ---- words that mean something else in YAML than to most people ----------------------------------
+# ---- values that mean something else in YAML than to most people ---------------------------------
 
 # Configs are read as YAML 1.1, in which 0123 is 83 (octal), 1:30 is 90 (base 60), and yes is true.
 
 Kinds = tuple[Any, ...]
 LEADING_ZERO = re.compile(r"([-+]?)0([\d_]*\d[\d_]*)")
 BASE_60 = re.compile(r"[-+]?\d[\d_]*(?::[0-5]?\d)+(?:\.[\d_]*)?")
-# A float for most people and for YAML 1.2, a text for PyYAML.
+# A float to most people and in YAML 1.2, but text to PyYAML.
 EXPONENT = re.compile(r"[-+]?\d[\d_]*(?:\.\d*)?[eE][-+]?\d+")
 TYPES = Rules(below=math.inf, paths=False)
 NOT_TEXTS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes texts in quotes that `check_scalars` would refuse without."""
+    """Quotes texts that `check_scalars` would otherwise refuse."""
 
 
 Dumper.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("+-0123456789"))
 
 
 def check_scalars(where: str, node: yaml.Node | None, kind: Any, *, option: bool = False) -> None:
-    """Raises UserError for a value that YAML reads as another one than stands there.
+    """Raises UserError for a value that YAML reads as something else than is written.
 
     Args:
         where: the field, and its file or option, for the message.
@@ -139,12 +139,12 @@ def _check_number(where: str, text: str) -> None:
             "" if octal is None or str(octal) == digits else f", or {match[1]}{octal} for octal"
         )
         raise UserError(
-            f"{where}: {quoted(text)} begins with 0, which some readers of YAML take for octal; "
+            f"{where}: {quoted(text)} begins with 0, which some YAML readers take for octal; "
             f"write {match[1]}{quoted(digits)}{remedy}"
         )
     if BASE_60.fullmatch(text):
         raise UserError(
-            f"{where}: {quoted(text)} is a number of base 60 in YAML, {_base_60(text):.12g}; "
+            f"{where}: {quoted(text)} is a base-60 number in YAML, {_base_60(text):.12g}; "
             "write it without colons"
         )
 
@@ -157,7 +157,7 @@ def _base_60(text: str) -> float:
 
 
 def _check_word(where: str, node: yaml.ScalarNode, choices: list[str]) -> None:
-    """Raises UserError for a number or a truth value where a text or a choice is expected."""
+    """Raises UserError for a number or a boolean where text or a choice is expected."""
     if node.tag not in NOT_TEXTS:
         return
     text = quoted(node.value)
@@ -174,9 +174,9 @@ def _words(tag: str) -> str:
 
 LARGEST = 10**6  # bytes
 MOST_VALUES = 2000  # in a document, with aliases replaced by what they stand for
-MOST_DIGITS = 300  # of a whole number; a float cannot be larger
-TEMPLATE = "no ${...} or {{...}} is replaced here: write the values out"
-REMEDY = "name a YAML file of a config"
+MOST_DIGITS = 300  # digits of a whole number; a float cannot be larger
+TEMPLATE = "${...} and {{...}} are not expanded: write the values out"
+REMEDY = "name a YAML config file"
 TAG = "tag:yaml.org,2002:"
 PLAIN = frozenset(f"{TAG}{name}" for name in ("str", "seq", "map"))  # wherever they are written
 SCALARS = frozenset(f"{TAG}{name}" for name in ("null", "bool", "int", "float", "merge"))
@@ -222,7 +222,7 @@ def read_yaml(path: str) -> yaml.Node | None:
     except _TooManyError as error:
         raise UserError(f"{path}: {error}; {REMEDY}, with globs for many files") from error
     except RecursionError as error:
-        raise UserError(f"{path} is not YAML of a config: too many brackets; {REMEDY}") from error
+        raise UserError(f"{path} is not a YAML config: too many brackets; {REMEDY}") from error
     except yaml.YAMLError as error:
         place = " ".join(str(error).replace(' in "<unicode string>",', " at").split())
         template = f"; {TEMPLATE}" if re.search(r"\$\{|\{\{|\{%", text) else ""
@@ -270,7 +270,7 @@ def option_value(name: str, text: str, kind: Any) -> Any:
 
 
 def _has_texts(kind: Any) -> bool:
-    """True if a value of a field, and not only an item of one, can be a text."""
+    """True if a field's value, and not only an item of it, can be text."""
     members = _members(kind)
     return str in members or any(isinstance(x, str) for k in members for x in typing.get_args(k))
 
@@ -351,7 +351,7 @@ def _check_names(where: str, mapping: yaml.MappingNode) -> None:
     for key, _ in mapping.value:
         if not isinstance(key, yaml.ScalarNode):
             line = key.start_mark.line + 1
-            raise UserError(f"{where}: a key in line {line} is a {key.id}, no name; {TEMPLATE}")
+            raise UserError(f"{where}: a key in line {line} is a {key.id}, not a name; {TEMPLATE}")
 
 
 def check_keys(where: str, root: yaml.Node | None) -> None:
@@ -371,7 +371,7 @@ def _is_implicit(node: yaml.Node) -> bool:
 
 
 def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
-    """All nodes, those behind an alias each time; a document that contains itself has no end."""
+    """All nodes, aliased ones each time; endless for a document that contains itself."""
     waiting = [] if root is None else [root]
     while waiting:
         node = waiting.pop()
@@ -395,6 +395,8 @@ def _read(path: str) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path} is a device or a pipe, not a file on disk; {REMEDY}")
     if status.st_size > LARGEST:
-        raise UserError(f"{path} has {status.st_size} bytes, a config at most {LARGEST}; {REMEDY}")
+        raise UserError(
+            f"{path} has {status.st_size} bytes, but a config at most {LARGEST}; {REMEDY}"
+        )
     with open(path, "rb") as file:
         return file.read(LARGEST)

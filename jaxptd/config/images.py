@@ -34,8 +34,8 @@ class Images(Section):
         decoder_depths: blocks of each level on the way up, finest level first; an encoder has none;
             null is as many as on the way down.
         dice: swin-unet's Dice loss, per image, or per batch as published.
-        drop_path: stochastic depth: share of samples that skip the last block; it grows from 0 at
-            the first block.
+        drop_path: stochastic depth: fraction of samples that skip the last block; it grows from 0
+            at the first block.
     """
 
     size: int = 224
@@ -53,7 +53,7 @@ class Images(Section):
         require_positive(NAME, self, "size", "channels", "classes", "patch", "window")
         require_share(NAME, self, "drop_path")
         if self.classes < 2:
-            raise UserError(f"{NAME}.classes={self.classes} tells nothing apart; use 2 or more")
+            raise UserError(f"{NAME}.classes={self.classes}: use 2 or more")
         for name in ("depths", "decoder_depths"):
             depths = getattr(self, name)
             if any(depth < 2 or depth % 2 for depth in depths):
@@ -74,7 +74,7 @@ class Images(Section):
         return self.size // (self.patch * 2**level)
 
     def window_at(self, level: int) -> int:
-        """Patches in a row of a level's windows: a smaller level is one window."""
+        """Patches per side of a level's windows; a smaller level is a single window."""
         return min(self.window, self.rows(level))
 
     def in_strips(self, level: int, devices: int) -> bool:
@@ -82,12 +82,12 @@ class Images(Section):
         return windows_split(self.rows(level), self.window_at(level), devices)
 
     def shift(self, level: int) -> int:
-        """Patches by which every second block shifts its windows: none where there is only one."""
+        """Patches by which every second block shifts its windows; 0 if there is only one window."""
         return self.window // 2 if self.rows(level) > self.window else 0
 
 
 def windows_split(rows: int, window: int, devices: int) -> bool:
-    """True if whole windows, rows of them, split over devices."""
+    """True if whole rows of windows split over devices."""
     return rows % (window * devices) == 0
 
 

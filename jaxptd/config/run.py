@@ -133,8 +133,8 @@ class Config:
         name = self.optimizer.name
         if self.layout.update_on == "host" and name in WHOLE_MATRICES:
             raise UserError(
-                f"layout.update_on=host with optimizer.name={name}: it looks at whole matrices, of "
-                "which devices have shards; use adamw, lion or sgd, or layout.update_on=device"
+                f"layout.update_on=host with optimizer.name={name}: it needs whole matrices, but "
+                "devices hold shards; use adamw, lion or sgd, or layout.update_on=device"
             )
 
     def _check_positions(self) -> None:
@@ -158,13 +158,13 @@ class Config:
 
     @property
     def gathers_again(self) -> bool:
-        """True if backward gathers the inputs of first products again, and layers keep shards."""
+        """True if backward gathers the inputs of each layer's first matmuls again."""
         layout = self.layout
         return layout.gathers_inputs and not layout.keep_gathered and self.model.keeps_inputs
 
     @cached_property
     def padded_model(self) -> ModelConfig:
-        """The model with sequences as long as devices hold them, padded if need be."""
+        """The model with sequences as long as the devices hold, padded if need be."""
         unit = self.layout.sequence_unit
         return self.model.with_lengths(lambda length: -(-length // unit) * unit)
 

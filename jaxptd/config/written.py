@@ -1,4 +1,4 @@
-"""A config as the text of a YAML file, and back; what its keys are, for messages."""
+"""Converts a config to the text of a YAML file and back; finds its keys for messages."""
 
 import dataclasses
 import functools

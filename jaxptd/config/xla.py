@@ -4,19 +4,19 @@ from jaxptd.layout import Layout
 
 # Flags for simulated devices. XLA ends the process at once for a flag that it does not know; the
 # jaxlib of every version of jax in pyproject.toml knows these.
-# On a slow or busy machine simulated devices reach a collective at very different times: by default
-# XLA warns after 20 s and ends the process after 40.
+# On a slow or busy machine, simulated devices reach a collective at very different times: by
+# default XLA warns after 20 s and ends the process after 40.
 PATIENCE = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
     " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
     " --xla_cpu_collective_timeout_seconds=1200"
 )
-# XLA's runtime for CPUs keeps collectives in order by when they start, and all permutes meet at one
-# place. A loop with a kernel that runs on several threads counts as done when it has started: then
-# a permute that does not wait for the loop, such as of a matrix of weights, runs between those of
-# its trips, on one device earlier than on another, and the process hangs or aborts. So XLA splits
-# none of its kernels over threads and leaves products to itself; sums stay with its library, which
-# adds in a more accurate order. Large products and sums are still split: no flag turns that off.
+# XLA's CPU runtime orders collectives by when they start, and all permutes share one rendezvous. A
+# loop with a multithreaded kernel counts as done once started: then a permute that does not wait
+# for the loop, such as one of a weight matrix, runs between the loop's permutes, at different
+# points on different devices, and the process hangs or aborts. So XLA must not split its kernels
+# over threads, and runs matmuls itself; sums stay with its library, which adds in a more accurate
+# order. Large matmuls and sums are still split: no flag turns that off.
 KERNELS_UNSPLIT = (
     "--xla_disable_hlo_passes=cpu-parallel-task-assigner"
     " --xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
@@ -27,8 +27,8 @@ KERNELS_UNSPLIT = (
 # Without that scheduler rings need less memory; unrolled layers without a ring need more.
 ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
-# The share of a GPU's memory that JAX takes for a run, of its own accord three quarters; what is
-# left is for fragments, and for what is not JAX's.
+# The share of a GPU's memory that JAX takes for a run (its default is 75 %); the rest is for
+# fragmentation and for other users of memory.
 GPU_MEMORY = 0.92
 
 

@@ -1,8 +1,8 @@
 """The data of a run: from `data.source` to the sequences of step n. Needs numpy, not JAX.
 
 `sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `corpus` ->
-`batches`, and of several sources `mixture`; then `objectives`, unless it is the next token.
-`jaxptd data` tokenizes text once, into a file that later runs memory-map.
+`batches`, or `mixture` for several sources; then `objectives`, except for next-token prediction.
+`jaxptd data` tokenizes text once into a file that later runs memory-map.
 """
 
 import contextlib
@@ -64,8 +64,8 @@ class Data:
     Args:
         train: the beginning of the corpus, in random order.
         validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
-        remarks: what a person should know of how the text was read; a line each.
-        identity: tells this data from other data, see `batches.py`; empty of images.
+        remarks: what a user should know about how the text was read, one line each.
+        identity: distinguishes this data from other data, see `batches.py`. Empty for images.
     """
 
     train: Samples
@@ -91,33 +91,33 @@ def open_data(
     >>> open_data(config, load_tokenizer("bytes"), **sizes, seed=0).train.rows([0, 1]).shape
     (2, 17)
 
-    Text is read and tokenized here, each document followed by the end of document; `.bin` files are
-    memory-mapped, and their ids used unchanged, whatever `tokenizer` is.
+    Text is read and tokenized here, with an end of document after each document. `.bin` files are
+    memory-mapped and their ids used unchanged, whatever `tokenizer` is.
 
     Args:
         config: names the sources.
-        tokenizer: of their text.
-        seq_length: tokens of a sequence; with an objective its `window` instead.
-        vocab_size: ids are below it.
-        seed: of the order of training.
-        objective: makes the fields of a batch, so that both splits are `Prepared`; None is the next
-            token.
+        tokenizer: for text.
+        seq_length: tokens in a sequence; an objective uses its `window` instead.
+        vocab_size: upper bound of the ids.
+        seed: of the training order.
+        objective: makes the fields of a batch; both splits are then `Prepared`. None predicts the
+            next token.
 
     Raises:
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer or
             an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, a split is
-            shorter than one sequence, its tokens are all of prompts, or the objective has no use
-            for prompts or for documents apart.
+            shorter than one sequence or holds only prompts, or the objective does not support
+            prompts or separate documents.
     """
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
         check_range("jaxptd.open_data", name, value, least=1)
     check_range("jaxptd.open_data", "seed", seed, least=0)
     if config.augment:
-        raise UserError("data.augment=true turns images, and this is text; leave it out")
+        raise UserError("data.augment=true is for images, but this is text; leave it out")
     if objective is None:
         return _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
     _check_objective(objective, config, vocab_size)
-    config = dataclasses.replace(config, special_tokens="parse")  # no remark offers another way
+    config = dataclasses.replace(config, special_tokens="parse")  # no remark may suggest otherwise
     data = _open_sources(config, tokenizer, (objective.window, vocab_size), seed)
     return Data(
         train=Prepared(data.train, objective, seed),
@@ -128,12 +128,12 @@ def open_data(
 
 
 def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int) -> None:
-    """Raises UserError for too few ids, or for what only the next token as objective can have."""
+    """Raises UserError for too few ids, or for settings that need next-token prediction."""
     check_vocabulary(objective.vocab_size, vocab_size)
     for name, value in (("prompt_field", None), ("documents", "joined")):
         if (given := getattr(config, name)) != value:
             raise UserError(
-                f"data.{name}={given!r}: this model does not predict next tokens; use "
+                f"data.{name}={given!r}: this model does not predict the next token; use "
                 f"data.{name}={value or 'null'}"
             )
 
@@ -182,7 +182,7 @@ def _open(
 
 @contextlib.contextmanager
 def _naming(source: str) -> Iterator[None]:
-    """Names the source of a mixture in what is wrong with it."""
+    """Adds the source's name to errors about one source of a mixture."""
     try:
         yield
     except UserError as error:

@@ -1,8 +1,8 @@
 """Reads documents from text files and tokenizes them.
 
-- files of records, see `records.py`: the field `data.text_field` of each is a document (other
-  fields are ignored, empty texts skipped); with `data.prompt_field` another field is its prompt;
-- any other file: UTF-8 text, the whole file is one document, line ends unchanged, a byte order mark
+- files of records, see `records.py`: the field `data.text_field` of each record is a document
+  (other fields are ignored, empty texts skipped); with `data.prompt_field` another is its prompt;
+- any other file: UTF-8 text, one document per file, with line ends unchanged and a byte order mark
   dropped.
 """
 
@@ -18,8 +18,8 @@ from jaxptd.data.tokenizers import Tokenizer, spellings, with_begin
 from jaxptd.errors import UserError
 
 TEXT = "text"  # the field of a record that holds its document
-LONGEST = 2**20  # characters of two lines that are looked at
-BLANK = 8  # ids behind a text's own end mark, if they are spaces, are left out
+LONGEST = 2**20  # characters of the first two lines to look at
+BLANK = 8  # up to so many ids of spaces after a text's own end mark are dropped
 
 
 def read_documents(path: Path, text_field: str = TEXT) -> Iterator[str]:
@@ -55,15 +55,15 @@ def tokenize(
     *,
     text_field: str = TEXT,
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens of each document of each file, 1D, from its begin to its end of document.
+    """Yields the tokens of each document of each file, 1D, with its begin and end tokens.
 
-    A text that begins or ends so by itself gets no second one.
+    A text that already begins or ends with these tokens gets no second one.
 
     Args:
         files: of text.
         tokenizer: of the text.
         spelled: counts the special tokens that texts spell.
-        text_field: of records, that which holds a document.
+        text_field: record field that holds a document.
 
     Raises:
         UserError: as `read_documents`.
@@ -82,15 +82,15 @@ def tokenize_answers(
     *,
     spelled: Counter[str] | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the tokens of each record, prompt, answer and end of document, and which are counted.
+    """Yields each record's tokens (prompt, answer, end of document) and which of them count.
 
-    Prompt and answer are tokenized apart, as a prompt is that a model is asked to continue. The
-    second array, of bool, is False for the tokens of the prompt and those before it.
+    Prompt and answer are tokenized separately, as in generation. The second array, of bool, is
+    False up to the end of the prompt.
 
     Args:
         files: of records.
         tokenizer: of the text.
-        fields: names of that with the prompt, and of that with the answer.
+        fields: names of the prompt's field and the answer's.
         spelled: counts the special tokens that texts spell.
 
     Raises:
@@ -108,7 +108,7 @@ def tokenize_answers(
 
 
 def _document(tokenizer: Tokenizer, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The ids of a document, with those that begin it and the one that ends it, each once."""
+    """The ids of a document with its begin tokens and its end token, each once."""
     ids = np.concatenate(parts)
     begin, end = (np.array(x, ids.dtype) for x in (tokenizer.begin, [tokenizer.end_of_document]))
     tail = ids[-BLANK:]
@@ -144,8 +144,8 @@ def _read_text(path: Path) -> Iterator[list[str]]:
         text = decoded(file.read(), str(path))
     if _is_of_records(text):
         raise UserError(
-            f"data.source: {path} has a JSON object in each line, and by its name it is text; name "
-            "it .jsonl, so that each object is a record"
+            f"data.source: {path} has a JSON object in each line, but its name says text; rename "
+            "it to .jsonl, so that each object is a record"
         )
     if text:
         yield [text]

@@ -1,4 +1,4 @@
-"""The tokens of a source's files, and its split into training and validation. N tokens in all."""
+"""The tokens of a source's files, split into training and validation. N is their number."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ class Corpus:
     Args:
         tokens: ids[N].
         counted: bool[N], False for the tokens of prompts; None without prompts.
-        remarks: what a person should know of how the text was read; a line each.
+        remarks: what a user should know about how the text was read, one line each.
     """
 
     tokens: np.ndarray | Concatenated
@@ -43,8 +43,8 @@ def read_corpus(
     """Reads the files of a source: maps token files, reads and tokenizes text.
 
     Raises:
-        UserError: a file is broken, text and token files are mixed, token files are to have
-            prompts, the tokenizer or an id does not fit `vocab_size`, or the tokenizer cannot tell
+        UserError: a file is broken, text and token files are mixed, prompts are wanted from token
+            files, the tokenizer or an id does not fit `vocab_size`, or the tokenizer cannot tell
             documents apart.
     """
     if not _are_token_files(files):
@@ -59,19 +59,19 @@ def read_corpus(
 
 
 def about_ids(path: Path, tokenizer: Tokenizer) -> Iterator[str]:
-    """Says how the ids of a `.bin` file were read, where that is not plain."""
+    """Says how the ids of a `.bin` file were read, where that is not obvious."""
     layout = layout_of(path)
     if layout.guessed:
         yield (
-            f"{path} has no header, and by their pattern its ids have 32 bits; `jaxptd data` "
-            "writes files that say so"
+            f"{path} has no header; its ids were read as 32 bits, judging by their pattern "
+            "(`jaxptd data` writes files with a header)"
         )
     written = (layout.vocab_size, layout.end_of_document)
     expected = (tokenizer.vocab_size, tokenizer.end_of_document)
     if layout.vocab_size is not None and written != expected:
         yield (
             f"warning: {path} was made with a tokenizer of {written[0]} ids whose documents end "
-            f"with {written[1]}, and data.tokenizer has {expected[0]} and {expected[1]}; name the "
+            f"with {written[1]}, but data.tokenizer has {expected[0]} and {expected[1]}; name the "
             "tokenizer that made it"
         )
 
@@ -100,7 +100,7 @@ def split_corpus(
 
 
 def _are_token_files(files: Sequence[Path]) -> bool:
-    """True if the files hold ids, False if they hold text. Raises UserError for a mixture."""
+    """True if the files hold ids, False if they hold text. Raises UserError if both occur."""
     text = [path for path in files if not is_token_file(path)]
     ids = [path for path in files if is_token_file(path)]
     if text and ids:
@@ -114,8 +114,8 @@ def _are_token_files(files: Sequence[Path]) -> bool:
 def _check_prompts(files: Sequence[Path], config: "DataConfig") -> None:
     if config.prompt_field is not None:
         raise UserError(
-            f"data.prompt_field={config.prompt_field!r}: {files[0]} holds tokens, which do not "
-            "tell prompts from answers; name the .jsonl they were made of, or use "
+            f"data.prompt_field={config.prompt_field!r}: {files[0]} holds tokens, which cannot "
+            "tell prompts from answers; name the .jsonl they were made from, or use "
             "data.prompt_field=null"
         )
 
@@ -127,16 +127,16 @@ def _check_end_of_document(
     for path, end in ends:
         if end not in (None, tokenizer.end_of_document):
             raise UserError(
-                f"data.documents=apart, and documents of {path} end with {end}, those of "
-                f"data.tokenizer with {tokenizer.end_of_document}; name the tokenizer that made it"
+                f"data.documents=apart: documents in {path} end with {end}, but data.tokenizer's "
+                f"end with {tokenizer.end_of_document}; name the tokenizer that made it"
             )
     if all(end is not None for _, end in ends):
         return
     if config.tokenizer == "bytes" and vocab_size > tokenizer.vocab_size:
         raise UserError(
-            "data.documents=apart has to know the end of document of these token files, which "
+            "data.documents=apart must know the end of document in these token files, which "
             f"data.tokenizer=bytes may not have made (model.vocab_size={vocab_size}); name the "
-            "tokenizers JSON file that made them, or use model.vocab_size=null"
+            "tokenizer.json that made them, or use model.vocab_size=null"
         )
 
 
@@ -153,7 +153,10 @@ def _read_text(
         ids, counted = map(np.concatenate, zip(*pieces, strict=True))
     check_ids(ids, tokenizer, vocab_size)
     remarks = [*about_begin(tokenizer)]
-    if config.special_tokens in ("auto", tokenizer.special_tokens):  # else an objective says how
+    if config.special_tokens in (
+        "auto",
+        tokenizer.special_tokens,
+    ):  # otherwise the objective decides how
         remarks += about_spellings(spelled, tokenizer)
     return Corpus(ids, counted, tuple(remarks))
 
@@ -161,17 +164,17 @@ def _read_text(
 def check_ids(ids: np.ndarray, tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises UserError if a text has a token that the model's vocabulary lacks.
 
-    A tokenizer may be larger than the model where no text has its last tokens, such as a `[PAD]`.
+    A tokenizer may be larger than the model if no text uses its last tokens, such as `[PAD]`.
     """
     if tokenizer.vocab_size <= vocab_size or (largest := int(ids.max(initial=0))) < vocab_size:
         return
     if tokenizer.end_of_document >= vocab_size:
         check_vocabulary(tokenizer.vocab_size, vocab_size)
     raise UserError(
-        f"model.vocab_size={vocab_size}, and the text has the token "
-        f"{spelling(tokenizer, largest)} with id {largest}; leave it out of the text, or use the "
-        "tokenizer of the model; a model that starts from no weights may have "
-        f"{tokenizer.vocab_size} ids, or null"
+        f"model.vocab_size={vocab_size}, but the text has the token "
+        f"{spelling(tokenizer, largest)} with id {largest}; leave it out of the text, use the "
+        "model's tokenizer or, for a model trained from scratch, "
+        f"model.vocab_size={tokenizer.vocab_size} or null"
     )
 
 
@@ -182,12 +185,12 @@ def about_begin(tokenizer: Tokenizer) -> Iterator[str]:
         shown = " ".join(names.get(token, str(token)) for token in tokenizer.begin)
         yield (
             f"each document begins with {shown}, as the tokenizer's files say; "
-            "data.begin_token=none begins it with its text"
+            "data.begin_token=none leaves that out"
         )
 
 
 def about_spellings(spelled: Counter[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """Says how the special tokens that texts spell were read, if there are any."""
+    """Says how spelled-out special tokens were read, if there are any."""
     if not spelled:
         return
     number, names = spelled.total(), [quoted(name) for name, _ in spelled.most_common(3)]
@@ -195,12 +198,12 @@ def about_spellings(spelled: Counter[str], tokenizer: Tokenizer) -> Iterator[str
     times = "once" if number == 1 else f"{number} times"
     if tokenizer.special_tokens == "parse":
         yield (
-            f"the text spells special tokens {times} ({shown}): read as these tokens; "
+            f"the text spells out special tokens {times} ({shown}): read as these tokens; "
             "data.special_tokens=text reads them as plain text"
         )
     else:
         yield (
-            f"the text spells special tokens {times} ({shown}): read as plain text; "
+            f"the text spells out special tokens {times} ({shown}): read as plain text; "
             "data.special_tokens=parse reads them as these tokens"
         )
 

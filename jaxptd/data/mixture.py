@@ -1,13 +1,13 @@
-"""Samples of several sources, mixed by weight: a function of the seed and the sample number only.
+"""Samples of several sources, mixed by weight: a pure function of seed and sample number.
 
-A source with the share w of all weights has an interval of [0, 1) that is w long. Sample n is from
-the source whose interval has frac(c + n / golden ratio), with c drawn from the seed. These numbers
-are spread evenly over every interval: of N samples in a row the source has w * N, to 8 samples (the
-error grows with log N, and is below 7 in a period).
+A source with the share w of all weights owns an interval of [0, 1) of length w. Sample n comes from
+the source whose interval contains frac(c + n / golden ratio), with c drawn from the seed. These
+numbers spread evenly over every interval: among any N consecutive samples the source has w * N, to
+within 8 samples (the error grows with log N, and is below 7 in a period).
 
-Fractions are whole numbers of 1 / PERIOD. So shares are exact to 1 / PERIOD, and the sequence of
-sources repeats after PERIOD samples. A table of one period gives the number of earlier samples of
-the same source; that is the sample's number in its source, which is read in its own order, epoch
+Fractions are multiples of 1 / PERIOD, so shares are exact to 1 / PERIOD and the sequence of sources
+repeats after PERIOD samples. A table of one period gives the number of earlier samples from the
+same source. That is the sample's number within its source, which is read in its own order, epoch
 after epoch.
 
 Source: Kuipers and Niederreiter, Uniform Distribution of Sequences, 1974, chapter 2.3.
@@ -23,11 +23,11 @@ import numpy as np
 from jaxptd.data.batches import Samples
 
 PERIOD = 2**20
-# Near PERIOD / golden ratio, and odd: multiples of it are all numbers below PERIOD. Their fractions
-# are as even as the golden ratio's, since no term of the continued fraction of step / PERIOD is
-# above 3 (those of the golden ratio are all 1).
+# Near PERIOD / golden ratio, and odd, so that its multiples reach all numbers below PERIOD. Their
+# fractions are as even as the golden ratio's, because no term of the continued fraction of
+# step / PERIOD exceeds 3 (the golden ratio's are all 1).
 STEP = 646_735
-OF_MIXTURES = 2**63  # epochs, which Philox is keyed with too, have smaller numbers
+OF_MIXTURES = 2**63  # Philox is also keyed with epochs, which have smaller numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class Mixture(Samples):
     """Samples of several sources.
 
     Args:
-        parts: of each source.
-        weights: of each source, above 0; their sum may be any.
+        parts: the samples of each source.
+        weights: of each source, above 0, with any sum.
         seq_length: T.
         seed: 0 or more.
     """
@@ -90,10 +90,10 @@ class Mixture(Samples):
 
 
 class Period(NamedTuple):
-    """The sources of PERIOD samples in a row.
+    """The sources of PERIOD consecutive samples.
 
-    sources: of each sample. ranks: number of earlier samples of its source. places: sample numbers,
-    source by source. counts: number of samples of each source.
+    sources: of each sample. ranks: number of earlier samples from its source. places: sample
+    numbers, grouped by source. counts: number of samples of each source.
     """
 
     sources: np.ndarray
@@ -128,7 +128,7 @@ def make_period(weights: Sequence[float], seed: int) -> Period:
 
 
 def counts_of(weights: Sequence[float]) -> np.ndarray:
-    """Samples of each source in a period, within 1 of its share; may be 0 for a tiny share."""
+    """Samples of each source in a period, within 1 of its share; 0 is possible for a tiny one."""
     shares = np.array(weights, dtype=np.float64) / sum(weights)
     ends = np.round(PERIOD * np.cumsum(shares)).astype(np.int64)
     return np.diff(ends, prepend=0)
@@ -140,6 +140,6 @@ def seed_of(seed: int, source: int) -> int:
 
 
 def _draw(seed: int, number: int) -> int:
-    """Draws 64 bits as a pure function."""
+    """Draws 64 random bits, as a pure function."""
     key = np.array([seed, OF_MIXTURES + number], dtype=np.uint64)
     return int(np.random.Philox(key=key).random_raw())

@@ -8,16 +8,16 @@ from typing import Any
 
 from jaxptd.errors import UserError, install, quoted
 
-LISTED = 8  # columns that an error names
+LISTED = 8  # most columns that an error lists
 ROWS = 1024  # in memory at a time
 SUFFIX = ".parquet"
 
 
 def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
-    """Yields these columns of each row; the last is the text, without which a row is skipped.
+    """Yields these columns of each row; the last is the text, and rows without text are skipped.
 
     Raises:
-        UserError: pyarrow is not installed, or the file is damaged, or lacks a column of strings.
+        UserError: pyarrow is missing, or the file is damaged or lacks such a column of strings.
     """
     needs = f"it needs columns of strings, {' and '.join(map(json.dumps, fields))}"
     file = _opened(path)
@@ -43,7 +43,7 @@ def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _column(batch: Any, name: str, path: Path, before: int) -> list[Any]:
-    """The values of a column. Raises UserError for text that is no UTF-8."""
+    """The values of a column. Raises UserError for text that is not UTF-8."""
     column = batch.column(name)
     try:
         return list(column.to_pylist())

@@ -1,7 +1,7 @@
-"""Records of files: one JSON object a line, a JSON array of them, or rows of a table.
+"""Reads records from files: one JSON object per line, a JSON array of them, or rows of a table.
 
-`.jsonl` (`.ndjson`, `.jsonlines`) and `.json` are JSON, `.csv` and `.tsv` tables with the names of
-their columns in the first row, `.parquet` see `parquet.py`. Any of them, and text, may be
+`.jsonl` (`.ndjson`, `.jsonlines`) and `.json` are JSON, `.csv` and `.tsv` are tables with column
+names in the first row, and `.parquet` is read by `parquet.py`. All of them, and text, may be
 compressed: `.gz`, `.bz2`, `.xz`, and `.zst` with the `zstandard` package.
 """
 
@@ -23,11 +23,11 @@ from typing import IO, Any
 from jaxptd.data import parquet
 from jaxptd.errors import UserError, install, quoted
 
-# ---- formats that a file has whatever its name is, known by its first bytes ----------------------
+# ---- formats recognized by a file's first bytes, whatever its name -------------------------------
 
-LONGEST = 512  # bytes that are looked at
+LONGEST = 512  # bytes to look at
 _POINTER = b"version https://git-lfs.github.com/spec/"
-# First bytes -> what has them, and what to do.
+# First bytes -> the format, and what to do.
 _KNOWN = (
     (b"\x1f\x8b\x08", "compressed by gzip", "end its name in .gz, or decompress it"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd", "end its name in .zst, or decompress it"),
@@ -42,41 +42,41 @@ _KNOWN = (
     (b"%PDF-", "a PDF", "extract its text"),
     (b"\xff\xfe", "text in UTF-16 or UTF-32", "convert it to UTF-8"),
     (b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
-    (_POINTER, "a pointer of Git LFS, not the file itself", "fetch it: git lfs pull"),
+    (_POINTER, "a Git LFS pointer, not the file itself", "fetch it: git lfs pull"),
 )
 
 
 def check_signature(path: Path, start: bytes, *, ids: bool = False, inner: bool = False) -> None:
-    """Raises UserError, with what to do, for a file that is no text, or no bare ids.
+    """Raises UserError, with a remedy, for a file that is neither text nor bare ids.
 
     Args:
         path: of the file.
         start: its first bytes, decompressed if its name says that it is compressed.
-        ids: the file should hold ids, in which two bytes at the start tell nothing.
+        ids: the file should hold ids; then two bytes at the start prove nothing.
         inner: these bytes were decompressed.
     """
     for magic, kind, remedy in _KNOWN:
         if start.startswith(magic) and not (ids and len(magic) == 2):
             if inner:
-                kind, remedy = f"{kind}, once decompressed", "name the file that is in it"
+                kind, remedy = f"{kind}, once decompressed", "name the file inside it"
             raise UserError(f"data.source: {path} is {kind}; {remedy}")
 
 
 def is_pointer(start: bytes) -> bool:
-    """True for what Git has instead of a large file until `git lfs pull`."""
+    """True for the pointer that Git holds in place of a large file until `git lfs pull`."""
     return start.startswith(_POINTER)
 
 
 # ---- records of a file ---------------------------------------------------------------------------
 
 LINES, ARRAY, TABLES = (".jsonl", ".ndjson", ".jsonlines"), ".json", {".csv": ",", ".tsv": "\t"}
-READ = 2**17  # bytes of a compressed file at a time
-LISTED = 8  # fields that an error names
+READ = 2**17  # bytes of a compressed file to read at a time
+LISTED = 8  # most fields that an error lists
 
 _JSON = {"NoneType": "null", "dict": "an object", "list": "an array", "int": "a number"}
 _JSON |= {"float": "a number", "bool": "true or false"}
 
-Fields = Sequence[str]  # those that are read of each record; the last is its text
+Fields = Sequence[str]  # the fields to read from each record; the last is its text
 
 
 def _zstandard(path: Path) -> Any:
@@ -91,7 +91,7 @@ def _zstandard(path: Path) -> Any:
 
 
 class _Frames(io.RawIOBase):
-    """Frames of zstd, one after the other; the library's own reader takes a cut one for an end."""
+    """Reads zstd frames in sequence; the library's own reader takes a truncated one for the end."""
 
     def __init__(self, file: IO[bytes], library: Any) -> None:
         self._file, self._library = file, library
@@ -127,13 +127,13 @@ COMPRESSED: Mapping[str, Callable[[Path], Any]] = MappingProxyType(
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that says what a file holds, in lower case, without that of a compression."""
+    """The suffix that tells what a file holds, in lower case, without a compression suffix."""
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
     return name.suffix.lower()
 
 
 def has_records(path: Path) -> bool:
-    """True for a file of records, by its name."""
+    """True if the name says that a file holds records."""
     return kind_of(path) in (*LINES, ARRAY, *TABLES, parquet.SUFFIX)
 
 
@@ -155,7 +155,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Inside, what the system and decompression raise is one line that names the file."""
+    """Turns errors of the system and of decompression into one line that names the file."""
     try:
         yield
     except UserError:
@@ -181,10 +181,10 @@ def _plain(path: Path) -> IO[bytes]:
 
 
 def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
-    """Yields these fields of each record; the last is the text, without which one is skipped.
+    """Yields these fields of each record; the last is the text, and empty ones are skipped.
 
     Raises:
-        UserError: a record is damaged, or has no such field; names the file and the place.
+        UserError: a record is damaged or lacks a field; names the file and the position.
         OSError: the file cannot be read.
     """
     kind = kind_of(path)
@@ -201,7 +201,7 @@ def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
 
 
 def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
-    """Yields the fields of JSON objects: in an array, one a line, or one alone."""
+    """Yields the fields of JSON objects: in an array, one per line, or a single one."""
     with open_bytes(path) as file:
         start = file.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]  # type: ignore[attr-defined]
         if start == b"[":
@@ -209,14 +209,14 @@ def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
             return
         first = file.readline()
         lines: Iterable[bytes] = itertools.chain((first,), file)
-        if kind_of(path) == ARRAY and _object(first) is None:  # else a line is read at a time
+        if kind_of(path) == ARRAY and _object(first) is None:  # otherwise read line by line
             data = first + file.read()
             if (record := _object(data)) is not None:
-                needs = f"it is an object with {_named(fields)}, an array of them, or one a line"
+                needs = f"write an object with {_named(fields)}, an array of them, or one per line"
                 yield _texts(record, fields, str(path), needs)
                 return
             lines = io.BytesIO(data)
-        needs = f"each line is an object with {_named(fields)}"
+        needs = f"each line must be an object with {_named(fields)}"
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path} line {number}"
@@ -224,7 +224,7 @@ def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
 
 
 def _object(data: bytes) -> Any:
-    """The object that these bytes are, over any number of lines; None if they are not one."""
+    """The object in these bytes, over any number of lines; None if they are not one object."""
     try:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -232,7 +232,7 @@ def _object(data: bytes) -> Any:
 
 
 def _array(path: Path, data: bytes, fields: Fields) -> Iterator[list[str]]:
-    needs = f"it is an array of objects with {_named(fields)}"
+    needs = f"it must be an array of objects with {_named(fields)}"
     for number, record in enumerate(_parsed(data, str(path), needs), start=1):
         yield _texts(record, fields, f"{path} record {number}", needs)
 
@@ -246,7 +246,7 @@ def _parsed(data: bytes, where: str, needs: str) -> Any:
 
 
 def _texts(record: Any, fields: Fields, where: str, needs: str) -> list[str]:
-    """The fields of a record. Raises UserError for one that is no text."""
+    """The fields of a record. Raises UserError for one that is not text."""
     for field in fields:
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
             if isinstance(record, dict) and field in record:
@@ -267,16 +267,16 @@ def _named(fields: Fields) -> str:
 
 
 def _there(record: Mapping[str, Any], fields: Fields) -> str:
-    """Names the fields that there are, for who meant one of them."""
+    """Lists the fields that exist, in case one of them was meant."""
     texts = [str(name) for name, value in record.items() if isinstance(value, str | None)]
     if not texts and record:
-        return f"there is no field of text, only {', '.join(map(quoted, list(record)[:LISTED]))}"
+        return f"it has no text, only {', '.join(map(quoted, list(record)[:LISTED]))}"
     names = [quoted(name) for name in texts][:LISTED]
     shown = ", ".join(names) + (", ..." if len(texts) > LISTED else "")
-    remedy = "name that of documents with data.text_field"
+    remedy = "name the field of documents with data.text_field"
     if len(fields) > 1:
-        remedy += ", that of prompts with data.prompt_field"
-    return f"there are {shown or 'none'}: {remedy}"
+        remedy += ", the field of prompts with data.prompt_field"
+    return f"it has {shown or 'none'}: {remedy}"
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def _there(record: Mapping[str, Any], fields: Fields) -> str:
 
 @contextlib.contextmanager
 def _long_fields() -> Iterator[None]:
-    """Inside, a field of a table may be longer than the csv module allows by itself."""
+    """Inside, fields of a table may be longer than the csv module's default limit."""
     before = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -293,7 +293,7 @@ def _long_fields() -> Iterator[None]:
 
 
 def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
-    """Yields the fields of the rows of a table whose first row has the names of its columns."""
+    """Yields the fields of a table's rows; the first row names the columns."""
     with open_bytes(path) as file, _long_fields():
         lines = (decoded(line, f"{path} line {n}") for n, line in enumerate(file, start=1))
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
@@ -303,8 +303,8 @@ def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
                 if names.count(field) != 1:
                     if len(names) == 1 and (separator := _separator(names[0], field)):
                         raise UserError(
-                            f"data.source: {path} has its columns between {separator!r}, and by "
-                            f"its name they are between {delimiter!r}; write it so, or as .jsonl"
+                            f"data.source: {path} separates columns by {separator!r}, but its name "
+                            f"says {delimiter!r}; rewrite it that way, or as .jsonl"
                         )
                     many = "two columns" if field in names else "no column"
                     hint = _there(dict.fromkeys(names), fields)
@@ -313,17 +313,15 @@ def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
                 if None in row or None in row.values():
                     raise UserError(
                         f"data.source: {path} line {rows.line_num} has more or fewer fields than "
-                        f"the first line, {len(names)}; mend it"
+                        f"the first line, {len(names)}; fix it"
                     )
                 yield [checked(row[field], f"{path} line {rows.line_num}") for field in fields]
         except csv.Error as error:
-            raise UserError(
-                f"data.source: {path} line {rows.line_num}: {error}; mend it"
-            ) from error
+            raise UserError(f"data.source: {path} line {rows.line_num}: {error}; fix it") from error
 
 
 def _separator(line: str, field: str) -> str | None:
-    """Finds what separates the columns of a line that has this name; None if nothing does."""
+    """Finds the separator of columns in a line that contains this name; None if there is none."""
     return next(
         (each for each in ";\t|," if each in line and field in _names(line.split(each))), None
     )
@@ -348,7 +346,7 @@ def checked(text: str, where: str) -> str:
 
 
 def decoded(data: bytes, where: str) -> str:
-    """Decodes strict UTF-8. Refuses NUL, which no text has and most binary formats do."""
+    """Decodes strict UTF-8. Refuses NUL, which most binary formats have and text never has."""
     if (nul := data.find(b"\0")) >= 0:
         raise UserError(
             f"data.source: {where} is binary, not text (NUL at byte {nul}); "

@@ -1,8 +1,8 @@
 """Finds the files that `data.source` names, in an order that does not depend on the file system.
 
-A source is `stdlib`, a path, or a glob (`**` matches folders too); a path that exists is never read
-as a glob. The matches of a glob are sorted. Megatron's pair `x.bin` + `x.idx` is one source, named
-by either file or by the prefix `x`; `find_files` returns `x.bin`.
+A source is `stdlib`, a path, or a glob (`**` also matches folders); an existing path is never read
+as a glob. A glob's matches are sorted. Megatron's pair `x.bin` + `x.idx` is one source, named by
+either file or by the prefix `x`; `find_files` returns `x.bin`.
 """
 
 import glob
@@ -15,11 +15,11 @@ from pathlib import Path
 from jaxptd.errors import UserError
 
 STDLIB = "stdlib"
-# Other people's packages; and tests, which are not always installed, nor always Python 3.
+# Third-party packages, and tests, which are not always installed, nor always Python 3.
 NOT_STDLIB = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
 )
-# Written when Python was built or installed: two machines with the same Python differ in these.
+# Written when Python was built or installed, so they differ between machines with the same Python.
 OF_THE_MACHINE = ("config-", "_sysconfigdata", "sitecustomize")
 
 
@@ -37,8 +37,8 @@ def find_each(names: Iterable[str]) -> dict[str, list[Path]]:
     """Finds the files of each source.
 
     Raises:
-        UserError: a source matches nothing, is a folder, or names a file a second time
-            (one copy could be trained on, the other validated on).
+        UserError: a source matches nothing, is a folder, or names a file twice (one copy could be
+            trained on and the other validated on).
     """
     patterns: dict[str, str] = {}
     files: dict[str, list[Path]] = {}
@@ -58,9 +58,9 @@ def find_each(names: Iterable[str]) -> dict[str, list[Path]]:
 def stdlib_files() -> list[Path]:
     """The .py files of the running Python's standard library, about 11 MB.
 
-    They are shuffled, by a hash of each name: if they were sorted, the validation split, the end,
-    would be a few packages (xml, zipfile) unlike the rest. The order is the same on every machine
-    with the same Python.
+    They are shuffled by a hash of each name: in sorted order, the validation split at the end would
+    be a few packages (xml, zipfile) unlike the rest. The order is the same on every machine with
+    the same Python.
 
     Raises:
         UserError: this Python has no such files (it keeps its library in a zip).
@@ -103,9 +103,9 @@ def _expand(name: str) -> list[Path]:
     else:
         matches = [match for match in sorted(_glob(name)) if not os.path.isdir(match)]
     if not matches:
-        remedy = "(relative ones start at the working folder)"
+        remedy = "(relative paths start at the working folder)"
         if name.startswith("{"):
-            remedy = "or weights, which are numbers, as in {a.jsonl: 0.7, b.bin: 0.3}"
+            remedy = "or give weights as numbers, such as {a.jsonl: 0.7, b.bin: 0.3}"
         raise UserError(
             f"data.source={name!r} matches no file; use {STDLIB}, or paths or globs of files "
             f"{remedy}"
@@ -116,7 +116,7 @@ def _expand(name: str) -> list[Path]:
 def _glob(pattern: str) -> list[str]:
     try:
         return glob.glob(pattern, recursive=True)
-    except (ValueError, OSError):  # a pattern that no file can have, such as one with NUL
+    except (ValueError, OSError):  # a pattern that cannot match, such as one with NUL
         return []
 
 
@@ -127,6 +127,6 @@ def _checked(path: Path) -> Path:
         return path
     if not os.path.isfile(tokens := path.with_suffix(".bin")):
         raise UserError(
-            f"data.source: {path} is a Megatron index but {tokens} is missing; put it beside"
+            f"data.source: {path} is a Megatron index but {tokens} is missing; put it there"
         )
     return tokens

@@ -6,8 +6,8 @@ r"""Files of token ids, memory-mapped: nothing is read until a batch asks for it
 - **llm.c's** `.bin` (dev/data/data_common.py): 256 int32, of which the first three are magic,
   version and number of ids; magic 20240520 with version 1 has uint16 ids, 20240801 with 7 uint32.
 - **nanoGPT** `.bin` (data/openwebtext/prepare.py): little-endian uint16 ids, nothing else; each
-  document is followed by its end of document. Ids of 32 bits without a header are known by their
-  upper halves, which are small in every id, as no text has every second token.
+  document is followed by its end of document. 32-bit ids without a header are recognized by their
+  upper halves, which are always small: no text repeats one token at every second position.
 - **Megatron** `.bin` + `.idx` (Megatron-LM core/datasets/indexed_dataset.py): the `.bin` is ids,
   nothing else. The `.idx`, little-endian: magic `MMIDIDX\0\0`; version u64 = 1; dtype code u8
   (1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float64, 7 float32, 8 uint16); number of sequences
@@ -15,7 +15,7 @@ r"""Files of token ids, memory-mapped: nothing is read until a batch asks for it
   in the `.bin` int64; the document index int64. The ids are read unchanged; let
   preprocess_data.py add the ends of documents (`--append-eod`).
 
-A `.bin` with an `.idx` beside it is Megatron's.
+A `.bin` with an `.idx` of the same name is Megatron's.
 """
 
 import contextlib
@@ -47,16 +47,23 @@ LLM_C_DTYPES = {(20240520, 1): DTYPES[2], (20240801, 7): DTYPES[4]}  # magic and
 
 TEXT, _LETTERS = 64, frozenset(b"\t\n\r") | frozenset(range(32, 127))  # least bytes; which
 
-# What tells ids of 32 bits from pairs of ids of 16.
-SAMPLED = 2**14  # ids that are looked at, at each of three places
+# How 32-bit ids are told from pairs of 16-bit ids.
+SAMPLED = 2**14  # ids to look at in each of three places
 FEWEST = 16  # pairs
-ENOUGH = 32  # lower halves above SMALL, while no upper one is
-SMALL = 2**5  # an upper half is below: vocabularies of 2 M ids
+ENOUGH = 32  # lower halves above SMALL, while no upper half is
+SMALL = 2**5  # upper halves are below this: vocabularies of 2 M ids
 
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document index
 MEGATRON_VERSION = 1
-MEGATRON_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # ids: no floats
+MEGATRON_DTYPES = {
+    1: "<u1",
+    2: "<i1",
+    3: "<i2",
+    4: "<i4",
+    5: "<i8",
+    8: "<u2",
+}  # dtypes of ids, without the floats
 
 
 def is_token_file(path: Path) -> bool:
@@ -65,10 +72,10 @@ def is_token_file(path: Path) -> bool:
 
 
 def open_tokens(files: Sequence[Path]) -> np.ndarray | Concatenated:
-    """Maps the ids of `.bin` files, in their order: a memmap, or `Concatenated` memmaps of several.
+    """Maps the ids of `.bin` files in order: a memmap, or `Concatenated` memmaps of several files.
 
     Raises:
-        UserError: a file cannot be read, or breaks its format.
+        UserError: a file cannot be read or violates its format.
     """
     arrays = [open_token_file(path) for path in files]
     return arrays[0] if len(arrays) == 1 else Concatenated(tuple(arrays))
@@ -80,11 +87,11 @@ class Layout:
 
     Args:
         dtype: of an id.
-        offset: bytes before the first.
-        count: ids that the file should have; None does not say.
+        offset: bytes before the first id.
+        count: number of ids the file should have. None if the file does not say.
         vocab_size: of the tokenizer that made them, if the file says so.
-        end_of_document: its id.
-        guessed: whether the width of ids is known by their pattern alone.
+        end_of_document: that tokenizer's end of document.
+        guessed: whether the width of ids was only guessed from their pattern.
     """
 
     dtype: np.dtype
@@ -96,10 +103,10 @@ class Layout:
 
 
 def open_token_file(path: Path) -> np.memmap:
-    """Maps the ids of one `.bin` file, in Megatron's format if an `.idx` is beside it.
+    """Maps the ids of one `.bin` file, in Megatron's format if it has an `.idx`.
 
     Raises:
-        UserError: the file cannot be read, or breaks its format.
+        UserError: the file cannot be read or violates its format.
     """
     try:
         layout = layout_of(path)
@@ -109,13 +116,13 @@ def open_token_file(path: Path) -> np.memmap:
         itemsize = layout.dtype.itemsize
         if layout.count is not None and size != layout.count * itemsize:
             raise UserError(
-                f"data.source: {path} has {size} bytes of ids, its header says "
+                f"data.source: {path} has {size} bytes of ids, but its header says "
                 f"{layout.count * itemsize}; it is truncated, make it again"
             )
         if size % itemsize:
             raise UserError(
                 f"data.source: {path} has {size} bytes, not a multiple of {itemsize} "
-                f"({layout.dtype.name} ids); it is truncated or is no token file, make it again"
+                f"({layout.dtype.name} ids); it is truncated or not a token file, make it again"
             )
         return np.memmap(path, dtype=layout.dtype, mode="r", offset=layout.offset)
     except OSError as error:
@@ -126,7 +133,7 @@ def layout_of(path: Path) -> Layout:
     """Finds where the ids of a `.bin` file are, from its index, its header, or its pattern.
 
     Raises:
-        UserError: the index or the header is none that is known.
+        UserError: the index or the header is unknown.
         OSError: the file cannot be read.
     """
     index = path.with_suffix(".idx")
@@ -144,45 +151,47 @@ def layout_of(path: Path) -> Layout:
                 raise UserError(f"data.source: {path} has llm.c's version {version}; make it again")
             return Layout(LLM_C_DTYPES[magic, version], LLM_C_SIZE, count)
     if len(start) >= TEXT and all(each in _LETTERS for each in start):
-        raise UserError(f"data.source: {path} is text, and by its name it has ids; name it .txt")
+        raise UserError(
+            f"data.source: {path} is text, but its name says token ids; rename it to .txt"
+        )
     _check_order(path, start)
     wide = _has_wide_ids(path)
     return Layout(DTYPES[4] if wide else NANOGPT_DTYPE, guessed=wide)
 
 
 def _check_order(path: Path, start: bytes) -> None:
-    """Raises UserError for ids whose first byte is the upper one, by their pattern.
+    """Raises UserError for ids that look big-endian.
 
-    Texts have mostly ids of the first few thousands, whose upper bytes are small and whose lower
-    ones are any.
+    Most ids of a text are below a few thousand, so that upper bytes are small and lower ones
+    arbitrary.
     """
     if len(start) == LLM_C_SIZE:
         pairs = np.frombuffer(start, NANOGPT_DTYPE)
         low, high = (np.mean(x < 16) for x in (pairs & 0xFF, pairs >> 8))
         if low > 0.5 and high < 0.8 * low:
             raise UserError(
-                f"data.source: {path} seems to have the upper byte of each id first (big-endian), "
-                "and no header; write little-endian ids, x.astype('<u2').tofile(...)"
+                f"data.source: {path} has no header, and its ids look big-endian (upper byte "
+                "first); write little-endian ids, x.astype('<u2').tofile(...)"
             )
 
 
 def _read_header(path: Path, start: bytes) -> Layout:
     if len(start) < HEADER.size:
-        raise UserError(f"data.source: {path} ends in its header; make it again")
+        raise UserError(f"data.source: {path} ends within its header; make it again")
     _, version, itemsize, count, vocab_size, end = HEADER.unpack(start[: HEADER.size])
     if version != VERSION or itemsize not in DTYPES:
         raise UserError(
-            f"data.source: {path} has version {version} of ids of {itemsize} bytes, and this is "
-            f"version {VERSION}, of 2 or 4; make it again, or use a newer jaxptd"
+            f"data.source: {path} has version {version} with ids of {itemsize} bytes, this "
+            f"jaxptd reads version {VERSION} with 2 or 4; make it again, or use a newer jaxptd"
         )
     return Layout(DTYPES[itemsize], HEADER.size, count, vocab_size, end)
 
 
 def _has_wide_ids(path: Path) -> bool:
-    """True for a file without a header whose ids have 32 bits, by their pattern.
+    """True for a file without a header whose ids look like 32 bits.
 
     Raises:
-        UserError: they have 64.
+        UserError: they look like 64 bits.
     """
     size = path.stat().st_size
     if size % 4 or size < 4 * FEWEST:
@@ -195,8 +204,8 @@ def _has_wide_ids(path: Path) -> bool:
         return False
     if len(pairs) % 2 == 0 and not pairs[1::2][: 3 * SAMPLED].any():
         raise UserError(
-            f"data.source: {path} seems to have ids of 64 bits (every second number of 32 is 0), "
-            "and no header; write them as uint16 or uint32"
+            f"data.source: {path} has no header and its ids look like 64 bits (every second "
+            "32-bit number is 0); write them as uint16 or uint32"
         )
     return True
 
@@ -220,7 +229,7 @@ def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
         known = ", ".join(
             f"{known} {np.dtype(name).name}" for known, name in MEGATRON_DTYPES.items()
         )
-        raise UserError(f"data.source: {index} has dtype code {code}; ids are one of {known}")
+        raise UserError(f"data.source: {index} has dtype code {code}; ids must have one of {known}")
     expected = MEGATRON_HEADER.size + num_sequences * (4 + 8) + num_documents * 8
     if (size := index.stat().st_size) != expected:
         raise UserError(
@@ -245,7 +254,7 @@ def _check_megatron_sequences(
     expected = int(ends[-1]) if num_sequences else 0
     if (size := tokens.stat().st_size) != expected:
         raise UserError(
-            f"data.source: {tokens} has {size} bytes, {index} says {expected}; make both again"
+            f"data.source: {tokens} has {size} bytes, but {index} says {expected}; make both again"
         )
 
 
@@ -261,15 +270,15 @@ def write_bin(path: Path | str, tokens: np.ndarray) -> None:
 def write_bin_arrays(
     path: Path | str, arrays: Iterable[np.ndarray], *, vocab_size: int, end_of_document: int
 ) -> int:
-    """Writes 1D arrays of ids, in their order, as one `.bin` of ours. Returns the number of ids.
+    """Writes 1D arrays of ids in order as one jaxptd `.bin`. Returns the number of ids.
 
-    A temporary file is renamed when it is complete: an error leaves an existing file unchanged.
+    A temporary file is renamed once complete, so that an error leaves an existing file unchanged.
 
     Args:
-        path: of the file.
-        arrays: of ids below vocab_size.
-        vocab_size: of the tokenizer; ids have 16 bits up to 65,536, else 32.
-        end_of_document: its id.
+        path: the file.
+        arrays: ids below vocab_size.
+        vocab_size: the tokenizer's; ids have 16 bits up to 65,536, else 32.
+        end_of_document: the id that ends documents.
 
     Raises:
         UserError: an id does not fit, there are none, or the file cannot be written.
@@ -287,14 +296,14 @@ def write_bin_arrays(
 
 
 def _write_aside(path: Path, write: Callable[[Any], int]) -> int:
-    """Has a file written under another name, and moves it into its place."""
+    """Yields a temporary file to write, then moves it into place."""
     if not os.path.isdir(path.parent):
         folder = shown(path.parent)
         raise UserError(f"cannot write {shown(path)}: there is no folder {folder}; make it first")
-    # Not with the name itself: one that the file system takes could be too long then.
+    # Not the name with a suffix, which could exceed the file system's limit.
     short = zlib.crc32(path.name.encode(errors="surrogatepass"))
     partial = path.with_name(f".{short:08x}.{os.getpid()}.partial")
-    remedy = "use a short name, in a folder that can be written and has room"
+    remedy = "use a short name, in a writable folder with free space"
     try:
         with explained(f"cannot write {shown(path)}", remedy):
             _check_name(path)
@@ -312,20 +321,20 @@ def _write_aside(path: Path, write: Callable[[Any], int]) -> int:
 
 
 def _check_name(path: Path) -> None:
-    """Raises OSError or ValueError for a name that no file can have, before any work is done."""
+    """Raises OSError or ValueError for an impossible file name, before any work is done."""
     with contextlib.suppress(FileNotFoundError):
         os.lstat(path)
 
 
 def _write_ids(file: Any, arrays: Iterable[np.ndarray], dtype: np.dtype) -> int:
-    """Writes ids, and returns their number. Raises UserError for one that does not fit."""
+    """Writes ids and returns their number. Raises UserError for one that does not fit."""
     limit = 2 ** (8 * dtype.itemsize)
     count = 0
     for tokens in arrays:
         wrong = tokens[(tokens < 0) | (tokens >= limit)]
         if len(wrong):
             raise UserError(
-                f"id {wrong[0]} does not fit ids of {8 * dtype.itemsize} bits (0 to {limit - 1}); "
+                f"id {wrong[0]} does not fit {8 * dtype.itemsize} bits (0 to {limit - 1}); "
                 "use the vocabulary of the tokenizer that made it"
             )
         file.write(tokens.astype(dtype).tobytes())

@@ -1,8 +1,8 @@
-"""Tokenizer folders of Hugging Face: `tokenizer.json`, and configs that name special tokens.
+"""Hugging Face tokenizer folders: `tokenizer.json`, and configs that name special tokens.
 
-`eos_token_id` is a number or a list: chat models have several tokens that end a text. The first of
-`config.json` that `generation_config.json` has, too, ends documents, else the first of either; all
-of both files end a generation.
+`eos_token_id` is a number or a list: chat models have several tokens that end a text. Documents end
+with the first one in `config.json` that `generation_config.json` also has, else with the first of
+either file. All of both files end a generation.
 """
 
 import json
@@ -17,7 +17,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 OLD_NAMES, OLD_TOKENS = "special_tokens_map.json", "added_tokens.json"
 OTHERS = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
-DECODER, ADDED = "added_tokens_decoder", "added_tokens"  # in `settings`
+DECODER, ADDED = "added_tokens_decoder", "added_tokens"  # key in `settings`
 FIELD, SPLIT = "eos_token_id", "split_special_tokens"
 # Tokens that `tokenizer_config.json` names, in the order in which transformers adds them.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -34,10 +34,10 @@ def tokenizer_file(folder: str) -> str:
         return path
     if os.path.lexists(path):
         raise UserError(f"data.tokenizer: {path} is not a regular file; put the tokenizer there")
-    remedy = "use bytes, or the path of a tokenizers JSON file or of a folder that has one"
+    remedy = "use bytes, or the path of a tokenizer.json or its folder"
     others = [name for name in OTHERS if os.path.exists(os.path.join(folder, name))]
     if others:
-        remedy = f"write one beside {others[0]}, with transformers' save_pretrained"
+        remedy = f"write one next to {others[0]} with transformers' save_pretrained"
     raise UserError(f"data.tokenizer={folder!r}: it is a folder without {TOKENIZER}; {remedy}")
 
 
@@ -67,13 +67,13 @@ def ends(folder: str) -> tuple[int, ...]:
 def settings(folder: str) -> Mapping[str, Any]:
     """The content of `tokenizer_config.json`; empty without the file.
 
-    One of old, without `added_tokens_decoder`, has that of `special_tokens_map.json` over it, and
-    the tokens of `added_tokens.json` as `added_tokens`.
+    In old ones, without `added_tokens_decoder`, `special_tokens_map.json` overrides it and the
+    tokens of `added_tokens.json` become `added_tokens`.
 
     Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`.
 
     Raises:
-        UserError: a file is no JSON object.
+        UserError: a file is not a JSON object.
     """
     values = _object(folder, SETTINGS)
     if DECODER in values:
@@ -84,7 +84,7 @@ def settings(folder: str) -> Mapping[str, Any]:
 def listed_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The tokens of `added_tokens_decoder`, as fields of an `AddedToken`, by their numbers.
 
-    Their flags go before those of `tokenizer.json`.
+    Their flags override those of `tokenizer.json`.
     """
     decoder = settings.get(DECODER)
     numbered = decoder.items() if isinstance(decoder, dict) else ()
@@ -93,9 +93,9 @@ def listed_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def named_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The tokens that settings name, as fields of an `AddedToken`, in the order of transformers.
+    """The tokens that settings name, as fields of an `AddedToken`, in transformers' order.
 
-    They are added to those of `tokenizer.json`, where that does not have them.
+    They are added to those of `tokenizer.json` if missing there.
 
     Source: transformers 5.24, `TokenizersBackend.__init__`.
     """
@@ -111,7 +111,7 @@ def named_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _fields(token: Any, *, special: bool) -> Iterator[Mapping[str, Any]]:
-    """The fields of a token that is written as its spelling, or an object; of others none."""
+    """The fields of a token given as its spelling or as an object; none for anything else."""
     fields = {"content": token} if isinstance(token, str) else token
     if isinstance(fields, dict) and isinstance(fields.get("content"), str):
         flags = ("single_word", "lstrip", "rstrip", "normalized")
@@ -120,33 +120,37 @@ def _fields(token: Any, *, special: bool) -> Iterator[Mapping[str, Any]]:
 
 
 def is_of_llama(folder: str, settings: Mapping[str, Any]) -> bool:
-    """True if transformers reads a folder's texts by its class for Llama 2.
+    """True if transformers uses its Llama 2 tokenizer class for a folder.
 
     Source: transformers 5.24, `AutoTokenizer.from_pretrained`.
     """
     config = _object(folder, CONFIG)
     name = settings.get("tokenizer_class") or config.get("tokenizer_class")
     named = str(name).removesuffix("Fast") == "LlamaTokenizer"
-    return named and config.get("model_type", "llama") == "llama"  # others have their own classes
+    return (
+        named and config.get("model_type", "llama") == "llama"
+    )  # other models have their own classes
 
 
 def _object(folder: str, name: str) -> dict[str, Any]:
-    """The content of a JSON file; empty without the file. Raises UserError if it is no object."""
+    """The content of a JSON file; empty without it. Raises UserError if it is not an object."""
     path = os.path.join(folder, name)
     content = _read(path) if os.path.lexists(path) else {}
     if not isinstance(content, dict):
-        raise UserError(f"data.tokenizer: {path} has no JSON object; put the model's own there")
+        raise UserError(
+            f"data.tokenizer: {path} is not a JSON object; replace it with the model's own file"
+        )
     return content
 
 
 def _ends(folder: str, name: str) -> list[int]:
-    """The ids in a config's `eos_token_id`; none without the file or the field."""
+    """The ids in a config's `eos_token_id`; none if the file or the field is missing."""
     value = _object(folder, name).get(FIELD)
     ends: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if not all(_is_id(end) for end in ends):
         raise UserError(
             f"data.tokenizer: {os.path.join(folder, name)} has {FIELD}={quoted(value)}; use a "
-            "token's number, or a list"
+            "token id, or a list of them"
         )
     return ends
 
@@ -164,5 +168,5 @@ def _read(path: str) -> Any:
             return json.load(file)
     except OSError as error:
         raise UserError(f"data.tokenizer: cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deep
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise UserError(f"data.tokenizer: {path} is not JSON ({error}); repair it") from error

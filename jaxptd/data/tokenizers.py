@@ -1,10 +1,10 @@
 """Converts text to token ids and back: bytes, or a Hugging Face `tokenizers` JSON file or folder.
 
-Spellings of special tokens in a text, such as `<|endoftext|>`, are read as the tokens, as
-transformers does, or as plain text: `data.special_tokens`. What a tokenizer's files put before a
-text (Llama's `<s>`) begins each document: `data.begin_token`. `corpora.tokenize` adds both ends. In
-decoded text the end of a document is a line feed, and ids that no token has (a model's padded
-vocabulary can produce them) are U+FFFD.
+Special tokens spelled out in a text, such as `<|endoftext|>`, are read as the tokens, as in
+transformers, or as plain text: see `data.special_tokens`. What a tokenizer's files put before a
+text (Llama's `<s>`) begins each document: see `data.begin_token`. `corpora.tokenize` adds both
+ends. In decoded text the end of a document is a line feed, and ids without a token (which a model
+with a padded vocabulary can produce) are U+FFFD.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 BYTES = "bytes"
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # in the words of SentencePiece
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's marker for a space
 RARE_LETTERS = "\N{LINEAR B SYLLABLE B008 A}\N{VAI SYLLABLE EE}\N{GLAGOLITIC CAPITAL LETTER AZU}"
-HAS_ALL = "use a tokenizer of bytes, or one with an unknown token"
+HAS_ALL = "use a byte-level tokenizer, or one with an unknown token"
 
 
 @runtime_checkable
@@ -49,22 +49,22 @@ class Tokenizer(Protocol):
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The ids that each document begins with; mostly one or none."""
+        """The ids that each document begins with, usually one or none."""
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that end a generation; that of the end of a document is one of them."""
+        """The ids that end a generation, including the end of a document."""
 
     @property
     def special(self) -> Mapping[str, int]:
-        """The special tokens whose spelling a text may have, and their ids."""
+        """The special tokens that a text may spell out, and their ids."""
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Says whether such a spelling is read as the token or as text: `parse` or `text`."""
+        """Whether such a spelling is read as the token (`parse`) or as text (`text`)."""
 
     def token_id(self, name: str) -> int | None:
-        """The id of a special token, such as "[MASK]"; None if there is none."""
+        """The id of a special token, such as "[MASK]"; None if the tokenizer lacks it."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text`, 1D, in the smallest of uint16 and uint32 that holds vocab_size.
@@ -79,30 +79,30 @@ class Tokenizer(Protocol):
 
 
 def with_begin(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """The ids of a text behind those that it begins with, unless it begins so by itself."""
+    """The ids of a text, with begin tokens in front unless it already has them."""
     begin = list(tokenizer.begin)
     return list(ids) if list(ids[: len(begin)]) == begin else [*begin, *ids]
 
 
 def continuation(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """The text that `ids` add to that of a prompt.
+    """The text that `ids` add to a prompt.
 
-    Decoded with the prompt: decoders of SentencePiece's kind drop the space at the beginning of a
-    text, which is none between a prompt and what follows it.
+    They are decoded together with the prompt, because SentencePiece-style decoders drop a space at
+    the beginning of a text.
     """
     known, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *ids])
-    complete = known.rstrip(UNKNOWN)  # the last letter of a cut prompt may be completed by ids
+    complete = known.rstrip(UNKNOWN)  # ids may complete the last character of a truncated prompt
     return whole[len(complete) :] if whole.startswith(complete) else tokenizer.decode(ids)
 
 
 def until_stop(text: str, stops: Iterable[str]) -> str:
-    """The text before the first of the stops; empty ones are none."""
+    """The text before the first of the stops; empty stops are ignored."""
     places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     return text[: min(places, default=len(text))]
 
 
 def spellings(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Finds the special tokens that a text spells; None if the tokenizer has none to spell."""
+    """Matches spelled-out special tokens; None if the tokenizer has none."""
     names = sorted(tokenizer.special, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, names))) if names else None
 
@@ -122,14 +122,14 @@ class ByteTokenizer:
     """The UTF-8 bytes of the text; 256 ends a document.
 
     Args:
-        special: names of tokens that no text has, whose ids follow, 257 and so on.
+        special: names of tokens that occur in no text, with ids from 257.
     """
 
     vocab_size = 257
     end_of_document = 256
     begin: tuple[int, ...] = ()
     ends = (256,)
-    special: Mapping[str, int] = MappingProxyType({})  # no text spells a token
+    special: Mapping[str, int] = MappingProxyType({})  # texts cannot spell out these tokens
     special_tokens: SpecialTokens = "text"
 
     def __init__(self, special: Sequence[str] = ()) -> None:
@@ -151,7 +151,7 @@ class ByteTokenizer:
     def _piece(self, token: int) -> bytes:
         if token == self.end_of_document:
             return b"\n"
-        # 0xFF occurs in no UTF-8 text, so it decodes to U+FFFD whatever its neighbours are.
+        # 0xFF never occurs in UTF-8, so it decodes to U+FFFD whatever its neighbours.
         return bytes([token]) if 0 <= token <= 0xFF else self._names.get(token, b"\xff")
 
 
@@ -159,12 +159,12 @@ class JsonTokenizer:
     """A trained tokenizer of the `tokenizers` library, read by `load_tokenizer`.
 
     Args:
-        tokenizer: of the library.
-        name: of its file.
+        tokenizer: the library's object.
+        name: path of its file.
         end_of_document: id of the token that ends a document.
         ends: further ids that end a generation.
         begin: ids that a document begins with.
-        special_tokens: whether a text that spells a special token has the token.
+        special_tokens: whether a spelled-out special token is read as the token.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class JsonTokenizer:
         begin: Sequence[int] = (),
         special_tokens: SpecialTokens = "parse",
     ) -> None:
-        # Files keep the padding and truncation they were last used with; a corpus needs neither.
+        # Files remember the padding and truncation last used; a corpus needs neither.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = special_tokens == "text"
@@ -189,7 +189,7 @@ class JsonTokenizer:
         self.begin = tuple(begin)
         added = tokenizer.get_added_tokens_decoder()
         self.special = {each.content: token for token, each in added.items() if each.special}
-        self.vocab_size = max(self._known) + 1  # ids can have gaps
+        self.vocab_size = max(self._known) + 1  # ids may have gaps
         self._name = name
         self._has_tokens = set[str]()
 
@@ -213,7 +213,7 @@ class JsonTokenizer:
 
     @functools.cached_property
     def _drops_unknown(self) -> bool:
-        """True if characters that the vocabulary does not have vanish from the text."""
+        """True if characters missing from the vocabulary vanish from the text."""
         try:
             return not any(self._ids(letter) for letter in RARE_LETTERS)
         except UserError:
@@ -225,7 +225,7 @@ class JsonTokenizer:
             if not character.isspace() and not self._ids(character):
                 raise UserError(
                     f"data.tokenizer={self._name!r} has no token for {character!a} (character "
-                    f"{text.index(character)} of a text), nor one for unknown text; {HAS_ALL}"
+                    f"{text.index(character)} of a text) and no unknown token; {HAS_ALL}"
                 )
             self._has_tokens.add(character)
 
@@ -264,26 +264,26 @@ def load_tokenizer(
 
     Args:
         name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.
-        special: names of the tokens that "bytes" has behind its 257; files have their own.
-        special_tokens: `parse` reads a special token's spelling in a text as the token, `text` as
-            any other text; `auto` is what transformers does, `text` if the folder's
+        special: names of tokens that follow the 257 of "bytes"; files have their own.
+        special_tokens: `parse` reads a spelled-out special token as the token, `text` as plain
+            text. `auto` does what transformers does: `text` if the folder's
             `tokenizer_config.json` has `split_special_tokens: true`, else `parse`.
-        begin_token: `auto` begins documents as the post-processor of `tokenizer.json` does, which
-            is what transformers 5 goes by, whatever `add_bos_token` says; `none` with no token.
+        begin_token: `auto` begins documents as the post-processor in `tokenizer.json` does, like
+            transformers 5, whatever `add_bos_token` says. `none` adds no token.
 
     Raises:
-        UserError: no such file, not a tokenizer, no end of document, broken configs, or no `hf`
-            extra.
+        UserError: the file is missing or not a tokenizer, it has no end of document, a config is
+            broken, or the `hf` extra is missing.
     """
     name = str(name)
     if name == BYTES:
         return ByteTokenizer(special)
     folder = name if os.path.isdir(name) else None
     if folder is None and not os.path.isfile(name):
-        problem = "it is no file on disk" if os.path.exists(name) else "no such file"
+        problem = "it is not a file on disk" if os.path.exists(name) else "no such file"
         raise UserError(
-            f"data.tokenizer={name!r}: {problem}; use bytes, or the path of a tokenizers JSON file "
-            "or of a folder that has one"
+            f"data.tokenizer={name!r}: {problem}; use bytes, or the path of a tokenizer.json or "
+            "its folder"
         )
     path = tokenizer_folders.tokenizer_file(folder) if folder else name
     tokenizer, settings = _read_json(path), tokenizer_folders.settings(folder) if folder else {}
@@ -313,7 +313,7 @@ def with_vocabulary(config: "Config", special: Sequence[str] = ()) -> "Config":
 def _read_json(path: str) -> Any:
     """Reads a file of the `tokenizers` library."""
     try:
-        import tokenizers  # the optional extra; everything else here needs numpy only
+        import tokenizers  # the optional extra; everything else here needs only numpy
     except ImportError as error:
         raise UserError(
             f"data.tokenizer={path!r} needs the tokenizers library; {install('hf')}"
@@ -321,14 +321,12 @@ def _read_json(path: str) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"data.tokenizer={path!r} is not a tokenizers JSON file: {error}"
-        ) from error
+        raise UserError(f"data.tokenizer={path!r} is not a tokenizer.json: {error}") from error
 
 
 def _add_special_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
-    """Adds the tokens that the settings have, as transformers does: flags, and new ones."""
-    from tokenizers import AddedToken  # it has been imported, to read the file
+    """Applies the settings' tokens as transformers does: flags of known ones, and new tokens."""
+    from tokenizers import AddedToken  # already imported, to read the file
 
     def there() -> dict[str, str]:
         return {each.content: repr(each) for each in tokenizer.get_added_tokens_decoder().values()}
@@ -342,9 +340,9 @@ def _add_special_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
 
 
 def _read_as_llama(tokenizer: Any, settings: Mapping[str, Any]) -> None:
-    """Sets what transformers' class for Llama 2 has in place of what `tokenizer.json` says.
+    """Overrides `tokenizer.json` as transformers' Llama 2 class does.
 
-    A space that begins a text, or follows a special token, is no second one beside that which is
+    A space at the beginning of a text, or after a special token, is not doubled by the one that is
     put before a text.
 
     Source: transformers 5.24, `LlamaTokenizer.__init__`.
@@ -387,11 +385,11 @@ def _begin_of(state: Mapping[str, Any]) -> tuple[int, ...]:
 def _end_of_document(
     tokenizer: Any, path: str, folder: str | None, settings: Mapping[str, Any]
 ) -> int:
-    """The id that ends a document: that of the configs beside the tokenizer, or a known name's."""
+    """The id that ends a document: from the configs next to the tokenizer, or by a known name."""
     end = tokenizer_folders.end_of_document(folder) if folder else None
     if end is not None and end not in tokenizer.get_vocab(with_added_tokens=True).values():
         raise UserError(
-            f"data.tokenizer={path!r} has no token {end}, the {FIELD} of the config beside it; "
+            f"data.tokenizer={path!r} has no token {end}, the {FIELD} of the config next to it; "
             "put the files of one model there"
         )
     name = settings.get("eos_token")
@@ -402,7 +400,7 @@ def _end_of_document(
 
 
 def _named_end(tokenizer: Any, path: str) -> int:
-    """The id of the first known name of an end of document that the tokenizer has."""
+    """The id of the first known end-of-document name that the tokenizer has."""
     known = [tokenizer.token_to_id(token) for token in END_OF_DOCUMENT_NAMES]
     ends = [token for token in known if token is not None]
     if not ends:

@@ -17,20 +17,20 @@ from jaxptd.distributed.launchers import World
 from jaxptd.distributed.watchdog import on_abort
 from jaxptd.errors import BAD_INPUT, UserError, print_error
 
-KEYS = "jaxptd/"  # before every key, since JAX has keys of its own
+KEYS = "jaxptd/"  # prefix of every key, because JAX has keys of its own
 DAY = 86400.0  # seconds; `Liveness` finds a dead or stuck process long before
 
 
 def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
-    """Connects this process with the others; to be called before JAX starts its devices.
+    """Connects this process with the others; call it before JAX starts its devices.
 
     Args:
         world: the processes.
         config: has the time to wait for them.
-        devices: of the whole layout.
+        devices: number of devices of the whole layout.
 
     Raises:
-        UserError: the devices do not split over the processes, or some do not join in time.
+        UserError: the devices do not split over the processes, or one does not join in time.
     """
     if world.alone:
         return
@@ -39,7 +39,7 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     line = (
         f"{world.name} could not join the others at {world.coordinator} in processes.wait="
-        f"{config.wait:g} s; start all of them, with the same coordinator"
+        f"{config.wait:g} s; start all processes with the same coordinator"
     )
 
     def give_up() -> None:  # JAX aborts when some processes did not join in time
@@ -55,14 +55,14 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
             world.device_ids(local_devices),
             cluster_detection_method="deactivate",  # `launchers.find` has done it
             initialization_timeout=max(1, int(config.wait)),
-            # `Liveness` is quicker, and says more.
+            # `Liveness` is quicker and says more.
             heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after or DAY)),
         )
     except RuntimeError as error:
         if "Failed to start RPC server" in str(error):
             raise UserError(
                 f"{world.name} cannot listen at {world.coordinator}: the port is taken, or the "
-                "host is another one; use another processes.coordinator"
+                "address is another host's; use another processes.coordinator"
             ) from error
         raise UserError(f"{line} ({' '.join(str(error).split())[:200]})") from error
     finally:
@@ -93,15 +93,15 @@ def first_only(function: Callable[..., None]) -> Callable[..., None]:
     return in_first
 
 
-# ---- meetings of all processes ----------------------------------------------------------------
+# ---- exchanges among all processes ------------------------------------------------------------
 
 
 def barrier(name: str, *, seconds: float = 600.0) -> None:
     """Waits until every process has called this.
 
     Args:
-        name: of this meeting; each meeting of a run needs a name of its own.
-        seconds: to wait at most.
+        name: of this barrier; each one in a run needs its own name.
+        seconds: longest wait.
     """
     client = _client()
     if client is not None:
@@ -109,12 +109,12 @@ def barrier(name: str, *, seconds: float = 600.0) -> None:
 
 
 def share(name: str, value: str, *, seconds: float = 600.0) -> list[str]:
-    """Gathers one value of every process, in the order of the processes.
+    """Gathers one value from every process, in the order of the processes.
 
     Args:
-        name: of this meeting, as in `barrier`; it may be used again after another meeting.
+        name: as in `barrier`; it may be reused after another barrier.
         value: of this process.
-        seconds: to wait at most.
+        seconds: longest wait.
     """
     client = _client()
     if client is None:
@@ -133,8 +133,8 @@ def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
     """Raises UserError, in all processes, unless all of them have the same facts.
 
     Args:
-        name: of this meeting; each meeting of a run needs a name of its own.
-        facts: values that JSON can hold, by names for a person.
+        name: of this check; each one in a run needs its own name.
+        facts: JSON values by readable names.
         remedy: what to do if they differ.
     """
     if is_alone():
@@ -151,11 +151,11 @@ def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
                 )
 
 
-# ---- values without a meeting -----------------------------------------------------------------
+# ---- values without a barrier -----------------------------------------------------------------
 
 
 def put(key: str, value: str) -> None:
-    """Writes a value that all processes can read, over an earlier one."""
+    """Writes a value that all processes can read; replaces an earlier one."""
     _client().key_value_set(KEYS + key, value, allow_overwrite=True)
 
 
@@ -183,7 +183,7 @@ def wait_for_first(folder: str, *, seconds: float) -> str:
     """Waits for the value that `put_first` writes there.
 
     Raises:
-        JaxRuntimeError: there is none in time, or the service does not answer.
+        JaxRuntimeError: no value arrives in time, or the service does not answer.
     """
     return _client().blocking_key_value_get(f"{KEYS}{folder}/first", int(seconds * 1000))
 

@@ -1,8 +1,8 @@
 """Finds the processes of a run, from the config or from the launcher's environment variables.
 
 Slurm, Open MPI, Kubernetes and torchrun each set variables of their own. The caller passes them as
-a mapping. The innermost launcher is used, since torchrun may run inside Slurm, and `mpirun` in a
-Slurm batch script.
+a mapping. The innermost launcher counts: torchrun may run inside Slurm, and `mpirun` in a Slurm
+batch script.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from jaxptd.errors import UserError
 
 Environ = Mapping[str, str]
 
-PORTS = range(61440, 65536)  # if a launcher sets no port, its job's number picks one, as in JAX
+PORTS = range(61440, 65536)  # where a launcher sets no port, the job number picks one, as in JAX
 KUBERNETES_PORT = 55527  # as in JAX
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The processes of a run, and the number of this one among them.
+    """The processes of a run, and this process's place among them.
 
     Args:
         count: number of processes.
-        id: of this process, from 0.
-        coordinator: host:port of process 0; None in a run of one process.
-        local: number of this process among those on its host; None if unknown.
-        visible: number of devices that the environment makes visible; None: all of the host.
+        id: number of this process, from 0.
+        coordinator: host:port of process 0. None in a run of one process.
+        local: number of this process among those on its host. None if unknown.
+        visible: number of devices that the environment makes visible. None if all are.
     """
 
     count: int = 1
@@ -55,12 +55,12 @@ class World:
         if devices % self.count:
             raise UserError(
                 f"the layout's {devices} devices do not split over processes.count={self.count}; "
-                "use a layout or a number of processes that does"
+                "change the layout or the number of processes"
             )
         return devices // self.count
 
     def device_ids(self, share: int) -> list[int] | None:
-        """The devices of its host that this process uses; None: all visible ones."""
+        """The devices of its host that this process uses. None for all visible ones."""
         if self.local is None or (self.visible is not None and self.visible <= share):
             return None
         return list(range(self.local * share, (self.local + 1) * share))
@@ -68,7 +68,7 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class _LauncherHints:
-    """The values that a launcher has set; None: it has not set this one."""
+    """The values that a launcher has set; None for those it has not."""
 
     launcher: str
     coordinator: str | None
@@ -111,11 +111,11 @@ def _check_complete(given: dict[str, str | int | None], hints: _LauncherHints | 
     if not missing:
         return
     present = [f"processes.{name}={value}" for name, value in given.items() if value is not None]
-    source = f" ({hints.launcher} sets no others)" if hints else ""
+    source = f" ({hints.launcher} sets nothing else)" if hints else ""
     raise UserError(
-        f"{' and '.join(missing)} missing beside {', '.join(present)}{source}; give "
-        f"{' '.join(f'--{name} ...' for name in missing)}, or --processes.count 1 for a run of "
-        "one process"
+        f"{', '.join(present)} without {' and '.join(missing)}{source}; give "
+        f"{' '.join(f'--{name} ...' for name in missing)}, or --processes.count 1 to run one "
+        "process"
     )
 
 
@@ -123,7 +123,7 @@ def _check_complete(given: dict[str, str | int | None], hints: _LauncherHints | 
 
 
 def _launcher(environ: Environ) -> _LauncherHints | None:
-    """Reads the variables of the innermost launcher; None without one."""
+    """Reads the variables of the innermost launcher; None if there is no launcher."""
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
@@ -180,7 +180,7 @@ def _open_mpi(environ: Environ) -> _LauncherHints:
 
 
 def _slurm(environ: Environ) -> _LauncherHints:
-    """Reads the variables of a step, which `salloc` and batch scripts do not have."""
+    """Reads the variables of a Slurm step, which `salloc` and batch scripts do not set."""
     count = _integer(environ, "SLURM_STEP_NUM_TASKS")
     job, step = _integer(environ, "SLURM_JOB_ID"), _integer(environ, "SLURM_STEP_ID")
     nodes = _integer(environ, "SLURM_STEP_NUM_NODES")
@@ -198,7 +198,7 @@ def _slurm(environ: Environ) -> _LauncherHints:
 def _kubernetes(environ: Environ) -> _LauncherHints:
     """Reads the variables of a pod of an indexed Job, whose headless service has the Job's name.
 
-    The pod's hostname is the Job's name and the pod's index. No variable has the number of pods.
+    The pod's hostname is the Job's name and the pod's index. No variable gives the number of pods.
     """
     index = _integer(environ, "JOB_COMPLETION_INDEX")
     job = environ.get("HOSTNAME", "").removesuffix(f"-{index}")
@@ -230,6 +230,6 @@ def _integer(environ: Environ, name: str) -> int | None:
         return int(environ[name])
     except ValueError as error:
         raise UserError(
-            f"the environment has {name}={environ[name]}, not a number; unset it, or give "
-            "--processes.count 1 for a run of one process"
+            f"the environment has {name}={environ[name]}, not a number; unset it, or use "
+            "--processes.count 1 to run one process"
         ) from error

@@ -1,10 +1,10 @@
 """Ends the run on every process when one dies or hangs, even if the main thread is blocked.
 
-A collective waits for ever for a process that is dead or stuck. So in each process one thread sends
+A collective waits forever for a process that is dead or stuck. So in each process one thread sends
 the phase of the main thread (`Watchdog.beat`) to the others through the coordination service, and
-one thread measures how long each process has been silent or in the same phase. The process that
-finds a dead or stuck one writes that to all, and all end with one line that names the process, and
-with the same exit code.
+another measures how long each process has been silent or in the same phase. The process that finds
+a dead or stuck one tells all others, and all end with one line that names it, and the same exit
+code.
 
 The coordination service runs in process 0: if it does not answer, process 0 is the silent one. If
 process 0 is killed, JAX aborts the others at once; see `on_abort`.
@@ -29,12 +29,12 @@ from jaxptd.distributed.launchers import World
 from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, on_abort, stuck
 from jaxptd.errors import BAD_INPUT, BUG, INTERRUPTED, LOST, UserError, print_error
 
-RESUME = "go on from the last checkpoint with checkpoint.resume=auto, the default"
-BEATS = 20  # sent in the time after which a process counts as silent
-FAREWELL = 1.0  # seconds that an ending process leaves the others to read why
+RESUME = "restart the run to resume from the last checkpoint (checkpoint.resume=auto, the default)"
+BEATS = 20  # beats in the time after which a process counts as silent
+FAREWELL = 1.0  # seconds an ending process waits so that the others can read why
 HOUR = 3600.0
 _COMPLETED = ["", 0]  # the message and exit code of a run whose processes all reached the end
-# The beginning of XLA's errors, of several types, when a partner in a collective has gone.
+# How XLA's errors (of several types) begin when a partner in a collective has gone.
 _PARTNER_ERROR = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED): ")
 
 
@@ -44,8 +44,8 @@ class Liveness:
     Args:
         world: the processes.
         watchdog: of the main thread.
-        report: prints a line about a phase that takes long and is no hang.
-        before_exit: called when `end` ends this process, whose other cleanups do not run then.
+        report: prints a line about a phase that takes long but is not a hang.
+        before_exit: called when `end` ends this process, which skips other cleanup.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Liveness:
                 yield
         finally:
             self._over.set()
-            for thread in threads:  # Python would abort if it ended one inside a call of JAX
+            for thread in threads:  # Python would abort if it ended one inside a JAX call
                 thread.join()
         if not self._world.alone:
             jax.distributed.shutdown()
@@ -110,7 +110,7 @@ class Liveness:
             remove()
 
     def _wait_for_verdict(self) -> None:
-        """Sleeps for as long as the threads need to find which process has gone."""
+        """Sleeps until the threads have had time to find which process has gone."""
         with self._watchdog.phase(Phase.ENDING):
             time.sleep(self._watchdog.stuck_after + 4 * self._interval + FAREWELL)
 
@@ -129,7 +129,7 @@ class Liveness:
         os._exit(code)
 
     def interrupted(self, code: int) -> NoReturn:
-        """Ends the process at once, and with it the others, as a signal has asked for."""
+        """Ends this process and the others at once, as a signal asked."""
         name = "the run" if self._world.alone else self._world.name
         self.end(f"{name} was interrupted", code)
 
@@ -146,14 +146,14 @@ class Liveness:
         return answers[-1]
 
     def _coordinator_lost(self) -> None:
-        """Called when the process aborts: names process 0 if it is gone, and exits."""
+        """Called when the process aborts: names process 0 if it has gone, and exits."""
         host, _, port = str(self._world.coordinator).rpartition(":")
         with contextlib.suppress(OSError):
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-            return  # process 0 is there, so this is another abort
+            return  # process 0 is alive, so this abort has another cause
         here = self._watchdog.beat()
         print_error(
-            f"{self._world.name_of(0)} is gone, and with it the coordination service "
+            f"{self._world.name_of(0)} is gone and with it the coordination service "
             f"(here: {here}); {RESUME}"
         )
         os._exit(LOST)
@@ -193,7 +193,7 @@ class Liveness:
             self._beats[rank] = Beat.from_json(message.partition(" ")[2])
 
     def _listen(self) -> None:
-        """Ends this process as soon as another one has ended the run."""
+        """Ends this process as soon as another process has ended the run."""
         while not self._over.is_set():
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 end = json.loads(coordination.wait_for_first("end", seconds=HOUR))
@@ -231,11 +231,12 @@ class Liveness:
         who = "the run" if self._world.alone else self._world.name_of(rank)
         return (
             f"{who} is stuck: {beat.phase} for {beat.seconds:.0f} s at step {beat.step}{where}; "
-            f"{RESUME}, processes.stuck_after={self._watchdog.stuck_after:g} can be longer"
+            f"{RESUME}, and raise processes.stuck_after={self._watchdog.stuck_after:g} if it was "
+            "slow"
         )
 
     def _report_long(self) -> None:
-        """Reports a long phase that is no hang, each time its duration has doubled."""
+        """Reports a long phase that is not a hang, each time its duration has doubled."""
         if not coordination.is_first():
             return
         beats = {**self._beats, self._world.id: self._watchdog.beat()}

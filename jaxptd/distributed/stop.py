@@ -1,8 +1,7 @@
 """Stops a run on a signal, one of `SIGNALS`: every process stops after the same step.
 
-A process that gets the signal in step s writes "stop after step s + AHEAD", with the signal's
-number, for all to read. That is late enough for all to read it, and no process can have gone beyond
-that step:
+A process that gets the signal in step s publishes "stop after step s + AHEAD", with the signal's
+number. That is late enough for all processes to read it, and none can be past that step:
 
 - A step ends on no device before all processes have started it, and the loop reads the stop step
   once in each step, after it has started this step and the step before has ended (`Meter.add`).
@@ -25,11 +24,11 @@ from jaxptd.distributed import coordination
 from jaxptd.errors import ANSWER, signal_watch
 
 AHEAD = 2  # steps
-# A second one of these ends the process at once.
+# A second signal of these ends the process at once.
 INSISTING = (signal.SIGINT, signal.SIGTERM)
-# Only requests, however often they come. A terminal that is closed sends SIGHUP, often twice: the
-# system does, and the shell. Slurm's --signal and submitit send SIGUSR1 or SIGUSR2 before the time
-# is over, and SIGTERM when it is.
+# These are only ever requests, however often they come. Closing a terminal sends SIGHUP, often
+# twice: from the system and from the shell. Slurm's --signal and submitit send SIGUSR1 or SIGUSR2
+# before the time is up, and SIGTERM when it is.
 SIGNALS = (*INSISTING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -37,10 +36,10 @@ class Stop:
     """A request to stop, made by a signal; a second SIGINT or SIGTERM ends the process at once.
 
     Args:
-        alone: whether the run has one process only.
+        alone: whether the run has only one process.
         on_asked: called at the first signal inside `watching`, in another thread.
-        end: ends the process with an exit code, called at the second SIGINT or SIGTERM if the main
-            thread is inside JAX; None: that signal waits for the main thread.
+        end: ends the process with an exit code; called at the second SIGINT or SIGTERM if the main
+            thread is inside JAX. With None, that signal waits for the main thread.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number if the run was asked to stop, as shells report it; else 0."""
+        """The exit code: 128 + the signal's number, as in shells, if asked to stop; else 0."""
         return 128 + self._number if self.asked else 0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, `on_asked` and `end` are called, also while the main thread is inside JAX."""
+        """Inside, `on_asked` and `end` are called even while the main thread is inside JAX."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -111,7 +110,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int) -> None:
-        """Called in a thread, also while the main thread is inside JAX."""
+        """Called in a thread, even while the main thread is inside JAX."""
         if number not in SIGNALS:
             return
         self._signals += 1
@@ -123,7 +122,7 @@ class Stop:
             self._end(128 + number)
 
     def after(self, step: int) -> bool:
-        """True if the run stops after this step, which has started; to be called in every step."""
+        """True if the run stops after this step, which has started; call it in every step."""
         if self._alone:
             return self.asked
         if self._at is None:
@@ -147,7 +146,7 @@ class Stop:
         return coordination.put_first("stop", f"{step} {self._number}")
 
     def asked_anywhere(self) -> bool:
-        """True, in all processes, if any of them was asked while the steps ran."""
+        """True in all processes if any of them was asked to stop while the steps ran."""
         if self._alone:
             return self.asked
         if self.asked:

@@ -22,13 +22,12 @@ from typing import Any
 
 
 def on_abort(function: Callable[[], None]) -> Callable[[], None]:
-    """Has `function` called when the process aborts; returns a function that removes this hook.
+    """Calls `function` when the process aborts; returns a function that removes this hook.
 
-    JAX's client of the coordination service aborts the process as soon as the service is gone, or
-    if some processes do not join in time. Its option for a callback is not public and does not work
-    (jaxlib 0.10, 0.12). Python's own signal handlers run between two instructions of the main
-    thread, which is too late. A handler through ctypes runs in the thread that aborts, outside of
-    Python.
+    JAX's coordination client aborts the process as soon as the service is gone, or if some
+    processes do not join in time. Its callback option is not public and does not work (jaxlib 0.10,
+    0.12). Python's signal handlers run between two instructions of the main thread, which is too
+    late; a ctypes handler runs in the aborting thread, outside of Python.
     """
     handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
     handler = handler_type(lambda _: function())
@@ -71,8 +70,8 @@ class Beat:
     Args:
         step: the last step that was started.
         phase: of the main thread.
-        seconds: time in this phase.
-        limit: of the time in this phase, in seconds; None: no limit.
+        seconds: time spent in this phase.
+        limit: longest time in this phase, in seconds. None for no limit.
     """
 
     step: int = 0
@@ -99,11 +98,11 @@ class Beat:
 class Watchdog:
     """Records the phase of the thread that made it.
 
-    Its clock advances by `tick` only, so not while the whole process is suspended (SIGSTOP, or a
-    machine asleep), which is no hang.
+    Its clock advances only by `tick`, so it stands still while the whole process is suspended
+    (SIGSTOP, or a sleeping machine), which is not a hang.
 
     Args:
-        stuck_after: seconds; 0: phases have no limits.
+        stuck_after: seconds. With 0, phases have no limits.
     """
 
     def __init__(self, stuck_after: float = 0.0) -> None:
@@ -121,7 +120,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Inside, the main thread is in this phase; afterwards the outer phase starts anew."""
+        """Inside, the main thread is in this phase; afterwards the outer phase starts afresh."""
         outer = self._phase
         self._phase, self._since = phase, self.now
         try:
@@ -131,7 +130,7 @@ class Watchdog:
             self._phase, self._since = outer, self.now
 
     def steps(self, first: int, last: int) -> Iterator[int]:
-        """Yields the number of each step when the loop begins it."""
+        """Yields the number of each step as the loop begins it."""
         with self.phase(Phase.LOOP):
             for self.step in range(first, last + 1):
                 self._waited = 0.0
@@ -139,12 +138,12 @@ class Watchdog:
                 self._waits.append(self._waited)
 
     def beat(self) -> Beat:
-        """The present state of the main thread."""
+        """The current state of the main thread."""
         phase, since = self._phase, self._since
         return Beat(self.step, phase, self.now - since, self._limit(phase))
 
     def _limit(self, phase: Phase) -> float | None:
-        """Seconds that a phase may take; for waiting it follows from the last steps."""
+        """Seconds that a phase may take; for waiting, derived from recent steps."""
         if self.stuck_after == 0 or phase in ENDLESS:
             return None
         if phase in (Phase.READING, Phase.LOOP):
@@ -166,9 +165,9 @@ class Watchdog:
 def stuck(beats: Mapping[int, Beat]) -> int | None:
     """The rank of the process that blocks the run, from the last beat of each; None if none does.
 
-    A process that waits for its devices waits for the other processes. So the blocking process is
-    one that exceeds the limit of another phase; or, if all processes wait and all exceed the limit,
-    the one at the lowest step.
+    A process waiting for its devices waits for the other processes. So the blocking process is one
+    that exceeds the limit of any other phase or, if all wait and exceed the limit, the one at the
+    lowest step.
     """
     waiting = {rank: beat for rank, beat in beats.items() if beat.phase is Phase.WAITING}
     late = {rank: beat for rank, beat in beats.items() if beat.is_late}

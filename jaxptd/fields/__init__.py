@@ -1,7 +1,7 @@
-"""Values that a person gives, as YAML, options or Python: checked and converted.
+"""Checks and converts values that a user gives, as YAML, options or Python.
 
-`values` converts one value to a type; `checks` does so for every field of a dataclass and
-every argument of a function.
+`values` converts one value to a type; `checks` does so for every field of a dataclass and every
+argument of a function.
 """
 
 from jaxptd.fields.checks import (

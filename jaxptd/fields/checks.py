@@ -16,16 +16,16 @@ import numpy as np
 from jaxptd.errors import ArgumentError, UserError, did_you_mean, quoted
 from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert, describe
 
-# ---- where an object of the right class comes from -----------------------------------------------
+# ---- where to get an object of the right class ---------------------------------------------------
 
-# (class that was given, class that is wanted) -> the remedy
+# (given class, expected class) -> the remedy
 PARTS = {
     ("Config", "Layout"): "pass config.layout",
     ("Config", "DataConfig"): "pass config.data",
     ("Config", "ModelConfig"): "pass config.model",
     ("Config", "Path"): "pass config.train.run_dir",
     ("Layout", "Mesh"): "pass jaxptd.make_mesh(layout)",
-    ("Mesh", "Layout"): "pass the layout that the mesh was made of",
+    ("Mesh", "Layout"): "pass the layout that the mesh was made from",
     ("list", "Run"): 'pass a run, or several by name: {"first": run}',
     ("Program", "Config"): "pass program.config",
     ("Run", "Config"): "pass run.config",
@@ -33,26 +33,26 @@ PARTS = {
     ("Run", "Program"): "pass run.program",
     ("Run", "Path"): "pass run.path",
 }
-# Class that is wanted -> where it comes from
+# Expected class -> where to get one
 SOURCES = {
     "Config": "jaxptd.load_config(name) reads one from a YAML file or a packaged config",
     "CommsReport": "jaxptd.comms(config) makes one",
     "DataConfig": "pass config.data",
-    "Figure": "jaxptd.plot.mesh(layout), say, makes one",
-    "Layout": "jaxptd.Layout(tp=2), say",
+    "Figure": "make one, for example with jaxptd.plot.mesh(layout)",
+    "Layout": "such as jaxptd.Layout(tp=2)",
     "MemoryReport": "jaxptd.memory(config) makes one",
     "Mesh": "jaxptd.make_mesh(config.layout) makes one",
     "ProfileReport": "jaxptd.profile(config) makes one",
     "Program": "jaxptd.Program(config, jaxptd.make_mesh(config.layout)) makes one",
     "Run": "jaxptd.load(run_dir) gives one",
-    "Samples": "pass run.data.train, say",
-    "Schedule": 'jaxptd.make_schedule("1f1b", stages=4, micro_batches=8), say, makes one',
-    "Tokenizer": 'jaxptd.load_tokenizer("bytes"), say, gives one',
+    "Samples": "such as run.data.train",
+    "Schedule": 'such as jaxptd.make_schedule("1f1b", stages=4, micro_batches=8)',
+    "Tokenizer": 'such as jaxptd.load_tokenizer("bytes")',
 }
 
 
 def remedy(value: Any, wanted: Sequence[str]) -> str:
-    """The remedy for a value that is of none of these classes; empty if there is nothing to say."""
+    """The remedy for a value of none of these classes; empty if there is no hint."""
     given = type(value).__name__
     pairs = [PARTS[given, name] for name in wanted if (given, name) in PARTS]
     sources = [SOURCES[name] for name in wanted if name in SOURCES]
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def named_fields(cls: type[T]) -> type[T]:
-    """Makes a dataclass say which of its fields a misspelt argument means, in one line.
+    """Makes a dataclass suggest, in one line, the field that a misspelt argument means.
 
     >>> @named_fields
     ... @dataclasses.dataclass
@@ -90,7 +90,7 @@ def named_fields(cls: type[T]) -> type[T]:
 
 
 def meant_field(cls: Any, name: str, *, see: str) -> str:
-    """The remedy for a name that is no field of a dataclass: `see` where none is like it."""
+    """The remedy for a name that is not a field of a dataclass: `see` if none is similar."""
     fields = dataclasses.fields(cls)
     sections: dict[str, Any] = {each.name: each.type for each in fields}
     for section, kind in sections.items():
@@ -104,20 +104,20 @@ def meant_field(cls: Any, name: str, *, see: str) -> str:
 def check_fields(config: Any, section: str = "") -> None:
     """Converts each field of a frozen dataclass to its type; for its `__post_init__`.
 
-    A field's metadata may have what `values.Rules` have: `below`, the limit of its numbers, and
-    `paths`, false for texts that are no paths.
+    A field's metadata may have the keys of `values.Rules`: `below`, the limit of its numbers, and
+    `paths`, false for texts that are not paths.
 
     Args:
-        config: its annotations are those that `values.convert` knows.
+        config: has annotations that `values.convert` knows.
         section: of the config, for messages.
 
     Raises:
-        UserError: a value is of another type, a number is too large, or a text has a character or
-            a length that no path has.
+        UserError: a value has the wrong type, a number is too large, or a text has a character or
+            a length that no path can have.
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value is field.default:  # it is of its type
+        if value is field.default:  # it already has its type
             continue
         try:
             converted = convert(value, field.type, Rules(**field.metadata))
@@ -131,11 +131,11 @@ def check_fields(config: Any, section: str = "") -> None:
 
 # ---- arguments of exported functions -------------------------------------------------------------
 
-# Functions that a step calls, or that JAX traces, stay without: a check takes microseconds.
+# Not for functions that a step calls or JAX traces: a check takes microseconds.
 
 
 def _shown(value: Any, kind: Any) -> str:
-    """The value for a message; a text that is no choice is in quotes, to tell '4' from 4."""
+    """The value for a message; text that is not a choice is quoted, to tell '4' from 4."""
     plain = not isinstance(value, str) or typing.get_origin(kind) is typing.Literal
     return quoted(value if plain else repr(value))
 
@@ -152,9 +152,9 @@ ORIGINS = {collections.abc.Callable: "a function", collections.abc.Mapping: "a d
 def checked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Makes a function check and convert its arguments before it runs.
 
-    Numbers and choices are converted as fields of configs are, also numpy's; `str | Path` and
-    `Path` become a Path, with `~` expanded; any other `str` is a text, and stays as it is. An
-    annotation in quotes is the name of a class.
+    Numbers and choices, including numpy's, are converted like fields of configs; `str | Path` and
+    `Path` become a Path with `~` expanded; any other `str` stays as it is. An annotation in quotes
+    names a class.
 
     >>> @checked("jaxptd.half")
     ... def half(number: float) -> float:
@@ -196,8 +196,8 @@ def refuse_unknown(what: str, given: Iterable[str], known: Collection[str], see:
     Args:
         what: the function or class, for the message.
         given: names of arguments.
-        known: those that there are.
-        see: the remedy if none is like it.
+        known: the names that exist.
+        see: the remedy if none is similar.
     """
     for name in given:
         if name not in known:
@@ -213,7 +213,7 @@ def check_argument(function: str, name: str, value: Any, kind: Any) -> Any:
     """Converts an argument to the type that its annotation names.
 
     Raises:
-        UserError: it is of another type, or impossible.
+        UserError: it has another type, or is impossible.
     """
     if typing.get_origin(kind) is collections.abc.Sequence and isinstance(value, list | tuple):
         (of,) = typing.get_args(kind)
@@ -269,7 +269,7 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 def _instance(value: Any, kind: Any, origin: Any) -> Any:
-    """The value, if it is of this class, or of a class of this name."""
+    """The value, if it has this class, or a class of this name."""
     if isinstance(kind, str):
         right = kind in {each.__name__ for each in type(value).__mro__}
     else:
@@ -288,7 +288,7 @@ def _describe(kind: Any) -> str:
         kinds = [each for each in members if not (each is str and Path in members)]
         return " or ".join(dict.fromkeys(map(_describe, kinds)))
     if origin is collections.abc.Sequence:
-        return f"a list, each of them {_describe(members[0])}"
+        return f"a list, each item {_describe(members[0])}"
     if kind in WORDS or origin in ORIGINS:
         return WORDS.get(kind) or ORIGINS[origin]
     if isinstance(kind, str) or (isinstance(kind, type) and kind not in (int, float, str)):

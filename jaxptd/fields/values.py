@@ -19,18 +19,18 @@ import numpy as np
 from jaxptd.errors import quoted
 
 LIMIT = 2**31  # JAX counts steps, tokens and the elements of a dim in int32
-LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes that Linux allows
-ADDRESS = re.compile(r"\s*([\w.+@-]{2,}):/")  # of a bucket, a server or another host
-# What config files of other programs replace by values, and shells do before a program starts.
+LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes, as Linux allows
+ADDRESS = re.compile(r"\s*([\w.+@-]{2,}):/")  # URLs of a bucket, a server or another host
+# Variables, which other programs' config files and shells replace by their values.
 VARIABLE = re.compile(r"\$\{[^}]*\}?|\$\([^)]*\)?|\{\{.*?(?:\}\}|$)|\$[A-Z_][A-Z0-9_]*(?!\w)")
 
 
-# Values that code outside of the package adds to a `Literal` type: own families of models, say.
+# Values that user code adds to a `Literal` type, such as its own model families.
 _ADDED: dict[Any, tuple[str, ...]] = {}
 
 
 def add_value(kind: Any, value: str) -> None:
-    """Lets fields of a `Literal` type have one more value."""
+    """Allows one more value for fields of a `Literal` type."""
     _ADDED[kind] = (*_ADDED.get(kind, ()), value)
 
 
@@ -47,9 +47,9 @@ class Rules:
     """Limits of a field's values, besides its type.
 
     Args:
-        below: limit for the size of numbers. What is not finite passes, if the field has floats.
-        paths: texts are paths, or names that paths may stand for.
-        sections: a dict stands for a dataclass; whoever has the field makes that of it.
+        below: limit for the magnitude of numbers. Non-finite numbers pass if the field is a float.
+        paths: texts are paths, or names that may also be paths.
+        sections: a dict stands for a dataclass, which the field's owner makes from it.
     """
 
     below: float = LIMIT
@@ -61,26 +61,26 @@ PATHS = Rules()
 
 
 class OtherTypeError(TypeError):
-    """The value is of another type than its field."""
+    """The value has another type than its field."""
 
 
 class ImpossibleError(ValueError):
-    """The value is of its field's type, but no field can have it. The message is the remedy."""
+    """The value has its field's type, but no field can have it. The message is the remedy."""
 
 
 def convert(value: Any, kind: Any, rules: Rules = PATHS) -> Any:
     """Converts a value to the type of its field.
 
-    numpy's numbers become Python's, whole numbers floats where the field has floats, and paths
-    texts. A path that begins with `~` is in a home directory, and is expanded.
+    numpy numbers become Python's, whole numbers become floats where the field is a float, and paths
+    become text. A leading `~` is expanded to the home directory.
 
     Args:
         value: anything.
         kind: the field's annotation.
-        rules: what else the field asks for.
+        rules: what else the field requires.
 
     Raises:
-        OtherTypeError: the value is of another type.
+        OtherTypeError: the value has another type.
         ImpossibleError: the number is too large, or the text cannot be a local path.
     """
     members, origin = typing.get_args(kind), typing.get_origin(kind)
@@ -110,7 +110,7 @@ def describe(kind: Any) -> str:
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, literals(kind)))}"
     if origin in (list, tuple):
-        return f"a list, each of them {describe(members[0])}"
+        return f"a list, each item {describe(members[0])}"
     if origin is dict:
         return f"a dict from {describe(members[0])} to {describe(members[1])}"
     return _WORDS.get(kind, f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}")
@@ -128,7 +128,7 @@ _WORDS: Mapping[Any, str] = types.MappingProxyType(
 
 
 def _first(value: Any, kinds: Sequence[Any], rules: Rules) -> Any:
-    """Converts the value to the first of these types that it is of."""
+    """Converts the value to the first of these types that it has."""
     for kind in kinds:
         try:
             return convert(value, kind, rules)
@@ -156,7 +156,7 @@ def _dict(value: Any, kinds: Sequence[Any], rules: Rules) -> dict[Any, Any]:
     for key, item in _instance(value, dict).items():
         name = convert(key, key_kind, rules)
         if name in result:
-            raise ImpossibleError(f"{quoted(name)} is there twice; give it once")
+            raise ImpossibleError(f"{quoted(name)} is given twice; give it once")
         result[name] = convert(item, kind, rules)
     return result
 
@@ -173,7 +173,7 @@ def _instance(value: Any, kind: Any) -> Any:
 def _whole_number(value: Any) -> int:
     if isinstance(value, bool):
         raise OtherTypeError
-    return int(_instance(value, numbers.Integral))  # numpy's are registered as such
+    return int(_instance(value, numbers.Integral))  # numpy's numbers are registered as such
 
 
 def _number(value: Any) -> float:
@@ -192,27 +192,27 @@ def _within(number: float, below: float) -> float:
 
 def _text(value: Any, rules: Rules) -> str:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    text = str.__str__(_instance(path, str))  # a plain str of a numpy.str_
+    text = str.__str__(_instance(path, str))  # a plain str from a numpy.str_
     if "\0" in text:
         raise ImpossibleError("it has a null byte; remove it")
     try:
         names = text.encode().split(b"/")
     except UnicodeEncodeError as error:
-        raise ImpossibleError("it is not Unicode; use a text, or a path, that is") from error
+        raise ImpossibleError("it is not valid Unicode; use text or a path that is") from error
     if max(map(len, names)) > LONGEST_NAME or len(b"/".join(names)) > LONGEST_PATH:
         raise ImpossibleError(
             f"no path is so long; use at most {LONGEST_PATH} bytes, {LONGEST_NAME} for each name"
         )
     if variable := VARIABLE.search(text):
         raise ImpossibleError(
-            f"{quoted(variable[0])} is not replaced by a value here; write the value out, or give "
-            'the option in a shell, which replaces "$NAME"'
+            f"{quoted(variable[0])} is not expanded here; write the value out, or give the option "
+            'in a shell, which expands "$NAME"'
         )
     return _local(text) if rules.paths else text
 
 
 def _local(path: str) -> str:
-    """The path, with `~` expanded. Raises ImpossibleError for an address, as of a bucket."""
+    """The path with `~` expanded. Raises ImpossibleError for an address, such as a bucket's."""
     if address := ADDRESS.match(path):
         raise ImpossibleError(
             f"{quoted(path)} is an address, not a path; "
@@ -225,12 +225,12 @@ def _path_of(scheme: str, rest: str) -> str:
     """The remedy for an address."""
     if scheme.lower() == "file":
         return f"write the path, {quoted('/' + rest.removeprefix('/').lstrip('/'))}"
-    return "jaxptd reads and writes local files: copy what is there, or mount it as a folder"
+    return "jaxptd reads and writes only local files: copy it here, or mount it as a folder"
 
 
 def _in_home(path: str) -> str:
     expanded = os.path.expanduser(path)
-    if expanded == path:  # expanduser leaves it as it is
+    if expanded == path:  # expanduser left it unchanged
         raise ImpossibleError(
             f"there is no home directory {path.partition('/')[0]}; write the path out"
         )

@@ -18,7 +18,7 @@ WHOLE = ("multiprocessors", "nvlink_domain")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain values; what is there twice, or an alias for other values, is an error."""
+    """Reads plain values; duplicate keys and aliases are errors."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = [str(key.value) for key, _ in node.value]
         if again := [name for name in names if names.count(name) > 1]:
-            raise yaml.YAMLError(f"{again[0]} is there twice; give it once")
+            raise yaml.YAMLError(f"{again[0]} is given twice; give it once")
         return super().construct_mapping(node, deep=deep)
 
 
@@ -43,22 +43,22 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """Limits of one accelerator. Links are counted in one direction.
+    """Limits of one accelerator. Link bandwidths are per direction.
 
     Args:
-        name: of the table, such as `h100`.
-        bf16_flops, fp8_flops: FLOP/s of dense products; 0: it has no such products.
+        name: in the table, such as `h100`.
+        bf16_flops, fp8_flops: FLOP/s of dense matmuls. 0 if there are none in that precision.
         hbm_bandwidth: bytes/s of its memory.
-        hbm_bytes: of its memory.
-        multiprocessors: that run tiles of products at the same time.
+        hbm_bytes: size of its memory.
+        multiprocessors: number of units that run matmul tiles at the same time.
         nvlink_bandwidth: bytes/s to the other devices of its domain.
-        nvlink_domain: devices that NVLink joins.
+        nvlink_domain: number of devices that NVLink joins.
         network_bandwidth: bytes/s to other nodes.
-        host_bandwidth: bytes/s to the memory of its host.
-        products_share, hbm_share, nvlink_share, network_share: of these limits, what large
-            products, kernels that move bytes, and collectives reach.
-        attention_forward_share, attention_backward_share: of `bf16_flops`, what a fused causal
-            kernel reaches with heads of 128.
+        host_bandwidth: bytes/s to its host's memory.
+        products_share, hbm_share, nvlink_share, network_share: the share of these limits that large
+            matmuls, memory-bound kernels and collectives reach.
+        attention_forward_share, attention_backward_share: the share of `bf16_flops` that a fused
+            causal kernel reaches with heads of 128.
     """
 
     name: str
@@ -98,7 +98,7 @@ def accelerators(path: str | Path | None = None) -> dict[str, Accelerator]:
 
 
 def find_accelerator(name: str, path: str | Path | None = None) -> Accelerator:
-    """The accelerator of a name, from a file or from the packaged table.
+    """The accelerator with this name, from a file or from the packaged table.
 
     Raises:
         UserError: there is none of that name.
@@ -107,7 +107,7 @@ def find_accelerator(name: str, path: str | Path | None = None) -> Accelerator:
 
 
 def figures_of(name: str, path: str | Path | None = None) -> Mapping[str, Figure]:
-    """The numbers of the accelerator of a name, with kinds and sources.
+    """The numbers of the accelerator with this name, with kinds and sources.
 
     Raises:
         UserError: there is none of that name.
@@ -127,7 +127,9 @@ def read_figures(path: Path) -> dict[str, dict[str, Figure]]:
     """
     document = _document(path)
     if not isinstance(document, dict) or not document:
-        raise UserError(f"{path}: expected accelerators by name; see docs/planning.md for the form")
+        raise UserError(
+            f"{path}: expected accelerators by name; see docs/planning.md for the format"
+        )
     return {_name(path, name): _figures(path, name, row) for name, row in document.items()}
 
 
@@ -141,7 +143,7 @@ def _document(path: Path) -> Any:
 
 def _name(path: Path, name: Any) -> str:
     if not isinstance(name, str):
-        raise UserError(f"{path}: {quoted(name)} is no name of an accelerator; use a text")
+        raise UserError(f"{path}: {quoted(name)} cannot be an accelerator's name; use text")
     return name
 
 
@@ -155,7 +157,7 @@ def _figures(path: Path, name: str, row: Any) -> dict[str, Figure]:
             raise UserError(f"{where} has an unknown number {quoted(field)}; {remedy}")
     missing = [field for field in NUMBERS if field not in row]
     if missing:
-        raise UserError(f"{where} lacks {missing[0]}; every accelerator has all numbers")
+        raise UserError(f"{where} lacks {missing[0]}; give every number of the accelerator")
     return {field: _figure(f"{where}.{field}", field, row[field]) for field in NUMBERS}
 
 
@@ -166,18 +168,20 @@ def _figure(where: str, field: str, cell: Any) -> Figure:
     if kind not in KINDS:
         raise UserError(f"{where}: kind={quoted(kind)}; use one of {', '.join(KINDS)}")
     if not isinstance(source, str) or not source.strip():
-        raise UserError(f"{where}: no source; say where the number is from")
+        raise UserError(f"{where}: no source; say where the number comes from")
     return Figure(_number(where, field, value), kind, source)
 
 
 def _number(where: str, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"{where}: value={quoted(value)} is no number (write 3.0e+12, with a sign)")
+        raise UserError(
+            f"{where}: value={quoted(value)} is not a number; write it like 3.0e+12, with the sign"
+        )
     lowest = 0 if field in MAY_BE_ZERO else 1e-9
     if not lowest <= value < 1e18:
         raise UserError(f"{where}: value={quoted(value)}; use a number above 0 and below 1e18")
     if field.endswith("_share") and value > 1:
-        raise UserError(f"{where}: value={value}; a share is at most 1")
+        raise UserError(f"{where}: value={value}; use at most 1 for a share")
     if field in WHOLE and value != int(value):
         raise UserError(f"{where}: value={value}; use a whole number")
     return int(value) if field in WHOLE else float(value)
@@ -189,13 +193,13 @@ def _accelerator(name: str, figures: Mapping[str, Figure]) -> Accelerator:
 
 
 # ---- groups of devices, and the links that a collective among them uses --------------------------
-# Devices are numbered as the mesh has them: tp from the inside, then cp, dp, pp. A node is a domain
-# of NVLink; every device has a network card of its own, a rail.
+# Devices are numbered in mesh order: tp innermost, then cp, dp, pp. A node is an NVLink domain;
+# every device has its own network card, a rail.
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Devices with numbers `stride` apart.
+    """Devices whose numbers are `stride` apart.
 
     Args:
         members: n, 1 or more.
@@ -211,8 +215,8 @@ class Links(NamedTuple):
 
     local: members that share a node: min(n, node / k).
     nodes: over which the group is spread.
-    bandwidth: bytes a second that each member of a ring sends, at most.
-    resource: name of the link that bounds it: `NVLink` or `network`.
+    bandwidth: maximum bytes per second that each member of a ring sends.
+    resource: name of the limiting link: `NVLink` or `network`.
     """
 
     local: int
@@ -227,7 +231,7 @@ class Cluster:
 
     Args:
         accelerator: their limits.
-        node: devices of a node; 0: as many as NVLink joins.
+        node: devices per node. 0 means as many as NVLink joins.
     """
 
     accelerator: Accelerator
@@ -249,9 +253,9 @@ class Cluster:
         return {}
 
     def _spread(self, group: Group) -> Links:
-        """A ring in a node uses NVLink.
+        """A ring within a node uses NVLink.
 
-        A ring over nodes leaves a node once for each rail, and has as many rails as members in a
+        A ring over nodes leaves each node once per rail, and has as many rails as members in a
         node.
         """
         a = self.accelerator
@@ -263,5 +267,5 @@ class Cluster:
 
     @property
     def rail(self) -> float:
-        """Bytes a second of one device's network card."""
+        """Bytes per second of one device's network card."""
         return self.accelerator.network_bandwidth * self.accelerator.network_share

@@ -1,4 +1,4 @@
-"""Hugging Face weights, in and out: parameters and gradients under their names and shapes."""
+"""Reads and writes Hugging Face weights: parameters and gradients by their names and shapes."""
 
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.mapping import names

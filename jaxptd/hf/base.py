@@ -1,12 +1,12 @@
-"""The small files of the Hugging Face model that a run began from, for its exports.
+"""The small files of the Hugging Face model that a run started from, for its exports.
 
-A run has them in its own directory from the start, so that it can be exported when the model's
-directory has gone:
+A run keeps copies in its own directory from the start, so that it can be exported even after the
+model's directory has gone:
 
     RUN/base/config.json, generation_config.json, tokenizer.json, chat_template.jinja, ...
 
-If the run has another tokenizer than its base, the files are that tokenizer's, and so are the ids
-of special tokens in the two configs.
+If the run's tokenizer differs from its base's, the files and the ids of special tokens in the two
+configs are those of the run's tokenizer.
 """
 
 import json
@@ -27,7 +27,7 @@ from jaxptd.hf.sizes import token_ids
 from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.run.folder import BASE, RunDir, run_dir_errors
 
-LARGEST = 64 * 2**20  # bytes of a file; the largest tokenizers have half of it
+LARGEST = 64 * 2**20  # bytes; twice the size of the largest tokenizers
 OF_TOKENIZER = (
     *(TOKENIZER, SETTINGS, "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt"),
@@ -35,7 +35,7 @@ OF_TOKENIZER = (
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
 )
 OF_IMAGES = ("preprocessor_config.json", "processor_config.json")
-# Keys of a config, beside `..._token_id`, whose values are ids of a tokenizer.
+# Keys of a config, besides `..._token_id`, whose values are token ids.
 _IDS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
 _IDS |= {"forced_decoder_ids", "sequence_bias", "exponential_decay_length_penalty"}
 _OF_MODEL = frozenset({"decoder_start_token_id"})  # which reads it, whatever texts have
@@ -46,7 +46,7 @@ Files = dict[str, bytes]
 def tokenizer_files(
     tokenizer: str | Path, *, say: Callable[[str], None] = lambda line: None
 ) -> Files:
-    """The files of a tokenizer, which is a file or a folder; none for bytes."""
+    """The files of a tokenizer (a file or a folder); none for bytes."""
     path = Path(tokenizer)
     if path.is_dir():
         return _small(path, OF_TOKENIZER, say)
@@ -57,13 +57,13 @@ def tokenizer_files(
 def keep_base(
     run_dir: RunDir, config: Config, *, say: Callable[[str], None], anew: bool = False
 ) -> None:
-    """Writes the files of a run's base into its directory, unless they are there.
+    """Writes the files of a run's base into its directory, unless they exist.
 
     Args:
-        run_dir: of the run.
-        config: of the run, whose `checkpoint.start` names the base, or a run that has one.
-        say: prints a line, for a file that is too large to be kept.
-        anew: the run begins, and what is there is of another.
+        run_dir: the run's directory.
+        config: of the run. Its `checkpoint.start` names the base, or a run that has one.
+        say: prints a line about a file that is too large to keep.
+        anew: the run is new, so existing files belong to another run.
 
     Raises:
         UserError: a file cannot be read or written.
@@ -82,7 +82,7 @@ def keep_base(
 
 
 def base_of(run_dir: Path, config: Config) -> Files | None:
-    """The files of a run's base: those that it keeps, or has now; None without a base.
+    """The files of a run's base: those it has kept, else the base's own; None without a base.
 
     Raises:
         UserError: a file cannot be read.
@@ -104,7 +104,7 @@ def write_files(folder: Path, files: Files) -> None:
 
 
 def _source(config: Config) -> Path | None:
-    """The directory of a run's base: what it starts from, or what that run or checkpoint kept."""
+    """The directory of a run's base: where it starts from, or what that run or checkpoint kept."""
     if config.checkpoint.start in (None, RANDOM):
         return None
     start = Path(config.checkpoint.start)
@@ -142,7 +142,7 @@ def _ids(config: Config, tokenizer: Tokenizer) -> Json:
 
 
 def _with_ids(config: Json, ids: Json) -> Json:
-    """A base's config with the ids of another tokenizer instead of its own."""
+    """A base's config with another tokenizer's ids."""
     replaced = {key for key in config if key.endswith("_token_id")} - _OF_MODEL | _IDS
     return {key: value for key, value in config.items() if key not in replaced} | ids
 
@@ -155,16 +155,14 @@ def as_json(content: Json) -> bytes:
 def _small(
     folder: Path, names: Iterable[str], say: Callable[[str], None] = lambda line: None
 ) -> Files:
-    """The content of the files of a folder that are there, by the path in it."""
+    """The content of the folder's files that exist, by their path in it."""
     files: Files = {}
     for path in (path for name in names for path in sorted(folder.glob(name))):
         with explained(shown(path), "make it readable, or remove it"):
             if not path.is_file():
                 continue
             if (size := path.stat().st_size) > LARGEST:
-                say(
-                    f"warning: {path} has {size} bytes, an export keeps {LARGEST} at most of a file"
-                )
+                say(f"warning: {path} has {size} bytes; exports keep files of at most {LARGEST}")
                 continue
             files[path.relative_to(folder).as_posix()] = path.read_bytes()
     return files

@@ -1,4 +1,4 @@
-"""`jaxptd convert`: Hugging Face directories to runs and back, and what a directory has."""
+"""`jaxptd convert`: turns Hugging Face directories into runs and back, and checks them."""
 
 import argparse
 import dataclasses
@@ -29,15 +29,17 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Converts weights from and to Hugging Face directories, or checks a directory."""
+    """Converts models to and from Hugging Face directories, or checks what is in a directory."""
     args = parser().parse_args(argv)
     chosen = [name for name in ("from_hf", "to_hf", "check") if getattr(args, name) is not None]
     if len(chosen) != 1:
-        raise UserError("give one of --from-hf DIR, --to-hf RUN_DIR and --check DIR")
+        raise UserError("give one of --from-hf DIR, --to-hf RUN_DIR or --check DIR")
     if (args.out is None) != (args.check is not None):
-        raise UserError("give --out with --from-hf or --to-hf, not with --check")
+        raise UserError(
+            "--out is required with --from-hf and --to-hf, and not allowed with --check"
+        )
     if args.to_hf is None and (args.dtype or args.shard_size):
-        raise UserError("--dtype and --shard-size are of --to-hf; leave them out")
+        raise UserError("--dtype and --shard-size need --to-hf; leave them out")
     if not launchers.find(ProcessesConfig(), os.environ).alone:
         raise UserError("convert runs in one process; start it without srun, mpirun or torchrun")
     if args.check is not None:
@@ -60,17 +62,19 @@ def parser() -> Parser:
         "jaxptd convert --to-hf runs/gpt2 --out exported --dtype bfloat16 --shard-size 5GB",
     )
     command = Parser(prog="jaxptd convert", description=main.__doc__, examples=examples)
-    help_text = "directory to make a run of, at step 0"
+    help_text = "model directory to turn into a run at step 0"
     command.add_argument("--from-hf", type=path_option, metavar="DIR", help=help_text)
-    help_text = "run whose newest checkpoint to write as a Hugging Face directory"
+    help_text = "run whose newest checkpoint to export as a Hugging Face directory"
     command.add_argument("--to-hf", type=path_option, metavar="RUN_DIR", help=help_text)
-    help_text = "directory whose headers to read: can it be trained, and generated from"
+    help_text = (
+        "model directory to check, from its headers: can jaxptd train it and generate with it?"
+    )
     command.add_argument("--check", type=path_option, metavar="DIR", help=help_text)
-    help_text = "directory to write; it must not exist yet"
+    help_text = "directory to write; must not exist yet"
     command.add_argument("--out", type=path_option, metavar="D", help=help_text)
-    help_text = "precision of the tensors; default: that of the checkpoint"
+    help_text = "precision of the tensors; default: the checkpoint's"
     command.add_argument("--dtype", choices=list(DTYPES), help=help_text)
-    help_text = "most bytes of a file, as 500MB; default: 5GB"
+    help_text = "maximum size of a file, such as 500MB; default: 5GB"
     command.add_argument("--shard-size", type=_bytes, metavar="SIZE", help=help_text)
     add_words(command, json="what was done", quiet="print nothing")
     return command
@@ -80,7 +84,9 @@ def _bytes(text: str) -> int:
     """Reads a number of bytes for argparse."""
     match = re.fullmatch(r"(\d{1,12})([KMG]B|)", text.upper())
     if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no size; use one as 5GB or 500MB")
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is not a size; use one such as 5GB or 500MB"
+        )
     return int(match[1]) * UNITS[match[2]]
 
 
@@ -114,7 +120,7 @@ def _to_hf(args: Any) -> dict[str, Any]:
 
 
 def _text(result: dict[str, Any]) -> str:
-    """Says in a few lines what was done."""
+    """Says in a line what was done."""
     if "verdict" in result:
         return "\n".join([*([table(result)] if "mapping" in result else []), *lines(result)])
     facts = [f"{name} {value}" for name, value in result.items() if name != "out"]

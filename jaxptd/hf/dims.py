@@ -1,12 +1,12 @@
-"""The notation of a rule: each dim of a Hugging Face tensor is a product of dims of ours.
+"""The notation of a rule: each dim of a Hugging Face tensor is a product of our dims.
 
     Rule("blocks.attention.q.w", "L D N (P 2)", "layers.{}.self_attn.q_proj.weight", "(N 2 P) D")
 
 reads: for each layer, whose number is in the name, the tensor has N * 2 * P rows and D columns;
-our array has the layers, and then D, N and H, where H = P * 2. A letter is a size of our array, a
-number is itself; letters behind a number tell it from an equal one, as 2y from 2x. Among our dims
-`[i]` says that the tensor is entry i of that dim alone. So a transpose, a split, an interleave and
-their inverses are written in one way.
+our array has dims L (layers), D, N and H, where H = P * 2. A letter is a size of our array and a
+number is itself; a letter after a number distinguishes equal numbers, such as 2y and 2x. Among our
+dims `[i]` means that the tensor holds only entry i of that dim. Thus one notation covers
+transposes, splits, interleaves and their inverses.
 """
 
 import dataclasses
@@ -20,30 +20,30 @@ from typing import Protocol
 import numpy as np
 
 LAYERS = "L"
-_NUMBER = re.compile(r"\d+")  # that a factor begins with
+_NUMBER = re.compile(r"\d+")  # what a factor begins with
 
 Ranges = tuple[tuple[int, int], ...]  # begin and end along each dim
 Held = dict[str, tuple[int, int]]  # begin and end of each factor
 
 
 class Tensor(Protocol):
-    """A tensor of a file, or a numpy array: `tensor[slices]` reads these slices only."""
+    """A tensor in a file, or a numpy array: `tensor[slices]` reads only these slices."""
 
     def __getitem__(self, slices: tuple[slice, ...], /) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One tensor of Hugging Face's, a layer, as a part of one of our parameters.
+    """One Hugging Face tensor (per layer) as a part of one of our parameters.
 
     Args:
         ours: name of our parameter.
-        dims: of our parameter; `L` is the dim of its stack's layers.
-        name: of the tensor; `{}` is the number of the layer.
-        tensor_dims: of the tensor.
-        longer: whether the tensor may have more rows than ours, which are left out.
-        first: the number of the first layer.
-        step: from the number of a layer to that of the next one.
+        dims: dims of our parameter; `L` is the dim of its stack's layers.
+        name: name of the tensor; `{}` is the number of the layer.
+        tensor_dims: dims of the tensor.
+        longer: whether the tensor may have extra rows, which are dropped.
+        first: number of the first layer.
+        step: difference between the numbers of consecutive layers.
     """
 
     ours: str
@@ -66,12 +66,12 @@ class Rule:
 
     @property
     def is_stacked(self) -> bool:
-        """True if our parameter has all layers, and the tensor one."""
+        """True if our parameter holds all layers and the tensor one."""
         return self._ours[0] == (LAYERS,)
 
     @cached_property
     def entry(self) -> tuple[int, int] | None:
-        """The dim of ours of which the tensor is one entry, and the number of the entry."""
+        """The dim of ours in which the tensor is one entry, and the entry's number."""
         for dim, (first, *_) in enumerate(self._ours):
             if first.startswith("["):
                 return dim, int(first[1:-1])
@@ -79,12 +79,12 @@ class Rule:
 
     @cached_property
     def _factors(self) -> list[tuple[str, ...]]:
-        """The dims of ours that the tensor has, each as its factors."""
+        """Our dims that the tensor has, each as its factors."""
         return [dim for dim in self._ours if dim != (LAYERS,) and not dim[0].startswith("[")]
 
     @cached_property
     def _kept(self) -> list[int]:
-        """The numbers of these dims in our parameter."""
+        """The positions of these dims in our parameter."""
         return [number for number, dim in enumerate(self._ours) if dim in self._factors]
 
     @cached_property
@@ -114,12 +114,12 @@ class Rule:
     # ---- ours -> the tensor ---------------------------------------------------------------------
 
     def tensors(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors, by name, that are made of a whole parameter."""
+        """The tensors by name, made from a whole parameter."""
         layers = list(x) if self.is_stacked else [x]
         return dict(zip(self.names(x.shape), map(self._tensor_of, layers), strict=True))
 
     def _tensor_of(self, x: np.ndarray) -> np.ndarray:
-        """The tensor that is made of one layer, or of a parameter without layers."""
+        """The tensor made from one layer, or from a parameter without layers."""
         shape = (1, *x.shape) if self.is_stacked else x.shape
         if self.entry:
             x = x.take(self.entry[1], self.entry[0] - self.is_stacked)
@@ -131,10 +131,10 @@ class Rule:
     # ---- the tensor -> ours ---------------------------------------------------------------------
 
     def read(self, tensor: Tensor, ours: Sequence[int], ranges: Ranges) -> np.ndarray:
-        """Reads the part of a tensor that makes these ranges of one layer of ours.
+        """Reads the part of a tensor that fills these ranges of one of our layers.
 
         Args:
-            tensor: of which only what the ranges need is read.
+            tensor: only what the ranges need is read.
             ours: shape of our whole parameter.
             ranges: along each of our dims that the tensor has.
         """
@@ -147,7 +147,7 @@ class Rule:
         return self._cut(x, held, ranges)
 
     def _held(self, ranges: Ranges, sizes: Mapping[str, int]) -> Held:
-        """The range of each factor that is read: of each dim's first one the smallest."""
+        """The range to read of each factor: the smallest one for each dim's first factor."""
         held: Held = {}
         for dim, (begin, end) in zip(self._factors, ranges, strict=True):
             inner = math.prod(sizes[factor] for factor in dim[1:])
@@ -156,7 +156,7 @@ class Rule:
         return held
 
     def _cut(self, x: np.ndarray, held: Held, ranges: Ranges) -> np.ndarray:
-        """Joins factors to dims of ours, and leaves out what is outside the ranges."""
+        """Joins factors to our dims and drops what is outside the ranges."""
         shape, cut = [], []
         for dim, (begin, end) in zip(self._factors, ranges, strict=True):
             inner = math.prod(held[factor][1] for factor in dim[1:])
@@ -166,7 +166,7 @@ class Rule:
         return x.reshape(shape)[tuple(cut)]
 
     def ranges(self, index: Ranges) -> Ranges:
-        """The ranges along the dims that the tensor has, of ranges along all of ours."""
+        """The ranges along the tensor's dims, taken from ranges along all of ours."""
         return tuple(index[number] for number in self._kept)
 
 
@@ -194,7 +194,7 @@ def _pieces(dim: tuple[str, ...], held: Held, sizes: Mapping[str, int]) -> list[
 def _assembled(
     tensor: Tensor, pieces: Sequence[list[slice]], chosen: tuple[slice, ...] = ()
 ) -> np.ndarray:
-    """The pieces along each dim of a tensor, side by side."""
+    """Joins the pieces along each dim of a tensor."""
     dim = len(chosen)
     if dim == len(pieces):
         return tensor[chosen]

@@ -1,4 +1,4 @@
-"""A directory of Hugging Face's: `config.json` and safetensors, whose headers are read first."""
+"""A Hugging Face directory: `config.json` and safetensors files, whose headers are read first."""
 
 import contextlib
 import json
@@ -23,11 +23,11 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 EXTRA = f"needs the safetensors library; {install('hf')}"
 AGAIN = "download the directory again"
 LARGEST = 2**28  # bytes of a JSON file
-AT_A_TIME = 2**22  # numbers of a tensor that are compared
+AT_A_TIME = 2**22  # elements of a tensor that are compared at a time
 
 
 def is_directory(path: str | Path) -> bool:
-    """True for a directory with a `config.json`, which a run does not have."""
+    """True for a directory with a `config.json`, which runs do not have."""
     return os.path.isfile(Path(path) / CONFIG)
 
 
@@ -38,7 +38,7 @@ class Directory:
         path: of the directory.
 
     Raises:
-        UserError: it is no such directory, its weights are pickled, or safetensors is missing.
+        UserError: it is not such a directory, its weights are pickled, or safetensors is missing.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,20 +66,20 @@ class Directory:
 
     @cached_property
     def _open(self) -> dict[str, Any]:
-        """Name of each tensor -> the open file that has it: of several the last one."""
+        """Name of each tensor -> the open file that has it, the last one if several do."""
         return {key: file for file, keys in self._keys.values() for key in keys}
 
     @property
     def _files(self) -> list[str]:
         """The names of the files with tensors, in the order in which transformers reads them.
 
-        An index counts only where there is no single file, and says nothing but files.
+        An index counts only if there is no single file, and only names files.
         """
         other = self.config.get("transformers_weights")
         if other not in (None, SINGLE):
             raise UserError(
-                f"{self}: transformers_weights={quoted(other)} in {CONFIG}; take the key out, and "
-                f"name its file {SINGLE}"
+                f"{self}: transformers_weights={quoted(other)} in {CONFIG}; remove the key, and "
+                f"rename its file to {SINGLE}"
             )
         path = self.path / INDEX
         if os.path.isfile(self.path / SINGLE) or not os.path.lexists(path):
@@ -89,19 +89,19 @@ class Directory:
         entries = read_json(path).get("weight_map")
         named = list(entries.values()) if isinstance(entries, dict) else []
         if not named or not all(_is_file_name(x) for x in named):
-            raise UserError(f"{path} does not name a file beside it for each tensor; {AGAIN}")
+            raise UserError(f"{path} does not name an existing file for each tensor; {AGAIN}")
         return sorted(set(named))
 
     def remarks(self) -> list[str]:
-        """Lines for files that are there without effect, and for tensors that are there twice."""
+        """Remarks on files without effect and on duplicate tensors."""
         lines = []
         if self._files == [SINGLE] and os.path.lexists(self.path / INDEX):
-            lines.append(f"{INDEX} is not read: {SINGLE} goes first, as in transformers")
+            lines.append(f"{INDEX} is ignored: {SINGLE} takes precedence, as in transformers")
         names = [key for _, keys in self._keys.values() for key in keys]
         if twice := [key for key, times in Counter(names).items() if times > 1]:
             last = [file for file, (_, keys) in self._keys.items() if twice[0] in keys][-1]
             lines.append(
-                f"several files have {quoted(twice[0])}; that of {quoted(last)} is read, the last "
+                f"several files have {quoted(twice[0])}; {quoted(last)} is used, the last "
                 "one, as in transformers"
             )
         return lines
@@ -110,9 +110,9 @@ class Directory:
         names = sorted(os.listdir(self.path))
         if pickled := [name for name in names if name.endswith(PICKLED)]:
             raise UserError(
-                f"{self} has its weights in {quoted(pickled[0])} only, a pickle, which may run any "
-                "code when it is read; load it with transformers where you trust it, and "
-                "save_pretrained writes safetensors"
+                f"{self} has its weights only in {quoted(pickled[0])}, a pickle, which can run any "
+                "code when read; if you trust it, load it with transformers and write safetensors "
+                "with save_pretrained"
             )
         raise UserError(f"{self} has neither {SINGLE} nor {INDEX}; {AGAIN}")
 
@@ -130,17 +130,17 @@ class Directory:
         """A tensor; `tensor[slices]` reads these slices from the file.
 
         Raises:
-            UserError: it is of integers or 8-bit numbers.
+            UserError: it holds integers or 8-bit numbers.
         """
         if self.dtypes[name] not in DTYPES:
             raise UserError(
-                f"{self}: {name} is of {self.dtypes[name]}; use weights that are not quantized"
+                f"{self}: {name} has dtype {self.dtypes[name]}; use weights that are not quantized"
             )
         tensor: Tensor = self._slice(name)
         return tensor
 
     def are_equal(self, one: str, other: str) -> bool:
-        """True if two tensors have the same numbers; reads some rows at a time."""
+        """True if two tensors are equal; reads some rows at a time."""
         if not self.shapes[one] or self.shapes[one] != self.shapes[other]:
             return False
         a, b = self.tensor(one), self.tensor(other)
@@ -170,16 +170,16 @@ def _safe_open(path: Path) -> Any:
     except ImportError as error:
         raise UserError(f"{path} {EXTRA}") from error
     if not os.path.isfile(path):
-        raise UserError(f"{path} is missing, or no regular file; {AGAIN}")
+        raise UserError(f"{path} is missing or not a regular file; {AGAIN}")
     with open(path, "rb") as file:
         if is_pointer(file.read(LONGEST)):
-            raise UserError(f"{path} is a pointer of Git LFS; fetch the file itself: git lfs pull")
+            raise UserError(f"{path} is a Git LFS pointer; fetch the file itself: git lfs pull")
     return safe_open(path, "np")
 
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Inside, what safetensors and the system raise is one line."""
+    """Turns errors of safetensors and the system into one line."""
     try:
         yield
     except UserError:
@@ -194,12 +194,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises UserError for anything else."""
     with _explained(path):
         if not os.path.isfile(path):
-            raise UserError(f"{path} is no regular file; {AGAIN}")
+            raise UserError(f"{path} is not a regular file; {AGAIN}")
         if path.stat().st_size > LARGEST:
             raise UserError(f"{path} has more than {LARGEST} bytes; {AGAIN}")
         content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
-        raise UserError(f"{path} is no JSON object; {AGAIN}")
+        raise UserError(f"{path} is not a JSON object; {AGAIN}")
     return content
 
 

@@ -1,4 +1,4 @@
-"""The model of a directory: its config, its program to generate, and step 0 of a run from it."""
+"""A directory's model: its config, its program to generate, and step 0 of a run from it."""
 
 import dataclasses
 import os
@@ -26,16 +26,16 @@ from jaxptd.step import Program, State
 
 # ---- the state of step 0 of a run that starts from weights ---------------------------------------
 
-MOST_OF_BYTES = 512  # ids: 257, special tokens, and some room
+MOST_OF_BYTES = 512  # ids: 257, special tokens, and some spare
 
 
 def first_state(program: Program, *, say: Callable[[str], None]) -> State:
-    """The state of step 0: parameters that are drawn, or those that `checkpoint.start` names.
+    """The state of step 0: random parameters, or those that `checkpoint.start` names.
 
     Moments are zero in both cases.
 
     Raises:
-        UserError: the directory is not there, or damaged, or of another model.
+        UserError: the directory does not exist, is damaged, or has another model.
     """
     start = program.config.checkpoint.start
     if start in (None, RANDOM):
@@ -43,8 +43,8 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
     path = Path(start)
     if not path.is_dir():
         raise UserError(
-            f"checkpoint.start: there is no folder {quoted(start)}; name that of a run, of a "
-            "checkpoint in it, or of a Hugging Face model"
+            f"checkpoint.start: there is no folder {quoted(start)}; name a run, a checkpoint in "
+            "one, or a Hugging Face model"
         )
     if is_directory(path):
         directory = Directory(path)
@@ -58,12 +58,12 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
 
 
 def _of_strangers(config: Config, path: Path) -> Iterator[str]:
-    """A sentence if text is read as bytes by a model whose weights know other tokens."""
+    """A sentence if text is read as bytes but the weights were trained on other tokens."""
     size = config.model.vocab_size or 0
     if config.data.tokenizer != BYTES or not family_of(config.model).has_vocabulary:
         return
     if (path / TOKENIZER).is_file():
-        remedy = f"use --data.tokenizer {path}, if its texts are meant"
+        remedy = f"use --data.tokenizer {path} for the model's own tokenizer"
     elif size > MOST_OF_BYTES:
         remedy = "name the model's own tokenizer.json as data.tokenizer"
     else:
@@ -72,8 +72,8 @@ def _of_strangers(config: Config, path: Path) -> Iterator[str]:
     files = find_files(source if isinstance(source, str) else list(source))
     if not all(map(is_token_file, files)):
         yield (
-            f"warning: data.tokenizer=bytes reads text as bytes, and the weights of {path} know "
-            f"other tokens, {size} of them; {remedy}"
+            f"warning: data.tokenizer=bytes reads text as bytes, but the weights of {path} know "
+            f"{size} other tokens; {remedy}"
         )
 
 
@@ -81,11 +81,11 @@ def config_of(directory: Directory, **model: Any) -> Config:
     """The config of a run that starts from a directory, on one device.
 
     Args:
-        directory: with the sizes, and perhaps the tokenizer; else that is bytes.
+        directory: has the sizes, and perhaps a tokenizer (else bytes).
         model: fields of `ModelConfig` to set.
 
     Raises:
-        UserError: there are no such sizes, or no such fields.
+        UserError: the directory lacks sizes, or a field does not exist.
     """
     sections = {name: values for name, values in model.items() if isinstance(values, Mapping)}
     fields = {name: value for name, value in model.items() if name not in sections}
@@ -102,13 +102,12 @@ def config_of(directory: Directory, **model: Any) -> Config:
 
 
 def start(path: Path) -> dict[str, Any]:
-    """The fields of a run that starts from a directory, `section.field`: what `--from` stands for.
+    """The fields that `--from` stands for, `section.field`: a run that starts from a directory.
 
-    A family that reads text has the directory's tokenizer, which need not be there if the data's is
-    another.
+    Models of text take the directory's tokenizer, which need not exist if the data's is another.
 
     Raises:
-        UserError: there are no such sizes.
+        UserError: the directory lacks sizes.
     """
     fields = sizes(path)
     tokenizer = {"data.tokenizer": str(path)} if _reads_text(fields["model.family"]) else {}
@@ -123,37 +122,37 @@ def sizes(path: Path) -> dict[str, Any]:
 def _sizes(path: Path) -> dict[str, Any]:
     if os.path.isfile(path / RUN_CONFIG):
         raise UserError(
-            f"{path} is the directory of a run; use --run-dir {path} to go on with it, or --config "
+            f"{path} is the directory of a run; use --run-dir {path} to continue it, or --config "
             f"{path / RUN_CONFIG} --checkpoint.start {path} to start another from its weights"
         )
     return sizes_of(Directory(path))
 
 
 def _as_start(path: Path) -> str:
-    """A path as `checkpoint.start` has it, where some words are no paths."""
+    """A path as `checkpoint.start` takes it, where some words are not paths."""
     return os.path.join(os.curdir, path) if str(path) in (RANDOM, "null") else str(path)
 
 
 def check_chosen(config: Config, path: Path, *, tokenizer: bool) -> None:
-    """Raises UserError if a run takes only sizes from a directory, and nobody chose the others.
+    """Raises UserError if a run takes only sizes from a directory, and nothing chooses the rest.
 
     Args:
         config: of the run.
-        path: of the directory.
-        tokenizer: whether the run's was chosen.
+        path: the directory.
+        tokenizer: whether the run's tokenizer was chosen.
     """
     if config.checkpoint.start is None:
         raise UserError(
-            f"--model.from {path} gives sizes only, and the weights are not chosen; use --from "
+            f"--model.from {path} gives only sizes, and no weights are chosen; use --from "
             f"{path} for its weights and tokenizer too, or --checkpoint.start {RANDOM} to draw new "
             "ones"
         )
     has_tokenizer = os.path.isfile(path / TOKENIZER) and _reads_text(config.model.family)
     if has_tokenizer and not tokenizer:
         raise UserError(
-            f"--model.from {path} gives sizes only, and data.tokenizer={config.data.tokenizer} "
-            f"while {path} has a {TOKENIZER}; use --data.tokenizer {path}, or "
-            f"--data.tokenizer {config.data.tokenizer} to say that it is meant"
+            f"--model.from {path} gives only sizes, and data.tokenizer={config.data.tokenizer} "
+            f"although {path} has a {TOKENIZER}; use --data.tokenizer {path}, or confirm with "
+            f"--data.tokenizer {config.data.tokenizer}"
         )
 
 
@@ -170,8 +169,8 @@ def program_of(directory: Directory, run_dir: Path) -> Program:
     """The program of a directory's model, on one simulated device.
 
     Args:
-        directory: with the sizes.
-        run_dir: of the run that it is for.
+        directory: has the sizes.
+        run_dir: directory of the run that the program is for.
     """
     config = config_of(directory)
     train = dataclasses.replace(config.train, run_dir=str(run_dir), platform="cpu")
@@ -183,7 +182,7 @@ def load_model(path: Path, *, layout: Layout, platform: Any) -> tuple[Program, P
     """Loads the model of a Hugging Face directory, or of a run's newest good checkpoint.
 
     Raises:
-        UserError: it is neither, it is damaged, or there are too few devices.
+        UserError: it is neither of these, it is damaged, or there are too few devices.
     """
     if not is_directory(path):
         return load_run(path, layout=layout, platform=platform)

@@ -1,6 +1,6 @@
-"""Which tensor of a file is which part of which parameter, and parameters by those names.
+"""Maps each tensor of a file to a part of a parameter, and names parameters accordingly.
 
-Every tensor and every parameter has its partner, or it is an error.
+A tensor or parameter without its counterpart is an error.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ def names(
     """Converts parameters or gradients to the names and shapes of Hugging Face's files.
 
     Args:
-        program: with the model.
-        params: some or all of its parameters, or their gradients: canonical, as
-            `Run.loss_and_gradients` and `Program.canonical` give them, or as `run.state` has them.
-        is_canonical: which of the two; None tells them by shape and kind, numpy arrays being
-            canonical. Only in pipelines can JAX arrays of both have the same shape.
+        program: has the model.
+        params: some or all of its parameters, or their gradients: in canonical form, as
+            `Run.loss_and_gradients` and `Program.canonical` return them, or as in `run.state`.
+        is_canonical: which of the two forms. None decides by shape and type, taking numpy arrays as
+            canonical. Only in pipelines can JAX arrays of both forms have the same shape.
 
     Raises:
-        UserError: one is no parameter of the model, of another shape, or either form could be
-            meant; or the family has no Hugging Face names.
+        UserError: an array is not a parameter of the model, has another shape, or could be of
+            either form; or the family has no Hugging Face names.
     """
     check_argument("jaxptd.hf.names", "program", program, Program)
     check_argument("jaxptd.hf.names", "params", params, dict)
@@ -70,19 +70,19 @@ def canonical(
             )
         if guess and not is_stored and isinstance(x, jax.Array) and _is_ambiguous(program, name):
             raise UserError(
-                f"{name} has this shape both canonical and in the state; say is_canonical=True for "
-                "what program.canonical gives, else False"
+                f"{name} has this shape both in canonical form and in the state; pass "
+                "is_canonical=True for the result of program.canonical, else False"
             )
         yield name, np.asarray(each.to_canonical(x) if is_stored else x)
 
 
 def _is_ambiguous(program: Program, name: str) -> bool:
-    """True if the state has a parameter in another order, but of the same shape."""
+    """True if the state holds a parameter in another order but the same shape."""
     each = program.states.stored[name]
     return each.shape == each.stored_shape and not each.is_canonical
 
 
-HEAD = "lm_head.weight"  # is there if the output layer has a table of its own
+HEAD = "lm_head.weight"  # exists if the output layer has its own table
 LISTED = 3
 
 Shapes = Mapping[str, Sequence[int]]
@@ -90,13 +90,13 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Mapped:
-    """The tensors of a file, and the parameters that they make.
+    """The tensors of a file, and the parameters that they make up.
 
     Args:
-        rules: those of each of our parameters.
-        names: name that a rule gives -> name in the file.
+        rules: for each of our parameters.
+        names: name in a rule -> name in the file.
         ignored: names in the file of tensors that hold no parameter.
-        copies: names in the file of tensors that have to be equal to another -> its name.
+        copies: name in the file of a tensor that must equal another -> the other's name.
     """
 
     rules: Mapping[str, Sequence[Rule]]
@@ -106,12 +106,12 @@ class Mapped:
 
 
 def tensors_of(family: str) -> Tensors:
-    """The tensors of a family of ours. Raises UserError if Hugging Face has none."""
+    """The tensors of one of our families. Raises UserError if Hugging Face has no such family."""
     return family_named(family)[1].tensors
 
 
 def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
-    """The rules for each parameter of a model of ours, by name and number of dims.
+    """The rules for each parameter of one of our models, by name and number of dims.
 
     Raises:
         UserError: the family has no Hugging Face tensors, or none for a parameter, or the model
@@ -125,13 +125,13 @@ def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
     }
     if lacking := [name for name in tensors.needs if name not in ours]:
         raise UserError(
-            f"model.family={family} without {lacking[0]} has no names in files; use as many levels "
-            "as the model that family is named after"
+            f"model.family={family} without {lacking[0]} has no Hugging Face names; use as many "
+            "levels as the model that the family is named after"
         )
     if without := [name for name, rules in by_name.items() if not rules]:
         raise UserError(
-            f"{quoted(without[0])} has no place in Hugging Face's files of model.family={family}; "
-            "use the options of the model that family is named after"
+            f"{quoted(without[0])} has no counterpart in Hugging Face's model.family={family}; "
+            "use the options of the model that the family is named after"
         )
     return by_name
 
@@ -146,8 +146,7 @@ def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> 
         where: the directory, for messages.
 
     Raises:
-        UserError: a tensor is neither a parameter's nor known to hold none, or is there twice, or
-            has another shape, or is missing.
+        UserError: a tensor is unknown, duplicate, missing, or has another shape.
     """
     rules = rules_of(family, ours)
     wanted = {
@@ -176,7 +175,7 @@ def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> 
 
 
 def file_name(family: str, name: str, stored: Sequence[str]) -> str | None:
-    """The name in a file of a tensor: as it is, without the family's prefix, or with another."""
+    """A tensor's name in a file: as it is, without the family's prefix, or with another one."""
     prefix = tensors_of(family).prefix
     names = (name, name.removeprefix(prefix), f"{prefix}{name}")
     return next((each for each in names if each in stored), None)
@@ -185,13 +184,15 @@ def file_name(family: str, name: str, stored: Sequence[str]) -> str | None:
 def _named(
     tensors: Tensors, wanted: Set[str], stored: Sequence[str], where: object
 ) -> tuple[dict[str, str], list[str]]:
-    """The name in the file of each tensor that is wanted, and the names that are left."""
+    """The name in the file of each wanted tensor, and the remaining names."""
     names, others = dict[str, str](), list[str]()
     for name in stored:
         both = (name, f"{tensors.prefix}{name}", name.removeprefix(tensors.prefix))
         full = next((each for each in both if each in wanted), name)
         if full in names:
-            raise UserError(f"{where} has {names[full]} and {name}, which are one; remove one")
+            raise UserError(
+                f"{where} has {names[full]} and {name}, two names of one tensor; remove one"
+            )
         if full in wanted:
             names[full] = name
         else:
@@ -200,7 +201,7 @@ def _named(
 
 
 def _ignored(tensors: Tensors, names: list[str], where: object) -> list[str]:
-    """These names. Raises UserError if any is not known to hold no parameter."""
+    """These names. Raises UserError if one of them might hold a parameter."""
     unknown = [
         name
         for name in names
@@ -208,8 +209,8 @@ def _ignored(tensors: Tensors, names: list[str], where: object) -> list[str]:
     ]
     if unknown:
         raise UserError(
-            f"{where} has {_listed(unknown)}, which the model of its config.json does not; use a "
-            "directory of that model alone, without adapters and quantization"
+            f"{where} has {_listed(unknown)}, unknown to the model of its config.json; use a "
+            "directory with that model alone, without adapters or quantization"
         )
     return names
 
@@ -219,7 +220,7 @@ def _check_shape(what: str, rule: Rule, shape: Sequence[int], wanted: Sequence[i
     rows = shape[:1] if rule.longer and list(shape[:1]) >= list(wanted[:1]) else wanted[:1]
     if list(shape) != [*rows, *wanted[1:]]:
         raise UserError(
-            f"{what} is {list(shape)}, the model needs {list(wanted)}; use the sizes of its "
+            f"{what} is {list(shape)}, but the model needs {list(wanted)}; use the sizes of its "
             "config.json"
         )
 

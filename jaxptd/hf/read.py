@@ -1,7 +1,7 @@
-"""Parameters straight from safetensors files, on any layout: each device's slices only.
+"""Reads parameters straight from safetensors files onto any layout, only each device's slices.
 
-Beside the parameters themselves, host memory has one device's slice of one of them at a time, and
-what one layer of it is read from.
+Besides the parameters, host memory holds one device's slice of one parameter at a time, and the
+data that one layer of it is read from.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def sizes_of(directory: Directory) -> dict:
 
 
 def remarks_of(directory: Directory) -> list[str]:
-    """Lines to say to who reads a directory: what is there twice, and what has no effect.
+    """Remarks for whoever reads a directory: duplicates, and keys without effect.
 
     Raises:
         UserError: as `sizes_of`.
@@ -61,17 +61,19 @@ def remarks_of(directory: Directory) -> list[str]:
 
 
 def _is_tied(directory: Directory, family: Family) -> bool:
-    """True if the output layer is the embedding: as `tie_word_embeddings` says, unless both differ.
+    """True if the output layer is tied: as `tie_word_embeddings` says, unless the tables differ.
 
     Raises:
-        UserError: it is not, and has no table.
+        UserError: it is not tied, and has no table.
     """
     head, tokens = _head_and_tokens(directory, family)
     tied = _says_tied(directory, family)
     if tied and head is not None and tokens is not None:
         return directory.are_equal(head, tokens)
-    if not tied and head is None and tokens is not None:  # without both, names are others
-        given = "" if TIED in directory.config else f", which {family.name} has without the key"
+    if (
+        not tied and head is None and tokens is not None
+    ):  # if both are missing, the names are different
+        given = "" if TIED in directory.config else f", the default of {family.name}"
         raise UserError(
             f"{directory} has no {HEAD}, and {TIED} is false{given}; if the output layer is the "
             f'embedding, write "{TIED}": true into its config.json, else download it again'
@@ -90,7 +92,7 @@ def _says_tied(directory: Directory, family: Family) -> bool:
 
 
 def _head_and_tokens(directory: Directory, family: Family) -> list[str | None]:
-    """The files' names of the output layer's table and of the embedding; None: is not there."""
+    """The names in the files of the output layer's table and the embedding; None if missing."""
     table, names = next(family.tensors.others(HEAD), None), list(directory.shapes)
     return [name and file_name(family.name, name, names) for name in (HEAD, table)]
 
@@ -98,11 +100,11 @@ def _head_and_tokens(directory: Directory, family: Family) -> list[str | None]:
 def read_params(program: Program, directory: Directory) -> Params:
     """The parameters of a directory, as the program's state holds them.
 
-    Each process reads what its own devices hold; of equal slices one.
+    Each process reads what its own devices hold, and equal slices only once.
 
     Raises:
-        UserError: the directory has another model than the program's config, is damaged, or has a
-            NaN or infinity where the model has a parameter.
+        UserError: the directory's model differs from the program's config, is damaged, or has a
+            NaN or infinity in a parameter.
     """
     model = program.config.model
     check_sizes(model, sizes_of(directory), where=directory)
@@ -118,17 +120,17 @@ def read_params(program: Program, directory: Directory) -> Params:
 
 
 def _check_copies(directory: Directory, mapped: Mapped) -> None:
-    """Raises UserError if a tensor that the model has once is there twice with other numbers."""
+    """Raises UserError if two copies of one tensor of the model differ."""
     for copy, name in mapped.copies.items():
         if not directory.are_equal(copy, name):
             raise UserError(
-                f"{directory}: {copy} and {name} have different numbers, and the model has one "
-                "tensor for both; use weights in which they are tied"
+                f"{directory}: {copy} and {name} differ, but the model has one tensor for both; "
+                "use weights in which they are tied"
             )
 
 
 def _array(target: jax.ShapeDtypeStruct, read: Callable[[Ranges], np.ndarray]) -> jax.Array:
-    """A global array, of which each slice that this process's devices hold is read once."""
+    """A global array; each slice that this process's devices hold is read once."""
     sharding: Any = target.sharding
     holders: dict[Ranges, list[jax.Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(target.shape).items():
@@ -139,7 +141,7 @@ def _array(target: jax.ShapeDtypeStruct, read: Callable[[Ranges], np.ndarray]) -
         x = read(held)
         places = [SingleDeviceSharding(each, memory_kind=sharding.memory_kind) for each in devices]
         shards += [jax.device_put(x, place) for place in places]
-        jax.block_until_ready(shards)  # before the next slice is in memory, too
+        jax.block_until_ready(shards)  # before the next slice is read into memory
     return jax.make_array_from_single_device_arrays(target.shape, sharding, shards)
 
 
@@ -162,7 +164,7 @@ def _read(
 
 
 def _places(rule: Rule, ranges: Ranges) -> Iterator[tuple[int, tuple[slice | int, ...]]]:
-    """The layers of a slice that a rule is for, and where in the slice each of them is."""
+    """The layers of a slice that a rule covers, and the position of each in the slice."""
     place: list[slice | int] = [slice(None)] * len(ranges)
     if rule.entry:
         dim, number = rule.entry

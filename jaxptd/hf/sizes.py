@@ -1,4 +1,4 @@
-"""Sizes and options of a model from the `config.json` of Hugging Face, and back."""
+"""Converts sizes and options of a model from Hugging Face's `config.json`, and back."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families import FAMILIES, Family, Json, family_named
 from jaxptd.hf.families.family import activation_name, count, number, read_activation
 
-# Ids that a model which writes text needs.
+# Ids that models which write text need.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-# Keys of a base that an export leaves out: code and precision that its weights do not have.
+# Keys of a base that an export drops, because its weights have other code and precision.
 _NEVER_KEPT = frozenset({"auto_map", "quantization_config", "dtype", "torch_dtype"})
 _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"})
 _ROPE |= {"original_max_position_embeddings"}
-LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
-# How options are read that are no whole numbers above 0.
+LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary models allow 131072
+# How to read options other than positive whole numbers.
 _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
         "norm_eps": number,
@@ -40,11 +40,11 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
 
     Args:
         config: its content.
-        tied: whether the output layer is the embedding, which the tensors decide.
+        tied: whether the output layer is tied to the embedding, which the tensors decide.
         where: its path, for messages.
 
     Raises:
-        UserError: an option is missing, wrong, or none that this version has.
+        UserError: an option is missing, wrong, or not supported by this version.
     """
     try:
         options = _options(config)
@@ -58,7 +58,7 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
 
 
 def _length(options: Json) -> int:
-    """Tokens in a sequence, unless the config says so, of a model that allows so many positions."""
+    """Default tokens in a sequence, for a model that allows so many positions."""
     longest: int = options["max_positions"]
     return longest if options["positions"] == "learned" else min(longest, LONGEST)
 
@@ -107,13 +107,13 @@ def _options(config: Json) -> dict[str, Any]:
 
 
 def with_defaults(config: Json, family: Family) -> Json:
-    """A `config.json` with the keys that it leaves out, as transformers does at their defaults."""
+    """A `config.json` completed with the keys that transformers leaves out at their defaults."""
     named = {family.synonyms[key]: x for key, x in config.items() if key in family.synonyms}
     return dict(family.keys.values()) | config | named
 
 
 def _option(name: str, key: str, value: object, default: object) -> Any:
-    """The value of a key; null is that of others where the default is, or there may be none."""
+    """The value of a key; null means the default where that is null or may be missing."""
     if value is None and (default is None or name == "num_kv_heads"):
         return None
     return _KINDS.get(name, count)(key, value)
@@ -131,7 +131,7 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
         tokenizer: has the ids of special tokens; None leaves them out.
 
     Raises:
-        UserError: the family has no Hugging Face model, or not with this option.
+        UserError: Hugging Face has no such family, or not with this option.
     """
     kind, family = family_named(model.family)
     usual = dataclasses.replace(model, attention_scale=None).block.attention_scale
@@ -139,8 +139,8 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
     for name, value in fixed.items():
         if option(model, name) != value:
             raise UserError(
-                f"model.{name}={option(model, name)}: a {kind} of Hugging Face has {value}; export "
-                "a model with its family's options"
+                f"model.{name}={option(model, name)}: Hugging Face's {kind} has {value}; export a "
+                "model with its family's options"
             )
     return {
         "architectures": [family.architecture],
@@ -155,10 +155,10 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
 
 
 def config_over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
-    """The `config.json` of a model that began from another's: what that says, and our sizes.
+    """The `config.json` of a model that started from another: the base's keys with our sizes.
 
-    The base's own keys stay where they say what the model is, in its words, and so do those that
-    only transformers reads.
+    The base's keys stay if they describe the same model, and so do keys that only transformers
+    reads.
 
     Args:
         base: the content of its `config.json`.
@@ -170,7 +170,7 @@ def config_over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     always = {"architectures": ours["architectures"], dtype: ours["torch_dtype"]}
     _, family = family_named(model.family)
     name, usual = family.keys.get("max_positions", ("", None))
-    # Where transformers ties them in any case, a missing key says nothing.
+    # Where transformers always ties them, a missing key means nothing.
     tied = ours["tie_word_embeddings"] if family.tied is None else family.tied
     there = {"tie_word_embeddings": tied, name: usual} | base
     differing = {
@@ -194,7 +194,7 @@ def _says(config: Json, model: ModelConfig) -> bool:
 
 
 def generation_json(model: ModelConfig, config: Json) -> Json | None:
-    """The `generation_config.json` beside a `config.json`; None for a model that writes no text."""
+    """The `generation_config.json` for a `config.json`; None for models that do not write text."""
     if "eos_token_id" not in family_named(model.family)[1].tokens:
         return None
     return {key: config[key] for key in TOKENS if key in config}
@@ -209,7 +209,7 @@ def _written(model: ModelConfig, name: str) -> Any:
 
 
 def token_ids(model: ModelConfig, tokenizer: Tokenizer) -> Json:
-    """The ids of special tokens that a `config.json` has; null where the vocabulary has none."""
+    """The ids of special tokens in a `config.json`; null where the vocabulary lacks the token."""
     return {
         key: _token(model, tokenizer, key=key, name=name)
         for key, name in family_named(model.family)[1].tokens.items()
@@ -219,7 +219,7 @@ def token_ids(model: ModelConfig, tokenizer: Tokenizer) -> Json:
 def _token(
     model: ModelConfig, tokenizer: Tokenizer, *, key: str, name: str | None
 ) -> int | list[int] | None:
-    """The id of the token with a name; None: that begins a text, or those that end it."""
+    """The id of the token with a name; None stands for what begins or ends a text."""
     ends, begins = tokenizer.ends, tokenizer.begin[:1] or (tokenizer.end_of_document,)
     unnamed = {"eos_token_id": ends, "bos_token_id": begins}
     ids = unnamed[key] if name is None else (tokenizer.token_id(name),)

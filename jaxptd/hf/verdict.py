@@ -1,6 +1,6 @@
-"""The verdict on a Hugging Face directory, by headers and configs alone: can it be trained?
+"""Checks a Hugging Face directory from headers and configs alone: can jaxptd train it?
 
-Parts are checked one by one, so that a directory with several problems has a line for each.
+Parts are checked one by one, so that a directory with several problems gets a line for each.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ def check(path: Path) -> dict[str, Any]:
     """Checks a directory, reading headers only.
 
     Returns:
-        `verdict`, and with it what could be read: of the weights `model`, `parameters`, `bytes`,
-        `precisions`, `mapping`, `ignored`, `copies`, `remarks`, `positions` and `seq_length`; of
-        the tokenizer `tokenizer` (its kind and ids, or null), `begin` and `ends` (id -> spelling);
+        `verdict`, and what could be read. About the weights: `model`, `parameters`, `bytes`,
+        `precisions`, `mapping`, `ignored`, `copies`, `remarks`, `positions` and `seq_length`. About
+        the tokenizer: `tokenizer` (its kind and ids, or null), `begin` and `ends` (id -> spelling),
         and `chat_template`. `problems` has a line for each part that cannot be read.
 
     Raises:
@@ -50,22 +50,20 @@ def check(path: Path) -> dict[str, Any]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """The facts of `check`, a line for each, and the verdict as the last."""
+    """The facts of `check`, one per line, followed by the verdict."""
     facts = dict[str, str]()
     model = report.get("model")
     if model:
         precisions = ", ".join(report["precisions"])
-        facts["weights"] = f"can be read, {count_text(report['parameters'])} parameters"
-        facts["dtype"] = (
-            f"{precisions} in the files; a run computes in {model['dtype']}, model.dtype"
-        )
+        facts["weights"] = f"readable, {count_text(report['parameters'])} parameters"
+        facts["dtype"] = f"{precisions} in the files; runs compute in model.dtype={model['dtype']}"
         if report["positions"]:
-            used = f"a run uses sequences of {report['seq_length']}, model.seq_length"
+            used = f"runs use model.seq_length={report['seq_length']}"
             facts["context length"] = f"{report['positions']} positions; {used}"
     if "tokenizer" in report:
         facts |= _tokenizer_facts(report)
     if "chat_template" in report:
-        facts["chat template"] = "there" if report["chat_template"] else "none"
+        facts["chat template"] = "yes" if report["chat_template"] else "none"
     facts |= {name: CANNOT + problem for name, problem in report["problems"].items()}
     said = [f"{name}: {fact}" for name, fact in facts.items()]
     remarks = [f"remark: {line}" for line in report.get("remarks", ())]
@@ -73,13 +71,13 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 
 def table(facts: dict[str, Any]) -> str:
-    """The rules by which the weights are read, a row for each."""
+    """The rules that read the weights, one per row."""
     title = (
         f"{count_text(facts['parameters'])} parameters, {bytes_text(facts['bytes'])} in "
         f"{', '.join(facts['precisions'])}; ignored: {', '.join(facts['ignored']) or 'nothing'}"
     )
     if facts["copies"]:
-        title += f"; compared when they are read: {', '.join(facts['copies'])}"
+        title += f"; compared on reading: {', '.join(facts['copies'])}"
     names = ("tensor", "its dims", "parameter", "our dims")
     return str(Table(title, names, [tuple(row) for row in facts["mapping"]]))
 
@@ -97,7 +95,7 @@ def has_template(path: Path) -> bool:
 def _tried(
     problems: dict[str, str], part: str, look: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Looks at a part; of one that cannot be read there is nothing, and its problem is noted."""
+    """Reads a part; if that fails, notes the problem and returns nothing."""
     try:
         return look()
     except UserError as error:
@@ -111,7 +109,7 @@ def _weights(directory: Directory) -> dict[str, Any]:
     model = program.config.model
     mapped = map_tensors(model.family, ours, directory.shapes, where=directory)
     for name in mapped.names.values():
-        directory.tensor(name)  # refuses precisions that cannot be read
+        directory.tensor(name)  # refuses unreadable precisions
     rules = [rule for each in mapped.rules.values() for rule in each]
     used = mapped.names.values()
     sizes = {name: math.prod(directory.shapes[name]) for name in used}
@@ -130,7 +128,7 @@ def _weights(directory: Directory) -> dict[str, Any]:
 
 
 def _family(directory: Directory, facts: dict[str, Any]) -> Family | None:
-    """The family of a directory's model; None if `config.json` names none that can be read."""
+    """The family of a directory's model; None if `config.json` names no supported one."""
     if "model" in facts:
         return family_of(ModelConfig(**facts["model"]))
     kind = FAMILIES.get(str(_config_of(directory).get("model_type")))
@@ -159,18 +157,18 @@ def _tokenizer(path: Path, family: Family | None) -> dict[str, Any]:
 
 
 def _spelled(tokenizer: Tokenizer, ids: tuple[int, ...]) -> dict[str, str | None]:
-    """The spellings of special tokens, by their ids; null where a token is no special one."""
+    """The spellings of special tokens by their ids; null where a token is not special."""
     names = {number: name for name, number in tokenizer.special.items()}
     return {str(number): names.get(number) for number in ids}
 
 
 def _tokenizer_facts(report: dict[str, Any]) -> dict[str, str]:
-    """The lines on the tokenizer, and on how texts begin and end."""
+    """The lines about the tokenizer, and how texts begin and end."""
     if report["tokenizer"] is None:
-        return {"tokenizer": f"none, there is no {TOKENIZER}; give --data.tokenizer"}
+        return {"tokenizer": f"none: there is no {TOKENIZER}; give --data.tokenizer"}
     kind, ids = report["tokenizer"]["kind"], report["tokenizer"]["ids"]
     model = report["model"]["vocab_size"] if "model" in report else None
-    beyond = ", and a text with a token beyond is refused" if model and ids > model else ""
+    beyond = ", and texts with larger ids are refused" if model and ids > model else ""
     facts = {"tokenizer": f"{kind}, {ids} ids{f'; the model has {model}' if model else ''}{beyond}"}
     if report["begin"] is not None:
         facts["begin"] = _named(report["begin"]) or "none"

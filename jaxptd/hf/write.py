@@ -37,7 +37,7 @@ METADATA = {"format": "pt"}  # without it transformers refuses the file
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file: the tensors' names, and their bytes in all."""
+    """One file: the names of its tensors, and their total bytes."""
 
     names: list[str]
     size: int
@@ -49,13 +49,13 @@ def write_directory(
     """Writes a run's weights.
 
     Args:
-        saved: the weights, and the config of their run.
+        saved: the weights and their run's config.
         out: the directory; must not exist yet.
-        dtype: of the tensors; None: as they are saved.
-        shard_size: bytes of a file; a tensor that is larger has one of its own.
+        dtype: of the tensors. None keeps the saved precision.
+        shard_size: maximum bytes of a file; a larger tensor gets its own file.
 
     Raises:
-        UserError: the directory exists or cannot be written, or the model is no Hugging Face one.
+        UserError: the directory exists or cannot be written, or Hugging Face lacks such a model.
     """
     if os.path.lexists(out):
         raise UserError(f"--out {shown(out)} exists; choose another name, or remove it")
@@ -64,7 +64,7 @@ def write_directory(
     shards = _shards(_sizes(saved, rules, kind.itemsize), shard_size)
     files = _small_files(saved, dtype=kind.name)
     aside = out.with_name(f".{out.name}.partial")
-    with explained(f"--out {shown(out)}", "use a directory that can be written"):
+    with explained(f"--out {shown(out)}", "use a writable directory"):
         shutil.rmtree(aside, ignore_errors=True)
         try:
             write_files(aside, files)
@@ -76,7 +76,7 @@ def write_directory(
 
 
 def _small_files(saved: SavedParams, *, dtype: str) -> Files:
-    """The files beside the tensors: those of the run's base, with the run's sizes."""
+    """The other files: those of the run's base, with the run's sizes."""
     config, base = saved.config, base_of(saved.run_dir, saved.config)
     if base is None:
         config_file = config_json(config.model, dtype=dtype, tokenizer=tokenizer_of(config))
@@ -91,7 +91,7 @@ def _small_files(saved: SavedParams, *, dtype: str) -> Files:
 def _sizes(
     saved: SavedParams, rules: Mapping[str, list[Rule]], itemsize: int
 ) -> Iterator[tuple[str, int]]:
-    """The name of each tensor and its bytes, in the order in which they are written."""
+    """The name and bytes of each tensor, in the order of writing."""
     for name, shape in saved.shapes.items():
         for rule in rules[name]:
             size = int(np.prod(rule.shape(shape), dtype=np.int64)) * itemsize
@@ -101,7 +101,7 @@ def _sizes(
 def _tensors(
     saved: SavedParams, rules: Mapping[str, list[Rule]], kind: np.dtype
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Each tensor by its name; one parameter is in memory at a time."""
+    """Each tensor with its name; only one parameter is in memory at a time."""
     for name in saved.shapes:
         x = saved.read(name)
         for rule in rules[name]:
@@ -110,7 +110,7 @@ def _tensors(
 
 
 def _shards(sizes: Iterable[tuple[str, int]], most: int) -> list[Shard]:
-    """Tensors in their order, as many to a file as fit."""
+    """Splits the tensors, in order, into files with as many as fit."""
     shards: list[Shard] = []
     for name, size in sizes:
         if shards and shards[-1].size + size <= most:
@@ -139,4 +139,6 @@ def _write_shards(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     for file, shard in zip(names, shards, strict=True):
         save_file(dict(next(tensors) for _ in shard.names), folder / file, metadata=METADATA)
-        shutil.copymode(folder / CONFIG, folder / file)  # safetensors lets nobody else read it
+        shutil.copymode(
+            folder / CONFIG, folder / file
+        )  # safetensors makes it readable by the owner only

@@ -1,8 +1,8 @@
-"""Figures of a mesh, a schedule, a loss, memory, what is moved, where time goes, and a plan.
+"""Draws a mesh, a schedule, losses, memory, communication, the time of a step, and a plan.
 
 Each function returns a matplotlib Figure, which a notebook shows; `save` writes it to a file.
-Functions are where what they draw is, and are imported when they are first used, since matplotlib
-comes with an extra: `pip install -e '.[viz]'`.
+Functions live next to what they draw and are imported on first use, because matplotlib comes with
+an extra: `pip install -e '.[viz]'`.
 
     from jaxptd import plot
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from jaxptd.plot.figures import plan as plan
     from jaxptd.plot.style import save as save
 
-# The colors of all pictures; lines, areas and text are legible on light and on dark pages.
+# The colors of all pictures, legible on light and on dark pages.
 BLUE, ORANGE, GREEN, PURPLE = "#2b6cb0", "#c05621", "#2f855a", "#805ad5"
 PINK, SKY, AMBER = "#b83280", "#4299e1", "#b7791f"
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, PINK, SKY, AMBER)
 INK = "#718096"  # text and lines
 
-# Operations of a pipeline, below dark text.
+# Operations of a pipeline, drawn under dark text.
 FORWARD, BACKWARD, WEIGHTS = SKY, "#38a169", "#dd6b20"
 
-FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # below dark text
+FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # drawn under dark text
 DARK = "#1a202c"  # text on fills
 
 _HOMES = {
@@ -68,7 +68,7 @@ def __dir__() -> list[str]:
 
 
 def format_of(path: str | Path) -> str:
-    """The format that a path's suffix names. Raises UserError for another than PNG or SVG."""
+    """The format that a path's suffix names. Raises UserError for anything but PNG or SVG."""
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         raise UserError(f"picture {path}: use a name that ends in .png or .svg")

@@ -1,4 +1,4 @@
-"""Draws bytes that a device holds and sends, losses over steps, a mesh, and a plan."""
+"""Draws memory and communication per device, losses over steps, a mesh, and a plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -48,10 +48,10 @@ class CommsReport(Protocol):
 @checked("jaxptd.plot.memory")
 @styled
 def memory(report: MemoryReport) -> Figure:
-    """Draws what a device holds: by formulas, as compiled, and as the model predicts for GPUs.
+    """Draws the memory of a device: by formulas, as compiled, and as predicted for GPUs.
 
     Args:
-        report: of `jaxptd.memory(config)`.
+        report: from `jaxptd.memory(config)`.
     """
     whole = [row for row in report.rows if not row["part"].startswith((" ", "a layer"))]
     groups = [group for group in GROUPS if any(row.get(group) for row in whole)]
@@ -68,10 +68,10 @@ def memory(report: MemoryReport) -> Figure:
 @checked("jaxptd.plot.bytes_by_axis")
 @styled
 def bytes_by_axis(report: CommsReport) -> Figure:
-    """Draws the bytes that each device sends in a step, by mesh axes and kind of collective.
+    """Draws the bytes that each device sends per step, by mesh axes and kind of collective.
 
     Args:
-        report: of `jaxptd.comms(config)`; the collectives are those of its jaxpr, as rings.
+        report: from `jaxptd.comms(config)`; shows the collectives of its jaxpr, run as rings.
 
     Raises:
         UserError: the step moves nothing.
@@ -83,13 +83,13 @@ def bytes_by_axis(report: CommsReport) -> Figure:
     for each in report.jaxpr:
         parts[each.kind][[*axes_of].index(" x ".join(each.axes))] += each.wire_bytes(report.sizes)
     figure = new_picture(8, 1.8 + 0.4 * len(axes_of))
-    _bars(figure.subplots(), [*axes_of], parts, label="bytes that each device sends a step")
+    _bars(figure.subplots(), [*axes_of], parts, label="bytes that each device sends per step")
     figure.suptitle(f"communication of a training step, {report.layout}", x=0.01, ha="left")
     return _with_legend(figure)
 
 
 def _bars(axes: Axes, groups: Sequence[str], parts: Parts, *, label: str) -> None:
-    """Draws a bar for each group, with a piece for each part, in a unit that fits."""
+    """Draws a stacked bar per group, in a unit that fits."""
     most = max(np.sum([*parts.values()], axis=0), default=0)
     unit, size = next((pair for pair in UNITS if most >= pair[1]), ("bytes", 1.0))
     colors = dict(zip(parts, [*COLORS] * 4, strict=False))
@@ -100,7 +100,7 @@ def _bars(axes: Axes, groups: Sequence[str], parts: Parts, *, label: str) -> Non
 def stacked(
     axes: Axes, groups: Sequence[str], parts: Mapping[str, Any], colors: Mapping[str, str]
 ) -> None:
-    """Draws a bar for each group, with a piece for each part.
+    """Draws a stacked bar per group, with a piece per part.
 
     Args:
         axes: to draw on.
@@ -158,14 +158,14 @@ def loss(runs: Run | Columns | Mapping[str, Run | Columns]) -> Figure:
         if (there := np.isfinite(validation)).any():
             points: dict[str, Any] = {"color": color, "ls": "", "marker": "o", "ms": 4}
             axes.plot(step[there], validation[there], label=label[:-8] + "validation", **points)
-    axes.set(xlabel="step", ylabel="loss, nats a token")
+    axes.set(xlabel="step", ylabel="loss, nats per token")
     axes.grid()
     axes.legend()
     return figure
 
 
 def _named(runs: Any) -> dict[str, Columns]:
-    """The columns of each run by its name; a single run has none."""
+    """The columns of each run by its name; a single run has no name."""
     if hasattr(runs, "metrics") or "step" in runs or not runs:
         runs = {"": runs}
     metrics = {name: getattr(run, "metrics", run) for name, run in runs.items()}
@@ -182,24 +182,24 @@ def _check_columns(name: str, columns: Any) -> None:
             f"jaxptd.plot.loss: {name} is of type {kind}; expected a run, or its metrics"
         )
     if not len(columns.get("loss", ())):
-        raise UserError(f"no loss was logged{where}; see log_every")
+        raise UserError(f"no loss was logged{where}; check train.log_every")
     lengths = {column: len(columns.get(column, ())) for column in ("step", "loss")}
     if len({*lengths.values()}) > 1:
-        raise UserError(f"columns{where} are of {lengths} values; use the metrics of a run")
+        raise UserError(f"columns{where} have {lengths} values; use the metrics of a run")
 
 
 # ---- the devices of a mesh -----------------------------------------------------------------------
 
-MOST = 4096  # devices; more could not be told apart
-NUMBERED = 512  # devices up to which each has its number
+MOST = 4096  # devices; more would be indistinguishable
+NUMBERED = 512  # devices up to which each is numbered
 
 
 @checked("jaxptd.plot.mesh")
 @styled
 def mesh(layout: Layout) -> Figure:
-    """Draws each device of a layout: a column of boxes a pipeline stage, a row a replica.
+    """Draws each device of a layout: a column of boxes per pipeline stage, a row per replica.
 
-    In a box are the devices that share weight matrices, `tp` side by side or `row` x `col`. A
+    A box holds the devices that share weight matrices, `tp` side by side or `row` x `col`. Each
     replica (`dp`) has one color.
 
     Raises:
@@ -236,7 +236,7 @@ def _box(axes: Axes, block: np.ndarray, place: tuple[int, int], color: str) -> N
 
 
 def _label(axes: Axes, layout: Layout, across: int) -> None:
-    """Names stages below, and replicas and pieces of a sequence on the left."""
+    """Labels stages below, and replicas and sequence shards on the left."""
     middle = (across + 1) * np.arange(layout.pp) + across / 2
     axes.set_xticks(middle, [f"pp {stage}" for stage in range(layout.pp)])
     lines = [
@@ -254,9 +254,9 @@ def _label(axes: Axes, layout: Layout, across: int) -> None:
 # ---- the best layouts of a plan ------------------------------------------------------------------
 
 OTHERS = "others"
-LINKS = ("HBM", "NVLink", "network", "host")  # the limits of what only moves bytes
-LABELLED = 0.04  # share of a step from which the longest dot of a kind, or of a link, has a name
-DOT, SMALL = 1500.0, 12.0  # points^2 of a dot that takes the whole step; of the smallest dots
+LINKS = ("HBM", "NVLink", "network", "host")  # the limits of memory-bound and communication parts
+LABELLED = 0.04  # share of a step from which the longest dot of a kind, or of a link, is labeled
+DOT, SMALL = 1500.0, 12.0  # area in points^2 of a dot for the whole step; of the smallest dots
 Amounts = Mapping[str, Sequence[float]]  # name of a part -> its amount in each layout
 
 
@@ -279,13 +279,14 @@ class Plan(Protocol):
 @checked("jaxptd.plot.plan")
 @styled
 def plan(planned: Plan) -> Figure:
-    """Draws the best layouts of a plan: seconds and GiB by their kind, and a roofline of the best.
+    """Draws the best layouts of a plan: seconds and GiB by kind, and a roofline of the best.
 
-    A dot of the roofline is a part of the step, and its area the part's time. Parts without FLOPs
-    are on the left, by the memory or link that bounds them; triangles at an edge are beyond it.
+    Each dot of the roofline is a part of the step, and its area is the part's time. Parts without
+    FLOPs are on the left, under the memory or link that limits them; triangles at an edge lie
+    beyond it.
 
     Args:
-        planned: by `jaxptd.plan(config, gpus=..., gpu=...)`.
+        planned: from `jaxptd.plan(config, gpus=..., gpu=...)`.
     """
     figure = new_picture(8.4, 7.6)
     heights = (1 + 0.12 * len(planned.best), 1.6)
@@ -314,7 +315,7 @@ def _name(number: int, candidate: Any) -> str:
 
 
 def _kind(term: Any) -> str:
-    """The kind of a part of the time; collectives over dp and other axes are one kind."""
+    """The kind of a part of the time; collectives over dp and other axes count as one kind."""
     kind: str = term.kind
     return "dp" if "dp" in kind.split("+") else kind
 
@@ -327,7 +328,7 @@ def _by_kind(terms: Sequence[Any]) -> dict[str, float]:
 
 
 def _parts(layouts: Sequence[Mapping[str, float]]) -> tuple[Amounts, dict[str, str]]:
-    """The amounts of each part, the largest first and the small ones as one; and their colors."""
+    """The amounts of each part, largest first and small ones merged; and their colors."""
     whole: dict[str, float] = {}
     for each in layouts:
         for name, amount in each.items():
@@ -347,12 +348,12 @@ def _memory(axes: Axes, names: Sequence[str], planned: Plan) -> None:
     in_gib = {name: np.divide(sizes, 2**30) for name, sizes in parts.items()}
     stacked(axes, names, in_gib, colors)
     axes.axvline(planned.limit / 2**30, color=INK, ls="--", lw=1.5, label="limit")
-    axes.tick_params(labelleft=False)  # the layouts are those of the panel beside it
+    axes.tick_params(labelleft=False)  # same layouts as in the panel next to it
     axes.set(title="memory of a device by kind", xlabel="GiB")
 
 
 def _moved(axes: Axes, terms: Sequence[Any], planned: Plan, colors: Mapping[str, str]) -> None:
-    """Draws the rates of parts without FLOPs, beside what limits them."""
+    """Draws the rates of parts without FLOPs, next to what limits them."""
     limits = _limits(planned.cluster.accelerator)
     used = [link for link in LINKS if any(term.resource == link for term in terms)]
     for place, link in enumerate(used):
@@ -406,14 +407,14 @@ def _computed(axes: Axes, terms: Sequence[Any], planned: Plan, colors: Mapping[s
             below = {"ha": "right", "va": "top", "xytext": (0, -10)}  # at the right edge
             _annotate(axes, longest, places[longest], **(above if longest.bytes else below))
     axes.set(xscale="log", yscale="log", xlim=(left, right))
-    axes.set(title="roofline of layout 1", xlabel="FLOP a byte of HBM", ylabel="TFLOP/s")
+    axes.set(title="roofline of layout 1", xlabel="FLOP per byte of HBM", ylabel="TFLOP/s")
     _plain(axes.xaxis, subs=(1,))
     _plain(axes.yaxis, subs=(1, 2, 5))
     axes.grid()
 
 
 def _place(term: Any, edge: float) -> tuple[float, float]:
-    """FLOPs for each byte, and TFLOP/s; a part whose bytes are not counted is at the edge."""
+    """FLOP per byte, and TFLOP/s; parts whose bytes are not counted are at the edge."""
     x = term.flops / term.bytes if term.bytes else edge
     return x, term.flops / term.seconds / 1e12
 
@@ -424,13 +425,13 @@ def _dot(axes: Axes, place: tuple[float, float], term: Any, planned: Plan, **sty
 
 
 def _longest(terms: Sequence[Any], planned: Plan) -> Any:
-    """The longest of some parts; None if it is too short for a name in the picture."""
+    """The longest of some parts; None if it is too short for a label."""
     longest = max(terms, key=lambda term: term.seconds)
     return longest if longest.seconds >= LABELLED * planned.best[0].step.seconds else None
 
 
 def _annotate(axes: Axes, term: Any, place: tuple[float, float], **style: Any) -> None:
-    name = term.name.replace(", ", ",\n")  # two short lines fit beside a dot
+    name = term.name.replace(", ", ",\n")  # two short lines fit next to a dot
     axes.annotate(name, place, textcoords="offset points", fontsize=8, **style)
 
 

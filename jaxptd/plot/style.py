@@ -1,6 +1,6 @@
 """The style of all pictures, and how they are saved. Needs the viz extra.
 
-Backgrounds are transparent, so that a picture is legible on light and on dark pages.
+Backgrounds are transparent, so that pictures are legible on light and on dark pages.
 """
 
 import functools
@@ -33,7 +33,7 @@ STYLE: dict[str, Any] = {
     **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
     "grid.alpha": 0.3,
 }
-PAGE = 7.6  # inches: the width of a page of the documentation, which shows wider pictures smaller
+PAGE = 7.6  # inches, the width of a documentation page, which shrinks wider pictures
 NO_DATE: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
@@ -41,7 +41,7 @@ NO_DATE: dict[str, dict[str, Any]] = {
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself, without pyplot."""
+    """A figure that notebooks display without pyplot."""
 
     def _repr_svg_(self) -> str:
         return to_bytes(self, "svg").decode()
@@ -67,7 +67,7 @@ def styled(make: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:
-    """The file of a figure, "svg" or "png"; the same bytes each time."""
+    """A figure as "svg" or "png"; the same bytes each time."""
     out = io.BytesIO()
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
         figure.savefig(out, format=kind, dpi=120, metadata=NO_DATE[kind])
@@ -75,7 +75,7 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def save_pictures(pictures: Mapping[str, Callable[[], Figure]], directory: Path) -> None:
-    """Makes each picture in `STYLE`, and writes it as SVG under its name."""
+    """Draws each picture in `STYLE` and writes it as SVG under its name."""
     directory.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
         for name, make in pictures.items():

@@ -1,1 +1,1 @@
-"""Proof by many configurations that nobody chose: drawn, compared with one device, minimised."""
+"""Draws random configurations, compares each with one device, and minimises any failure."""

@@ -1,4 +1,4 @@
-"""Compares a case with one device, and says how that ended."""
+"""Compares a case with one device and reports the outcome."""
 
 import contextlib
 import dataclasses
@@ -27,8 +27,8 @@ class Ending:
 
     Args:
         outcome: equal, refused, crashed or unequal.
-        words: the verdict, or the error in a line.
-        worst: the largest relative difference of a gradient, if there is one.
+        words: the verdict, or the error in one line.
+        worst: the largest relative difference of a gradient, if any.
     """
 
     outcome: str
@@ -37,21 +37,21 @@ class Ending:
 
 
 class Comparer:
-    """Compares cases with one device, whose last step is kept for those that share it."""
+    """Compares cases with one device; keeps that device's last step for cases that share it."""
 
     def __init__(self) -> None:
         self._key: Config | None = None
         self._reference: Reference | None = None
 
     def compare(self, config: Config) -> Ending:
-        """Compares a case in the precision that its model computes in."""
+        """Compares a case in its model's own precision."""
         dtype = config.model.dtype
         try:
             with jax.enable_x64(dtype == "float64"):
                 report = verification.compared(config, self._one_device(config))
         except UserError as error:
             return Ending("refused", str(error))
-        except Exception as error:  # whatever it is: this is what is looked for
+        except Exception as error:  # any exception is a finding
             return Ending(
                 "crashed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             )
@@ -70,7 +70,7 @@ class Comparer:
 
 
 def one_device_config(config: Config) -> Config:
-    """The config with the plain value of every field that says how a step is computed."""
+    """The config with every field that only affects how a step is computed at its plain value."""
     values = {name: plain(name) for name in HOW}
     model = {name.partition(".")[2]: x for name, x in values.items() if name.startswith("model.")}
     return dataclasses.replace(
@@ -82,7 +82,7 @@ def one_device_config(config: Config) -> Config:
 
 
 def command_line(config: Config) -> str:
-    """The shortest command that compares a config: `jaxptd verify` with what is not default."""
+    """The shortest command that compares a config: `jaxptd verify` with the non-default fields."""
     words, model = ["jaxptd verify"], config.model
     default = flat(Config(ModelConfig(family=model.family, positions=model.positions)))
     default |= {"model.family": ModelConfig.family, "model.positions": ModelConfig.positions}
@@ -99,14 +99,14 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ---- schedules that are drawn --------------------------------------------------------------------
+# ---- random schedules ----------------------------------------------------------------------------
 
 
 def drawn_table(kind: str, *, stages: int, micro_batches: int) -> Schedule:
-    """A table of a kind; the same one each time.
+    """A schedule table of this kind, the same one each time.
 
     Args:
-        kind: `own.csv`; `own-split.csv`, where backward is split; `own-v.csv`, in a v.
+        kind: `own.csv`, `own-split.csv` (split backward), or `own-v.csv` (v-shaped placement).
         stages: p.
         micro_batches: m.
     """
@@ -139,7 +139,7 @@ def drawn_table(kind: str, *, stages: int, micro_batches: int) -> Schedule:
 
 
 def table_file(folder: Path, kind: str, *, stages: int, micro_batches: int) -> Path:
-    """The file of `drawn_table`, written if it is not there."""
+    """The file of `drawn_table`, written if missing."""
     path = folder / f"{stages}x{micro_batches}-{kind}"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

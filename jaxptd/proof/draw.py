@@ -1,9 +1,9 @@
-"""Draws cases: each from the values of all fields, and so that pairs of values meet early.
+"""Draws random cases from the values of all fields, so that pairs of values meet early.
 
-A case begins with a pair of values that has not met, and any value for every other field. If the
-config is refused, a field that the sentence names is drawn again, until it is accepted: so nothing
-here knows what a layout divides. Four cases in a row have the same model, batch and optimizer, and
-share the step of one device.
+A case begins with a pair of values that has not met yet, and random values for all other fields.
+If the config is refused, a field that the error names is drawn again until the config is accepted;
+thus nothing here knows what a layout divides. Four consecutive cases have the same model, batch and
+optimizer, and share the step of one device.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ _PARTS: Mapping[str, int] = {"interleaved": 2, "zb-v": 2, "own-v.csv": 2}  # of 
 
 
 def made(values: Values, folder: Path) -> Config:
-    """The config of a case, which its layout can train.
+    """The config of a case that its layout can train.
 
     Args:
-        values: of every field that is drawn; tables of schedules are written here.
-        folder: for these.
+        values: of every drawn field.
+        folder: where schedule tables are written.
 
     Raises:
         UserError: the config is refused.
@@ -63,7 +63,7 @@ def made(values: Values, folder: Path) -> Config:
 
 
 def uneven(values: Values) -> tuple[int, ...]:
-    """Layers of each part of the model, as many as they happen to be."""
+    """A random number of layers for each part of the model."""
     layers, decoders = values["model.num_layers"], 0
     if values["model.family"] == "t5":
         decoders = values["model.encoder_decoder.num_layers"] or layers
@@ -75,33 +75,33 @@ def uneven(values: Values) -> tuple[int, ...]:
 
 
 def named(sentence: str) -> list[str]:
-    """The drawn fields that a sentence names, each once."""
+    """The drawn fields that an error names, each once."""
     fields = dict.fromkeys(_FIELD.findall(sentence))
     return [name for name in fields if name in DRAWN]
 
 
 def without_effect_of(config: Config) -> Iterator[str]:
-    """Yields a sentence for each field that was drawn without an effect."""
+    """Yields a sentence for each drawn field without effect."""
     for sentence in without_effect(config.model, config.layout):
         if named(sentence):
             yield sentence
 
 
 def general(sentence: str) -> str:
-    """A sentence without its numbers and lists, to count those that say the same."""
+    """An error without its numbers and lists, to count errors of the same kind."""
     short = re.sub(r"\S+/", "", re.sub(r"\([\d, ]+\)", "(...)", sentence))
     return _NUMBER.sub("N", short)
 
 
 def try_made(values: Values, folder: Path) -> Config | str:
-    """The config of a case, or the sentence that refuses it."""
+    """The config of a case, or the error that refuses it."""
     try:
         return made(values, folder)
     except UserError as error:
         return str(error)
 
 
-# ---- drawn cases in several processes at once, which add to one record ---------------------------
+# ---- several processes at once, which add to one record ------------------------------------------
 
 SHARED = 4  # cases in a row with the same step on one device
 
@@ -112,7 +112,7 @@ class Share:
 
     Args:
         number: of the share, from 0.
-        of: K, shares together.
+        of: K, the number of shares.
     """
 
     number: int = 0
@@ -124,16 +124,16 @@ class Share:
 
 
 def run_in_processes(work: Callable[..., None], count: int, *given: Any) -> list[int]:
-    """Calls `work(Share, *given)` for each share, in a new process; returns their exit codes.
+    """Calls `work(Share, *given)` for each share in a new process; returns the exit codes.
 
-    A process that a signal ended has its number, below 0.
+    A process that a signal ended has the signal's negative number.
 
     Args:
-        work: a function of a module, which the processes import.
-        count: processes at once.
+        work: a module-level function, which the processes import.
+        count: number of processes.
         given: the same for all.
     """
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    context = multiprocessing.get_context("spawn")  # forking a process with threads may hang
     shares = [Share(number, count) for number in range(count)]
     processes = [context.Process(target=work, args=(share, *given)) for share in shares]
     for process in processes:
@@ -150,10 +150,10 @@ Pair = tuple[Level, Level]
 
 
 class Pairs:
-    """The pairs of values that have met, and those that no config has.
+    """The pairs of values that have met, and those that no config can have.
 
     Args:
-        draw: orders the pairs that are looked for.
+        draw: orders the pairs to look for.
     """
 
     def __init__(self, draw: random.Random) -> None:
@@ -164,11 +164,11 @@ class Pairs:
 
     @cached_property
     def number(self) -> int:
-        """The number of all pairs."""
+        """The total number of pairs."""
         return len(_all_pairs())
 
     def counts(self) -> dict[str, int]:
-        """Pairs that have met, of how many, and those beside them that no config was found for."""
+        """The pairs that have met, out of how many, and those for which no config was found."""
         refused = len(self.refused)
         return {"met": len(self.met), "of": self.number - refused, "refused": refused}
 
@@ -206,9 +206,9 @@ def _all_pairs() -> list[Pair]:
 
 # ---- drawing cases -------------------------------------------------------------------------------
 
-CANDIDATES = 2  # accepted cases of which the one with most new pairs is taken
-TRIES = 60  # values drawn again, before a pair is given up
-TARGETS = 2  # pairs that are tried for a case, before it is drawn without one
+CANDIDATES = 2  # accepted candidates, among which the one with most new pairs wins
+TRIES = 60  # redraws before giving up a pair
+TARGETS = 2  # pairs to try for a case before drawing it without one
 _AXES = tuple(f"layout.{axis}" for axis in Axis)
 
 
@@ -218,9 +218,9 @@ class Case:
 
     Args:
         number: from 0.
-        values: of every field that is drawn.
-        config: that they make.
-        refused: the sentences that refused what was drawn before.
+        values: of every drawn field.
+        config: the config they make.
+        refused: the errors that refused earlier draws.
     """
 
     number: int
@@ -233,9 +233,9 @@ class Draws:
     """Draws the cases of a seed, one after the other.
 
     Args:
-        seed: of all of them.
-        devices: that a layout has at most.
-        folder: for tables of schedules.
+        seed: of all cases.
+        devices: largest number of devices in a layout.
+        folder: for schedule tables.
     """
 
     def __init__(self, seed: int, devices: int, folder: Path) -> None:
@@ -254,7 +254,7 @@ class Draws:
             yield case
 
     def _next(self, number: int, kept: Values) -> Case:
-        """The candidate with the most new pairs, of those that begin with a new one."""
+        """The candidate with the most new pairs, among those that begin with a new one."""
         for _ in range(TARGETS):
             pair = self.pairs.next(kept)
             if pair is None:
@@ -292,7 +292,7 @@ class Draws:
         return None
 
     def _layout(self) -> dict[str, object]:
-        """Two or three axes of some size, and options that they may have."""
+        """Two or three axes of random size, and options that go with them."""
         values = {name: DRAWN[name][0] for name in DRAWN if name.startswith("layout.")}
         axes = self._draw.sample(_AXES, self._draw.choice((1, 2, 2, 3, 3)))
         values |= {name: self._value(name) for name in axes}

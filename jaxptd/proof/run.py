@@ -23,20 +23,20 @@ from jaxptd.proof.draw import Case, Draws, Share, general, run_in_processes, try
 from jaxptd.proof.values import DRAWN, Values, plain
 from jaxptd.run.devices import simulate
 
-# ---- the record: JSON lines, which the same command continues ------------------------------------
+# ---- the record: JSON lines, which repeating the command continues -------------------------------
 
 FILE = "cases.jsonl"
 
 
 class Record:
-    """The cases that were compared, by number; a case that was begun and not ended has crashed.
+    """The compared cases, by number; a case that began and never ended has crashed.
 
     Args:
-        folder: of the file; made if it is not there.
+        folder: of the file; created if missing.
         about: seed and devices.
 
     Raises:
-        UserError: the folder has the record of other cases, or cannot be written.
+        UserError: the folder has a record of other cases, or cannot be written.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -61,12 +61,12 @@ class Record:
             self.lines[line["case"]] = line
 
     def begin(self, number: int) -> None:
-        """Says that a case begins: it has crashed unless `end` follows."""
+        """Records that a case begins; it has crashed unless `end` follows."""
         words = "the process ended during this case"
         self._put({"case": number, "outcome": "crashed", "words": words})
 
     def end(self, line: Mapping[str, Any]) -> None:
-        """Adds how a case ended."""
+        """Records how a case ended."""
         self._put(dict(line))
 
     def _put(self, line: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Record:
 
 
 def _read(text: str) -> dict[str, Any] | None:
-    """A line; None for one that was cut off."""
+    """A parsed line; None for one that was cut off."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -91,7 +91,7 @@ def _words(about: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in about.items())
 
 
-# ---- reduces a case that fails to the fewest fields with values that are not plain ---------------
+# ---- reduces a failing case to the fewest fields without plain values ----------------------------
 
 MOST = 80  # comparisons
 
@@ -99,15 +99,15 @@ MOST = 80  # comparisons
 def minimised(
     values: Values, folder: Path, compare: Callable[[Config], Ending]
 ) -> tuple[Values, Config]:
-    """Sets fields to their plain values, one by one, while the case still ends as it did.
+    """Sets fields to their plain values, one by one, as long as the outcome stays the same.
 
     Args:
         values: of a case that crashes or is unequal.
-        folder: for tables of schedules.
+        folder: for schedule tables.
         compare: compares a config with one device.
 
     Returns:
-        the values that are left, and their config.
+        the remaining values, and their config.
     """
     config = try_made(values, folder)
     assert isinstance(config, Config)
@@ -133,27 +133,27 @@ OUTCOMES = ("equal", "refused", "crashed", "unequal")
 FAILED = ("crashed", "unequal")
 DEVICES = (8, 16)
 MOST_MINIMISED = 5
-SENTENCES = 15  # refusals that the table has
+SENTENCES = 15  # most refusals in the table
 WHOLE = Share()
 
 
 def add_options(parser: Any) -> None:
     """Adds the options of `--random` to a parser."""
     options: tuple[tuple[str, type, Any, str, str], ...] = (
-        ("random", int, None, "N", "draw N configs of all options, and verify each"),
-        ("seed", int, None, "S", "of the configs that --random draws"),
+        ("random", int, None, "N", "draw N random configs from all options and verify each"),
+        ("seed", int, None, "S", "with --random: seed of the configs"),
         ("devices", int, None, "N", "with --random: 8 or 16 simulated devices"),
-        ("minutes", float, None, "M", "with --random: begin no case after M minutes"),
+        ("minutes", float, None, "M", "with --random: start no case after M minutes"),
         ("case", int, None, "K", "with --random: only case K, from 0"),
-        ("jobs", int, None, "K", "with --random: compare in K processes at once"),
-        ("out", str, None, "D", "with --random: folder of the record, which a later run continues"),
+        ("jobs", int, None, "K", "with --random: use K processes"),
+        ("out", str, None, "D", "with --random: folder of the record, which later runs continue"),
     )
     for name, kind, default, metavar, text in options:
         parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
 
 
 def run_random(config: Config, options: Mapping[str, Any]) -> int:
-    """Draws and verifies cases: exit code 0 if none crashed or was unequal, else 1."""
+    """Draws and verifies cases; exit code 0 if none crashed or was unequal, else 1."""
     options = {
         **options,
         "seed": options["seed"] or 0,
@@ -178,12 +178,12 @@ def run_random(config: Config, options: Mapping[str, Any]) -> int:
         _print(result, quiet=options["quiet"])
     for number, code in enumerate(ended):
         if code:
-            _stderr().print(f"process {number} ended early, with {code}; the same command goes on")
+            _stderr().print(f"process {number} ended early, with {code}; repeat the command")
     return int(any(ended) or any(result["outcomes"][name] for name in FAILED))
 
 
 def _begin(options: Mapping[str, Any], folder: Path) -> tuple[Draws, Record]:
-    """The cases from the first on, and what is known of them."""
+    """The cases from the first on, and their record."""
     seed, devices = options["seed"], options["devices"]
     simulate(devices)
     about = {"seed": seed, "devices": devices, "jaxptd": jaxptd.__version__}
@@ -191,8 +191,8 @@ def _begin(options: Mapping[str, Any], folder: Path) -> tuple[Draws, Record]:
 
 
 def _compare_share(share: Share, options: Mapping[str, Any], folder: Path) -> None:
-    """Compares the cases of a share, in a process of its own."""
-    with contextlib.suppress(KeyboardInterrupt):  # the process that started this one says so
+    """Compares the cases of a share, in its own process."""
+    with contextlib.suppress(KeyboardInterrupt):  # the parent process reports it
         _run(*_begin(options, folder), folder / "schedules", {**options, "quiet": True}, share)
 
 
@@ -200,11 +200,11 @@ def refuse_without_random(options: Mapping[str, Any]) -> None:
     """Raises UserError for options that only `--random` reads."""
     for name in ("seed", "devices", "minutes", "case", "jobs", "out"):
         if options[name] is not None:
-            raise UserError(f"--{name} has no effect without --random; give that too")
+            raise UserError(f"--{name} has no effect without --random; add it")
 
 
 def _check(config: Config, options: Mapping[str, Any]) -> None:
-    """Raises UserError for options that are impossible, before anything is drawn."""
+    """Raises UserError for impossible options, before anything is drawn."""
     if config != Config():
         raise UserError("--random draws every field; leave --config, --run-dir and fields out")
     if options["random"] < 1:
@@ -228,7 +228,7 @@ def _run(
     options: Mapping[str, Any],
     share: Share = WHOLE,
 ) -> collections.Counter[str]:
-    """Compares the cases of a share that the record does not have; counts the refusals of all."""
+    """Compares the cases of a share that the record lacks; counts the refusals of all."""
     begun, comparer, only = time.monotonic(), Comparer(), options["case"]
     refusals: collections.Counter[str] = collections.Counter()
     hidden = options["quiet"] or options["json"]
@@ -264,14 +264,14 @@ def _compare(case: Case, record: Record, comparer: Comparer, folder: Path) -> No
     if ending.outcome in FAILED:
         line |= {"values": dict(case.values), "smallest": command_line(case.config)}
         if len(failures) < MOST_MINIMISED:
-            record.end(line)  # kept if the process ends while the case is made smaller
+            record.end(line)  # recorded now, in case the process ends while minimising
             _, smallest = minimised(case.values, folder, comparer.compare)
             line["smallest"] = command_line(smallest)
     record.end(line)
 
 
 def _result(draws: Draws, record: Record, refusals: collections.Counter[str]) -> dict[str, Any]:
-    """All that is printed."""
+    """Everything to print."""
     lines = list(record.lines.values())
     counts = collections.Counter(line["outcome"] for line in lines)
     worst: dict[str, float] = {}
@@ -301,12 +301,12 @@ def _print(result: Mapping[str, Any], *, quiet: bool) -> None:
         for name, number in counts.items():
             table.add_row(name, str(number))
         for dtype, error in result["worst"].items():
-            table.add_row(f"worst gradient of the equal, {dtype}", f"{error:.1e}")
+            table.add_row(f"worst gradient among the equal, {dtype}", f"{error:.1e}")
         pairs = result["pairs"]
         table.add_row("pairs of values that met", f"{pairs['met']} of {pairs['of']}")
-        table.add_row("other pairs, which no config was found for", str(pairs["refused"]))
+        table.add_row("other pairs, without any valid config", str(pairs["refused"]))
         console.print(table)
-        refused = Table("cases", "refused on the way to them", title="refused")
+        refused = Table("cases", "configs refused on the way", title="refused")
         for sentence, number in itertools.islice(result["refused"].items(), SENTENCES):
             refused.add_row(str(number), sentence)
         console.print(refused)
@@ -315,7 +315,7 @@ def _print(result: Mapping[str, Any], *, quiet: bool) -> None:
         if "smallest" in line:
             console.print(f"  {line['smallest']}", markup=False, soft_wrap=True)
             again = f"--random {line['case'] + 1} --case {line['case']} --seed {result['seed']}"
-            console.print(f"  as it was drawn: jaxptd verify {again} --devices {result['devices']}")
+            console.print(f"  as drawn: jaxptd verify {again} --devices {result['devices']}")
     words = ", ".join(f"{number} {name}" for name, number in counts.items())
     failed = any(counts[name] for name in FAILED)
     console.print(f"{about}: {words}", style="bold red" if failed else "green")

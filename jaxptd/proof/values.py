@@ -1,8 +1,8 @@
-"""The values that are drawn for each field of a config, and the fields that are not drawn.
+"""The values to draw for each field of a config, and the fields that are not drawn.
 
-The first value of a field is its plain one: a case that fails is reduced to plain values as far as
-it still fails. Sizes are small, so that a case takes seconds, and odd, so that devices rarely
-divide them.
+The first value of a field is its plain one: a failing case is reduced to plain values as far as it
+still fails. Sizes are small, so that a case takes seconds, and odd, so that devices rarely divide
+them.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D
 Values = Mapping[str, Any]  # of fields, by `section.name`
 
 OWN = ("own.csv", "own-split.csv", "own-v.csv")  # schedules from files, drawn as well
-UNEVEN = "uneven"  # of layout.stage_layers: drawn when the number of parts is known
+UNEVEN = "uneven"  # stands for layout.stage_layers, drawn once the number of parts is known
 _SIZES = (1, 2, 4, 3, 8)
 
 DRAWN: Mapping[str, tuple[Any, ...]] = {
@@ -99,7 +99,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "train.seed": (0, 7),
 }
 
-# Fields of which the result on one device does not depend.
+# Fields that do not affect the result on one device.
 HOW = frozenset(
     (
         *(name for name in DRAWN if name.startswith("layout.")),
@@ -119,11 +119,11 @@ FIXED: Values = {
 NOT_DRAWN: Mapping[str, str] = {
     **dict.fromkeys(
         (f"model.images.{field.name}" for field in dataclasses.fields(Images)),
-        "families of images have sizes of their own; tests hold them against one device",
+        "image families have their own sizes; tests compare them with one device",
     ),
-    "model.mlp": "a name that own code registers; its test holds layouts against one device",
+    "model.mlp": "a name that user code registers; its test compares layouts with one device",
     "model.products": "verify compares native products, whatever a config trains with",
-    "model.kernels": "triton is for GPUs; a test replaces its kernels and holds the step",
+    "model.kernels": "triton is for GPUs; a test replaces its kernels and checks the step",
     "model.encoder_decoder.start_token": "an id like any other, and batches are random",
     "data.source": "verify reads no data",
     "data.tokenizer": "verify reads no data",
@@ -133,15 +133,15 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.validation_fraction": "verify reads no data",
     "data.prompt_field": "verify reads no data",
     "data.augment": "verify reads no data",
-    "optimizer.decay_steps": "a number of the learning rate, which all devices compute alike",
-    "optimizer.cooldown_steps": "a number of the learning rate",
-    "optimizer.min_learning_rate": "a number of the learning rate",
+    "optimizer.decay_steps": "affects only the learning rate, which all devices compute alike",
+    "optimizer.cooldown_steps": "affects only the learning rate",
+    "optimizer.min_learning_rate": "affects only the learning rate",
     "optimizer.skip_above": "verify skips no step",
-    "train.max_skipped": "of many steps",
-    "train.log_every": "of many steps",
-    "train.eval_every": "of many steps",
-    "train.eval_batches": "of evaluations",
-    "train.sample_tokens": "of the end of a run",
+    "train.max_skipped": "affects only runs of many steps",
+    "train.log_every": "affects only runs of many steps",
+    "train.eval_every": "affects only runs of many steps",
+    "train.eval_batches": "affects only evaluations",
+    "train.sample_tokens": "affects only the end of a run",
     "train.run_dir": "verify writes nothing",
     "train.loggers": "verify writes nothing",
     "train.profile": "verify writes nothing",
@@ -153,7 +153,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "checkpoint.start": "verify starts from random numbers",
     **dict.fromkeys(
         (f"processes.{name}" for name in ("coordinator", "count", "id", "wait", "stuck_after")),
-        "one process has all the devices",
+        "one process has all devices",
     ),
 }
 
@@ -164,5 +164,5 @@ def fields() -> set[str]:
 
 
 def plain(name: str) -> Any:
-    """The plain value of a field, to which cases that fail are reduced."""
+    """The plain value of a field, to which failing cases are reduced."""
     return DRAWN[name][0]

@@ -24,7 +24,7 @@ from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
 
-DATA = "data"  # of a checkpoint's description: the identity of the run's data
+DATA = "data"  # key in a checkpoint's description: the identity of the run's data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunCheckpoints:
         program: makes the state.
         run_dir: contains the checkpoints.
         say: prints a line.
-        data: the identity of the run's data; empty where it is not known.
+        data: the identity of the run's data. Empty if unknown.
     """
 
     program: Program
@@ -45,7 +45,7 @@ class RunCheckpoints:
 
     @cached_property
     def store(self) -> Checkpoints:
-        """The folders of all checkpoints of this run, and the pending save."""
+        """All checkpoints of this run, and the pending save."""
         settings = self._settings
         return Checkpoints(
             self.run_dir.checkpoints, keep=settings.keep, keep_best=settings.keep_best
@@ -67,7 +67,7 @@ class RunCheckpoints:
         save(step, canonical, description=description)
 
     def good_steps(self) -> list[int]:
-        """Steps of the good checkpoints, after the pending save has ended or failed."""
+        """Steps of the good checkpoints, once the pending save has ended or failed."""
         with contextlib.suppress(CheckpointError):
             self.store.wait()
         return self.store.good_steps()
@@ -75,7 +75,7 @@ class RunCheckpoints:
     def begin(self, step: int) -> None:
         """Moves later checkpoints aside if the run resumes from its best one.
 
-        Called when everything else has been checked, since this changes files.
+        Call it after all other checks, because it changes files.
 
         Raises:
             CheckpointError: a checkpoint cannot be renamed.
@@ -87,10 +87,10 @@ class RunCheckpoints:
         """The state to resume from: a checkpoint's, or a new one.
 
         Args:
-            new: makes a new one; None: the program.
+            new: makes a new state. None uses the program.
 
         Raises:
-            UserError: the checkpoint is of another run, or there is none to resume from.
+            UserError: the checkpoint belongs to another run, or there is none to resume from.
         """
         resume, new = self._settings.resume, new or self.program.init_state
         if resume == "never":
@@ -131,21 +131,21 @@ class RunCheckpoints:
     def _check_same_run(self, where: str, description: dict[str, Any]) -> None:
         changed = difference(self.program.config, saved_config(where, description))
         if changed:
-            raise UserError(f"{where} is of another run: {changed}; use that run's config")
+            raise UserError(f"{where} belongs to another run: {changed}; use that run's config")
 
     def _check_same_data(self, step: int, description: dict[str, Any]) -> None:
-        """Raises UserError if the run's data has changed since; says so if that is allowed."""
+        """Raises UserError, or warns if that is allowed, if the run's data has changed since."""
         before = description.get(DATA)
         if not self.data or (before is None and step == 0):
             return
         if before is None:
-            self.say("the checkpoint does not say which data its run was trained on")
+            self.say("the checkpoint does not record which data its run was trained on")
             return
         changed = change(self.data, before)
         if changed and self._settings.data == "same":
             raise UserError(
-                f"{changed} when the run was saved; put the data back as it was, or go on with "
-                "the new data by checkpoint.data=any"
+                f"{changed} when the run was saved; restore the data, or accept the new data with "
+                "checkpoint.data=any"
             )
         if changed:
             self.say(f"warning: {changed} when the run was saved")
@@ -155,7 +155,7 @@ class RunCheckpoints:
         if newest > step:
             raise UserError(
                 f"train.run_dir={self.run_dir.path} holds step {newest}, checkpoint.resume names "
-                f"step {step}; go on with checkpoint.resume=auto, or use another train.run_dir"
+                f"step {step}; use checkpoint.resume=auto, or another train.run_dir"
             )
 
     def _warn(self, line: str) -> None:
@@ -166,8 +166,8 @@ def saved_config(where: str, description: dict[str, Any]) -> Config:
     """The config of the run that saved a checkpoint.
 
     Args:
-        where: path of the checkpoint, or of the folder of all.
-        description: of the checkpoint.
+        where: path of the checkpoint, or of the folder with all of them.
+        description: the checkpoint's description.
 
     Raises:
         CheckpointError: the description has no config that this version can read.
@@ -177,7 +177,7 @@ def saved_config(where: str, description: dict[str, Any]) -> Config:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         cause = f"no {error}" if isinstance(error, KeyError) else error
         raise CheckpointError(
-            f"checkpoint {where} does not say of which run it is ({quoted(str(cause))}); use "
+            f"checkpoint {where} does not say which run it belongs to ({quoted(str(cause))}); use "
             "another checkpoint, or the version of jaxptd that saved it"
         ) from error
 
@@ -198,8 +198,10 @@ def without_best(config: Config) -> str | None:
 
 @contextlib.contextmanager
 def failed_saves_explained() -> Iterator[None]:
-    """Inside, a checkpoint that cannot be saved is an error with a remedy."""
+    """Turns the error of a failed save into one with a remedy."""
     try:
         yield
     except CheckpointError as error:
-        raise UserError(f"{error}; mend that (free some space, say), and {RESUME}") from error
+        raise UserError(
+            f"{error}; fix that (free some space, for example), then {RESUME}"
+        ) from error

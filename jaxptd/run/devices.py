@@ -20,11 +20,11 @@ from jaxptd.fields import checked
 from jaxptd.mesh import Layout, jax_option
 from jaxptd.models.families import with_vocabulary
 
-MOST = 512  # simulated devices; each has threads of its own
+MOST = 512  # simulated devices; each has its own threads
 
 _FLAG_ERROR = re.compile("Unknown flags? .*|Couldn't interpret value .*|Could not open file .*")
 
-# Names of the share of a GPU's memory that JAX takes for this process.
+# Variables that set the share of a GPU's memory that JAX takes for this process.
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
@@ -93,9 +93,9 @@ def use_devices(number: int) -> str:
 
 
 def ready(config: Config) -> tuple[Config, str]:
-    """Prepares for a config that Python code passes; also returns the devices, described in a line.
+    """Prepares for a config passed from Python; also returns the devices, described in a line.
 
-    float64 stays allowed where it is.
+    float64 stays enabled if it is.
 
     Returns:
         the config, with model.vocab_size set.
@@ -113,16 +113,16 @@ def start() -> list[Any]:
     Raises:
         UserError: they do not start.
     """
-    _set_flags(Layout(cp=2))  # rings of permutes may run
+    _set_flags(Layout(cp=2))  # a layout with rings of permutes may run later
     _set_fraction()
-    return _started("set JAX_PLATFORMS=cpu to simulate them")
+    return _started("set JAX_PLATFORMS=cpu to simulate devices")
 
 
 def _set_flags(layout: Layout) -> None:
-    """Adds flags to XLA_FLAGS in the environment, unless they are there already.
+    """Adds flags to XLA_FLAGS in the environment unless it already sets them.
 
     Raises:
-        UserError: XLA does not know those of the user.
+        UserError: XLA does not know the user's flags.
     """
     _check_flags(os.environ.get("XLA_FLAGS", ""))
     for flag in process_flags(layout):
@@ -133,9 +133,9 @@ def _set_flags(layout: Layout) -> None:
 
 @functools.cache
 def _check_flags(flags: str) -> None:
-    """Raises UserError for flags that XLA does not know: it would end the process with pages.
+    """Raises UserError for unknown XLA flags, for which XLA would abort with pages of text.
 
-    Another process asks XLA, which takes 0.2 s.
+    Asks XLA in another process, which takes 0.2 s.
     """
     if not flags.strip():
         return
@@ -147,7 +147,7 @@ def _check_flags(flags: str) -> None:
         if answer.returncode and (match := _FLAG_ERROR.search(answer.stderr)):
             raise UserError(
                 f"the environment has XLA_FLAGS={quoted(flags)}: {quoted(match[0], 2 * QUOTED)}; "
-                "unset it, or mend it"
+                "unset or fix it"
             )
 
 
@@ -157,11 +157,14 @@ def _set_fraction() -> None:
         os.environ[FRACTIONS[0]] = str(GPU_MEMORY)
 
 
-def _started(remedy: str = "use train.platform=cpu to simulate them") -> list[Any]:
+def _started(remedy: str = "use train.platform=cpu to simulate devices") -> list[Any]:
     """JAX's devices. Raises UserError if they do not start."""
     try:
         return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the latter: no plugin of that platform
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # the latter if no plugin for that platform is installed
         platforms = jax_option("jax_platforms")
         reason = str(error) or f"no plugin for JAX_PLATFORMS={platforms} is installed"
         raise UserError(
@@ -170,15 +173,15 @@ def _started(remedy: str = "use train.platform=cpu to simulate them") -> list[An
 
 
 def prepare(config: Config, *, double: bool = False, world: World | None = None) -> str:
-    """Sets JAX up for a config, before anything has run; describes the devices in a line.
+    """Sets up JAX for a config before anything runs; returns the devices, described in a line.
 
-    Where JAX has started already, as in a test or a notebook, its devices and XLA's flags stay as
-    they are: see `config.xla` for what can go wrong with a ring then.
+    If JAX has started already, as in a test or a notebook, its devices and XLA's flags stay as
+    they are; see `config.xla` for what can then go wrong with a ring.
 
     Args:
-        config: its layout has the number of devices, train.platform their kind.
+        config: its layout gives the number of devices, train.platform their kind.
         double: allow float64.
-        world: the processes of the run, which have joined; None: only this one.
+        world: the processes of the run, which have joined. None for this process alone.
 
     Raises:
         UserError: there are fewer devices than the layout needs, they do not start, or a process
@@ -189,7 +192,7 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
     _set_flags(config.layout)
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own
+    with contextlib.suppress(RuntimeError):  # JAX has already started
         jax.config.update("jax_num_cpu_devices", min(world.share(needed), MOST))
         _set_fraction()
     devices = _started()
@@ -201,23 +204,23 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
         )
     if not world.alone and len(jax.local_devices()) != world.share(needed):
         raise UserError(
-            f"{world.name} has {len(jax.local_devices())} devices, its share of the layout "
+            f"{world.name} has {len(jax.local_devices())} devices, but its share of the layout "
             f"({config.layout}) is {world.share(needed)}; use a layout of {len(devices)} devices, "
-            "or let each process see its share only (CUDA_VISIBLE_DEVICES)"
+            "or let each process see only its share (CUDA_VISIBLE_DEVICES)"
         )
     wide = double or config.model.dtype == "float64"
-    if bool(jax.config.read("jax_enable_x64")) != wide:  # inside `jax.enable_x64` it is so already
+    if bool(jax.config.read("jax_enable_x64")) != wide:  # already so inside `jax.enable_x64`
         jax.config.update("jax_enable_x64", wide)
     return _description(devices, needed) + (f" of {world.count} processes" * (not world.alone))
 
 
 def _more(devices: list[Any], needed: int) -> str:
-    """The remedy for too few devices; simulated ones cannot become more once JAX has started."""
+    """The remedy for too few devices; JAX cannot simulate more of them once it has started."""
     if devices[0].platform == "cpu" and needed > MOST:
         return f"accelerators: a process simulates at most {MOST} devices"
     if devices[0].platform == "cpu":
         return f"call jaxptd.simulate({needed}) in a new Python, before anything uses JAX"
-    return "train.platform=cpu to simulate them"
+    return "train.platform=cpu to simulate devices"
 
 
 def _description(devices: list[Any], needed: int) -> str:

@@ -11,15 +11,15 @@ from jaxptd.data import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
 
-LARGEST_LOSS = 700.0  # whose exponential is a number
+LARGEST_LOSS = 700.0  # the exponential of larger losses overflows
 
 
 def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """`validation_loss`, nats a target, and of ids `perplexity`; of several losses each, too.
+    """`validation_loss` in nats per target, `perplexity` for token ids, and each of several losses.
 
     Args:
-        model: that was evaluated.
-        batches: of each batch, what `Program.eval_step` returns.
+        model: the evaluated model.
+        batches: what `Program.eval_step` returned for each batch.
     """
     family = family_of(model)
     terms = {name: term for name, term in family.losses(model).items() if term.evaluated}
@@ -36,7 +36,7 @@ def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dic
 
 
 def evaluated_samples(windows: Samples, train: TrainConfig) -> int:
-    """Number of samples that an evaluation reads: of `eval_batches` batches, or all there are."""
+    """Number of samples that an evaluation reads: `eval_batches` batches, or all there are."""
     return min(train.eval_batches * train.global_batch_size, windows.windows_per_epoch)
 
 
@@ -44,14 +44,14 @@ def require_targets(windows: Samples, config: Config) -> None:
     """Raises UserError unless an evaluation, which reads the same samples each time, has targets.
 
     Args:
-        windows: of validation.
-        config: of the run; without `data.prompt_field` every token is a target.
+        windows: the validation windows.
+        config: of the run. Without `data.prompt_field` every token is a target.
     """
     if config.data.prompt_field is None:
         return
     number = evaluated_samples(windows, config.train)
     if not any((windows.targets(np.array([i])) != NOT_COUNTED).any() for i in range(number)):
         raise UserError(
-            f"data.prompt_field: the {number} sequences of an evaluation are all of prompts; raise "
-            "train.eval_batches, or use another data.validation_fraction"
+            f"data.prompt_field: the {number} sequences of an evaluation hold only prompts and no "
+            "answers; raise train.eval_batches, or use another data.validation_fraction"
         )

@@ -1,4 +1,4 @@
-"""The run directory: the resolved config, checkpoints, and a line of metrics a logged step."""
+"""The run directory: the resolved config, checkpoints, and a line of metrics per logged step."""
 
 import contextlib
 import errno
@@ -18,8 +18,8 @@ from jaxptd.run.loggers import Loggers, Start, open_loggers, require_packages
 from jaxptd.run.metrics import Metrics, Row, to_line
 
 # Fields that a resumed run may change: they decide where and how fast the numbers are computed, not
-# the numbers. Exceptions: steps, where the decay ends, and skip_above, with which a run whose
-# gradients exploded can resume.
+# the numbers themselves. The exceptions are steps (where the decay ends) and skip_above (so that a
+# run whose gradients exploded can resume).
 _FREE_SECTIONS = frozenset({"layout", "checkpoint", "processes"})
 _FREE = frozenset(
     {
@@ -39,7 +39,7 @@ _FREE = frozenset(
 def difference(config: Config, saved: Config) -> str | None:
     """Names the first field that makes two configs different runs; None if there is none.
 
-    A field of the model that is null is the same as one that spells out what null stands for.
+    A null field of the model equals one that spells out what null stands for.
     """
     new, old = flat(config), flat(saved)
     for key in {**new, **old}:
@@ -58,10 +58,10 @@ def check_alike(config: Config, facts: dict[str, Any]) -> None:
 
     Args:
         config: of this process.
-        facts: other values that must be equal, by names for a person.
+        facts: other values that must be equal, by readable names.
     """
     fields = flat(config)
-    source = fields.pop("data.source")  # each host may have its own copy
+    source = fields.pop("data.source")  # each host may have its own copy of the data
     if isinstance(source, dict):
         facts = {"the weights of data.source": list(source.values())} | facts
     remedy = "give all processes the same config, data and train.run_dir"
@@ -75,10 +75,10 @@ class RunDir:
     """Where the first process writes a run; the other processes only read there.
 
         config.yaml     the resolved config
-        metrics.jsonl   one row a logged step
-        tensorboard/    the same rows as events; and the files of other loggers
+        metrics.jsonl   one row per logged step
+        tensorboard/    the same rows as events, next to the files of other loggers
         checkpoints/    see `jaxptd.checkpoint`
-        base/           what an export keeps of a Hugging Face model that the run began from
+        base/           files of the Hugging Face model that the run started from, for exports
 
     Nothing is written before `open`.
 
@@ -99,12 +99,12 @@ class RunDir:
     def check(self, config: Config) -> None:
         """Raises UserError if the directory holds another run, or one that must not be resumed.
 
-        Also if a logger lacks its package.
+        Also raises if a logger's package is missing.
         """
         require_packages(config)
         with run_dir_errors(self.path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.lstat(self.path)  # unlike `exists`, it raises for a name that no file can have
+                os.lstat(self.path)  # unlike `exists`, this raises for an impossible file name
             place = next(each for each in (self.path, *self.path.parents) if os.path.lexists(each))
             if not place.is_dir():
                 raise UserError(
@@ -132,16 +132,15 @@ class RunDir:
     def open(self, config: Config, *, step: int) -> None:
         """Makes the directory, writes the config, and drops the metrics of steps after `step`.
 
-        A file of metrics with other lines than rows is kept under another name, which is said.
+        A metrics file with lines that are not rows is kept under another name, with a warning.
         """
         with run_dir_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             rows, bad = self._metrics.read()
             if bad:
                 self._say(
-                    f"warning: {self._metrics.path} has lines that are no rows of metrics ({bad}); "
-                    f"it is kept as {self._metrics.set_aside()}, and the run goes on with the "
-                    "good rows"
+                    f"warning: {self._metrics.path} has lines that are no metrics ({bad}); "
+                    f"kept it as {self._metrics.set_aside()} and continued with the good rows"
                 )
             rows = [row for row in rows if row["step"] <= step]
             kept = b"".join(map(to_line, rows))
@@ -155,7 +154,7 @@ class RunDir:
 
     @first_only
     def log(self, row: Row) -> None:
-        """Appends the metrics of one step; a file that cannot be written is named once."""
+        """Appends the metrics of one step; warns once about a file that cannot be written."""
         self._loggers.log(row)
 
     @first_only
@@ -164,10 +163,10 @@ class RunDir:
         self._loggers.close()
 
     def metrics(self) -> list[Row]:
-        """Every row logged so far, except lines that a kill or a crash cut short."""
+        """Every row logged so far, except lines cut short by a kill or a crash."""
         return self._metrics.rows()
 
 
 def run_dir_errors(path: Path) -> AbstractContextManager[None]:
-    """Inside, the system's errors become a `UserError` that names the run directory."""
-    return explained(f"train.run_dir={shown(path)}", "use a directory that can be written")
+    """Turns the system's errors inside into a `UserError` that names the run directory."""
+    return explained(f"train.run_dir={shown(path)}", "use a writable directory")

@@ -30,19 +30,19 @@ from jaxptd.step import Batch, Program
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig, resolve_for_decoding
 
-NONE = -1  # in place of an id
-SHAPES = 64  # tokens by which prompts of compiled programs differ
-GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
+NONE = -1  # stands for "no id"
+SHAPES = 64  # prompt lengths are rounded to this many tokens, so that few programs are compiled
+GREEDY = 1e-6  # below this, take the most likely token: float32 could not divide by the temperature
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Settings for drawing the next token.
+    """Settings for sampling the next token.
 
     Args:
-        temperature: of the softmax; 0 takes the most likely token.
-        top_k: draw from the k most likely tokens only; 0 from all.
-        seed: of the draws.
+        temperature: of the softmax. 0 always takes the most likely token.
+        top_k: sample only from the k most likely tokens. 0 samples from all.
+        seed: of the random numbers.
     """
 
     temperature: float = 0.8
@@ -63,10 +63,10 @@ class Generator:
     """Generates text with a program's model, on its mesh and with its layout of parameters.
 
     Args:
-        program: with the model; its layout may shard sequences, but generation shards none.
+        program: has the model. Its layout may shard sequences, but generation does not.
         vocab_size: only ids below this are drawn.
-        sampling: settings of the draws.
-        ends: ids that end a text where one is drawn; it is left out.
+        sampling: how tokens are drawn.
+        ends: ids that end a text when drawn; the end itself is left out.
     """
 
     program: Program
@@ -76,13 +76,13 @@ class Generator:
 
     @cached_property
     def _resolved(self) -> ResolvedConfig:
-        """The program's choices, with no token sharded."""
+        """The program's resolved choices, without sharded tokens."""
         return resolve_for_decoding(self.program.config, self.program.mesh)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Generates `tokens` ids that follow the prompt's, fewer where the text ends.
+        """Generates `tokens` ids that follow the prompt, or fewer if the text ends.
 
-        An answer to the prompt has at most model.encoder_decoder.seq_length.
+        An encoder-decoder's answer has at most model.encoder_decoder.seq_length tokens.
         """
         if not self._writing.continues:
             return self._write_on(params, prompt, min(tokens, self._model.target_length))
@@ -100,8 +100,8 @@ class Generator:
     def generate_many(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates as a call does, for many prompts that the model continues.
 
-        Prompts of `SHAPES` lengths share a compiled program: it takes the beginning of a prompt in
-        one pass and the rest a token at a time. Prompt and tokens together fit the model.
+        `SHAPES` prompt lengths share a compiled program, which takes the beginning of a prompt in
+        one pass and the rest one token at a time. Prompt and tokens together must fit the model.
         """
         first = len(prompt) // SHAPES * SHAPES or 1
         given = prompt[first:]
@@ -128,9 +128,9 @@ class Generator:
         place: int = 0,
         given: Sequence[int] = (),
     ) -> list[int]:
-        """Generates `count` ids in one go, fewer where the text ends; the first may be given.
+        """Generates `count` ids in one go, or fewer if the text ends; the first may be given.
 
-        place: of the first drawn id in the text, for the draws.
+        place: position of the first drawn id in the text, which keys its random numbers.
         """
         given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=NONE)
         batch = self._writing.first(self._model, prompt)
@@ -148,10 +148,10 @@ class Generator:
         )
 
     def _run(self, params: Params, batch: Batch, key: Array, given_N: Array) -> Array:
-        """First batch -> ids[N, B]: the prompt in one pass, then a token at a time.
+        """First batch -> ids[N, B]: the prompt in one pass, then one token at a time.
 
-        A given id takes the place of the one that is drawn. Where all that are drawn end their
-        texts, the loop ends, and the other ids are none.
+        A given id replaces the drawn one. When every text has ended, the loop stops and the
+        remaining ids are `NONE`.
         """
         passes, field = make_passes(self._resolved), self._writing.field
         size, length = batch[field].shape
@@ -179,7 +179,7 @@ class Generator:
         return lax.while_loop(goes_on, advance, (jnp.int32(0), none_NB, *first))[1]
 
     def _places(self, batch: Batch, start: Array) -> TokenInfo:
-        """The places of a batch's sequences; start: the position of the first token."""
+        """The positions of a batch's sequences, from `start` for the first token."""
         info: TokenInfo | None = None
         for each in family_of(self._model).sequences:
             if each.tokens in batch:
@@ -202,23 +202,25 @@ class Generator:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)
         number = min(self.sampling.top_k or self.vocab_size, self.vocab_size)
         logits_BK, ids_BK = lax.top_k(logits_BV, number)
-        logits_BK -= logits_BK[:, :1]  # the largest, so that no quotient below overflows
+        logits_BK -= logits_BK[
+            :, :1
+        ]  # subtract the maximum so that the division below cannot overflow
         drawn_B1 = jax.random.categorical(key, logits_BK / self.sampling.temperature)[:, None]
         return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
 
 
-# ---- the text that a run ends with ---------------------------------------------------------------
+# ---- the sample at the end of a run --------------------------------------------------------------
 
 
 class Settings(TypedDict, total=False):
-    """Fields of `jaxptd.run.generator.Sampling`; those left out have its defaults."""
+    """Fields of `jaxptd.run.generator.Sampling`; the rest keep their defaults."""
 
     temperature: float
     top_k: int
 
 
-# A model of bytes needs a long prompt to begin with, and cooler draws than one of words: an
-# unlikely letter spoils a word, and from then on the text.
+# A byte-level model needs a long prompt and a lower temperature than one of words: one unlikely
+# letter spoils the word and everything after it.
 PROMPT = "class Reader:\n    def __init__(self, path):\n        self."
 BYTES_SETTINGS = Settings(temperature=0.7, top_k=10)
 PROMPT_TOKENS = 48
@@ -227,7 +229,7 @@ PROMPT_TOKENS = 48
 def final_sample(
     write: Callable[..., str], config: Config, tokenizer: Tokenizer, validation: Samples | None
 ) -> str:
-    """The sample that a run ends with, between two rules.
+    """The sample at the end of a run, between two horizontal rules.
 
     Args:
         write: `Run.sample`, which continues a prompt.
@@ -239,16 +241,16 @@ def final_sample(
     settings = sample_settings(config.data)
     try:
         text = write(prompt, tokens=config.train.sample_tokens, seed=config.train.seed, **settings)
-    except UserError as error:  # token files whose vocabulary does not hold the prompt
+    except UserError as error:  # token files whose vocabulary lacks the prompt's ids
         return f"no sample: {error}"
     rule = "-" * 72
     return f"{rule}\n{tidy(text)}\n{rule}"
 
 
 def sample_prompt(data: DataConfig, tokenizer: Tokenizer, validation: Samples | None) -> str:
-    """Text to continue: Python after the standard library's, else the beginning of held-out text.
+    """A prompt: Python code for the standard library, else the beginning of held-out text.
 
-    Empty without held-out text, which starts a document.
+    Empty, which starts a document, if there is no held-out text.
     """
     if data.source == STDLIB:
         return PROMPT
@@ -256,16 +258,16 @@ def sample_prompt(data: DataConfig, tokenizer: Tokenizer, validation: Samples | 
         return ""
     ids = validation.first_tokens(min(PROMPT_TOKENS, validation.seq_length))
     text = tidy(tokenizer.decode(ids.tolist()).strip(UNKNOWN))
-    return text.rpartition(" ")[0] or text  # its last word may be cut
+    return text.rpartition(" ")[0] or text  # the last word may be cut off
 
 
 def sample_settings(data: DataConfig) -> Settings:
-    """The settings that suit the tokenizer."""
+    """Sampling settings that suit the tokenizer."""
     return BYTES_SETTINGS if data.tokenizer == BYTES else Settings()
 
 
 def tidy(text: str) -> str:
-    """The lines of a text that are not blank, without control codes and spaces at their ends."""
+    """The nonblank lines of a text, without control codes and trailing spaces."""
     shown = (c if c.isprintable() or c in "\n\t" else UNKNOWN for c in text.replace("\r", "\n"))
     lines = (line.rstrip() for line in "".join(shown).split("\n"))
     return "\n".join(line for line in lines if line)

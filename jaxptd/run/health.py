@@ -22,7 +22,7 @@ class Health:
 
     Args:
         max_skipped: number of consecutive skipped steps that ends the run.
-        good_steps: returns the steps of the good checkpoints.
+        good_steps: returns the steps with good checkpoints.
     """
 
     max_skipped: int
@@ -47,12 +47,12 @@ class Health:
         resume = "resume from it with another optimizer.skip_above, or " if steps else ""
         raise UserError(
             f"{name} is {metrics[name]:g}{above} at step {step}, the last of "
-            f"{metrics['skipped_in_row']:.0f} in a row that were skipped "
+            f"{metrics['skipped_in_row']:.0f} skipped steps in a row "
             f"(train.max_skipped={self.max_skipped}); {last}; {resume}{START_AGAIN}"
         )
 
     def check_params(self, step: int, params: Mapping[str, Array]) -> None:
-        """Raises UserError, naming the first parameter that is not finite after this step."""
+        """Raises UserError naming the first parameter that is not finite after this step."""
         for name, p in params.items():
             if not _is_finite(p):
                 raise UserError(
@@ -61,7 +61,7 @@ class Health:
                 )
 
     def check_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Raises UserError, naming the first value that is not finite."""
+        """Raises UserError naming the first value that is not finite."""
         for name, value in values.items():
             if not math.isfinite(value):
                 raise UserError(
@@ -71,5 +71,5 @@ class Health:
 
 @jax.jit
 def _is_finite(p: Array) -> Array:
-    """Checks one parameter at a time, so only one is on the device even with offloading."""
+    """Checks one parameter at a time, so that only one is on the device even with offloading."""
     return jnp.isfinite(jax.device_put(p, jax.memory.Space.Device)).all()

@@ -1,11 +1,12 @@
 """The lock of a run directory: only one run at a time writes there.
 
-The lock is a file that says which process holds it. It is created with O_EXCL, which is atomic on
-network file systems too. Where the file system can, the holder also keeps a `flock` on it, which
-ends with the process: that shows a live holder in another container, whose pid says nothing here.
+The lock is a file that says which process holds it. It is created with O_EXCL, which is atomic even
+on network file systems. Where the file system supports it, the holder also keeps a `flock` on it,
+which ends with the process: that reveals a live holder in another container, whose pid means
+nothing here.
 
-A lock that its process left behind, because it was killed, is taken over on the same host. Whether
-a process of another host is alive only a person can find out: its lock is named, with what to do.
+A lock left behind by a killed process is taken over on the same host. Whether a process on another
+host is alive, only a person can find out: the error names its lock and what to do.
 """
 
 import contextlib
@@ -37,9 +38,9 @@ class Holder:
 
     Args:
         host: name of its host.
-        boot: identifies the host's start; empty if the system does not say.
-        pid: its number, which another process may have after it.
-        started: clock ticks from the boot to its start; None if the system does not say.
+        boot: identifies the host's boot. Empty if the system does not say.
+        pid: its number, which the system may later reuse.
+        started: clock ticks from boot to its start. None if the system does not say.
         since: when it took the lock, UTC.
     """
 
@@ -78,7 +79,7 @@ class Holder:
         return self.host == socket.gethostname()
 
     def is_running(self) -> bool:
-        """True if this host runs the process; False also if another one has its number now."""
+        """True if this host runs the process; False if another process has its number by now."""
         if self.boot != _boot():
             return False
         if self.started is not None:
@@ -87,7 +88,7 @@ class Holder:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:  # another user's
+        except PermissionError:  # it belongs to another user
             return True
         return True
 
@@ -102,7 +103,7 @@ def _boot() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """Clock ticks from the boot to the start of a process; None if it has ended or never was."""
+    """Clock ticks from boot to the start of a process; None if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -111,13 +112,13 @@ def _start_of(pid: int) -> int | None:
 
 
 LOCK = "lock.json"
-LONGEST = 4096  # bytes that are read of a lock
+LONGEST = 4096  # most bytes read from a lock
 PATIENCE = 0.5  # seconds for a process that has just created a lock to write it
 POLL_INTERVAL = 0.05
 
 
 class RunLock:
-    """The lock of one run directory. Of a run's processes the first takes it for all.
+    """The lock of one run directory; a run's first process takes it for all.
 
     Args:
         folder: the run directory, which need not exist.
@@ -139,7 +140,7 @@ class RunLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, no other run takes the lock. Creates the run directory if it does not exist.
+        """Holds the lock inside. Creates the run directory if it does not exist.
 
         Raises:
             UserError: another run holds the lock, or the run directory cannot be written.
@@ -152,7 +153,7 @@ class RunLock:
 
     @first_only
     def release(self) -> None:
-        """Removes the lock, and the folders that were created for it if nothing else is in them."""
+        """Removes the lock, and the folders created for it if they hold nothing else."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -173,7 +174,7 @@ class RunLock:
                 self._remove_stale()
 
     def _created(self) -> bool:
-        """Creates the lock; False if there is one."""
+        """Creates the lock; False if there already is one."""
         try:
             self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
         except FileExistsError:
@@ -189,7 +190,7 @@ class RunLock:
             if file is None:
                 return
             holder = self._require_stale(file)
-            if self._is_at_path(file):  # not one that was created after that was removed
+            if self._is_at_path(file):  # not a lock created since the old one was removed
                 self.path.unlink()
                 self._say(
                     f"warning: took train.run_dir={shown(self.path.parent)} over from {holder}, "
@@ -198,7 +199,7 @@ class RunLock:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        """Yields a descriptor of the lock; None if there is no lock."""
+        """Yields a file descriptor of the lock, or None if there is no lock."""
         try:
             file = self._open()
         except (FileNotFoundError, NotADirectoryError):
@@ -214,13 +215,13 @@ class RunLock:
             return os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         except IsADirectoryError:
             raise UserError(self._damaged()) from None
-        except PermissionError:  # another user's: it can still be named
+        except PermissionError:  # it belongs to another user: it can still be named
             return os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
 
     def _require_stale(self, file: int) -> Holder:
         """Returns the holder of a lock if it has ended.
 
-        After that this process holds the lock's `flock`, so no other takes it over meanwhile.
+        From then on this process holds the lock's `flock`, so that no other takes it over.
 
         Raises:
             UserError: it may be running.
@@ -230,7 +231,7 @@ class RunLock:
             raise UserError(self._damaged())
         if not holder.is_of_this_host():
             raise UserError(
-                f"{where} is locked by {holder}; if it is not running there any more (ssh "
+                f"{where} is locked by {holder}; if it is no longer running there (ssh "
                 f"{holder.host} ps -p {holder.pid}), delete {shown(self.path)}"
             )
         if holder.is_running() or not _flock(file):
@@ -243,8 +244,8 @@ class RunLock:
     def _damaged(self) -> str:
         folder, path = shown(self.path.parent), shown(self.path)
         return (
-            f"train.run_dir={folder} is locked, but {path} does not say by which process; if no "
-            "run uses the directory, delete that file"
+            f"train.run_dir={folder} is locked, but {path} does not name the process; if no run "
+            "uses the directory, delete that file"
         )
 
     def _is_at_path(self, file: int) -> bool:
@@ -256,10 +257,10 @@ class RunLock:
 
 
 def _read(file: int) -> Holder | None:
-    """The holder that a lock names; None if it still names none after a while."""
+    """The holder that a lock names; None if it names none even after a while."""
     end = time.monotonic() + PATIENCE
     while True:
-        with contextlib.suppress(ValueError, OSError):  # a pipe or a device, say
+        with contextlib.suppress(ValueError, OSError):  # a pipe or a device, for example
             return Holder.from_json(os.pread(file, LONGEST, 0))
         if time.monotonic() > end:
             return None
@@ -269,7 +270,7 @@ def _read(file: int) -> Holder | None:
 def _flock(file: int) -> bool:
     """Takes the `flock` of an open file; False if another process has it.
 
-    True also if the file system has no `flock`; then only the pid counts.
+    Also True if the file system lacks `flock`; then only the pid counts.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Where the rows of metrics.jsonl go besides: TensorBoard, CSV, Weights & Biases, MLflow."""
+"""Where else the rows of metrics.jsonl go: TensorBoard, CSV, Weights & Biases, MLflow."""
 
 import contextlib
 import csv
@@ -34,9 +34,9 @@ class Start:
     """The run that a logger is opened for.
 
     Args:
-        path: of the run directory.
+        path: the run directory.
         config: of the run.
-        step: rows of later steps follow.
+        step: the run continues after this step.
         rows: of the steps so far.
     """
 
@@ -47,11 +47,11 @@ class Start:
 
 
 class Logger(Protocol):
-    """Takes the rows of a run, in its first process."""
+    """Takes the rows of a run, in the run's first process."""
 
     @property
     def where(self) -> Path | str:
-        """The place of the rows, for messages."""
+        """Where the rows go, for messages."""
 
     def log(self, row: Row) -> None:
         """Takes the row of a step. Raises OSError if it cannot."""
@@ -61,10 +61,10 @@ class Logger(Protocol):
 
 
 class Loggers:
-    """Passes each row to all loggers; one that fails is named once, and the run continues.
+    """Passes each row to all loggers; warns once about one that fails, and the run continues.
 
     Args:
-        loggers: which take the rows, in this order.
+        loggers: take the rows in this order.
         say: prints a line.
     """
 
@@ -86,16 +86,16 @@ class Loggers:
         except OSError as error:
             if where not in self._reported:
                 self._reported.add(where)
-                self._say(f"warning: cannot write {where}: {error.strerror}; the run goes on")
+                self._say(f"warning: cannot write {where}: {error.strerror}; the run continues")
 
 
 # ---- CSV -----------------------------------------------------------------------------------------
 
 
 class CommaSeparated:
-    """Writes `metrics.csv`: a line for each row, a column for each number that a row has had.
+    """Writes `metrics.csv`: a line per row, and a column for every number that any row has had.
 
-    A row with a new number, as the first evaluation has, rewrites the file.
+    A row with a new number, such as the first evaluation's, rewrites the file.
 
     Args:
         start: the file begins with its rows.
@@ -122,17 +122,17 @@ class CommaSeparated:
         """Does nothing: every row is in the file."""
 
     def _rewrite(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        """Writes the file anew, with these columns and those that rows have besides."""
+        """Rewrites the file with these columns and any others that the rows have."""
         wider = list(dict.fromkeys([*columns, *_names(rows)]))
         text = ",".join(wider) + "\n" + _lines(wider, rows)
         write_whole({self.where: text.encode()}, lambda _: nullcontext())
-        self._columns = wider  # only now, since the file may not be written
+        self._columns = wider  # only now, because writing the file may fail
 
 
 def _lines(columns: Sequence[str], rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writerows(rows)  # None, and a number that a row lacks, is an empty cell
+    writer.writerows(rows)  # None, or a number that a row lacks, becomes an empty cell
     return text.getvalue()
 
 
@@ -140,18 +140,18 @@ def _names(rows: Iterable[Row]) -> list[str]:
     return [name for row in rows for name in row]
 
 
-# ---- services, which keep what an earlier process sent -------------------------------------------
+# ---- services, which keep what earlier processes sent --------------------------------------------
 
 
 class Sent:
-    """Remembers the run of a service, and the last step that it has, in the run directory.
+    """Remembers a service's run and the last step sent to it, in the run directory.
 
-    A run that is killed resumes from a checkpoint, and logs some steps again that a service has
-    already. The rows of these steps are not sent.
+    A killed run resumes from a checkpoint and logs again some steps that the service already has.
+    The rows of these steps are not sent twice.
 
     Args:
-        start: its rows are those of the checkpoint and before.
-        service: its name.
+        start: has the rows up to the checkpoint.
+        service: name of the service.
     """
 
     def __init__(self, start: Start, service: str) -> None:
@@ -159,12 +159,12 @@ class Sent:
         self.id, self._last = _read(self._path)
 
     def open(self, run: str) -> None:
-        """Notes the service's name of the run, once it is known."""
+        """Records the service's name for the run, once known."""
         self.id = run
         self._write()
 
     def is_new(self, row: Row) -> bool:
-        """True for a row that the service does not have; it has it from now on."""
+        """True for a row that the service does not have yet; it counts as sent from then on."""
         if row["step"] <= self._last:
             return False
         self._last = row["step"]
@@ -177,7 +177,7 @@ class Sent:
 
 
 def _read(path: Path) -> tuple[str | None, int]:
-    """The name and the last step of a service's run; None and 0 without a file that says so."""
+    """The name and the last step of a service's run; None and 0 if no file records them."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content["run"], str) and isinstance(content["step"], int):
@@ -186,31 +186,31 @@ def _read(path: Path) -> tuple[str | None, int]:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """The numbers of a row, except its step and those that were not finite."""
+    """The numbers of a row, except its step and any that were not finite."""
     return {name: x for name, x in row.items() if name != "step" and x is not None}
 
 
 @contextlib.contextmanager
 def as_os_error() -> Iterator[None]:
-    """Inside, an error of a service's package is an OSError, as `Logger.log` promises."""
+    """Turns a service package's errors into OSError, as `Logger.log` promises."""
     try:
         yield
     except OSError as error:
         raise OSError(errno.EIO, error.strerror or str(error)) from error
-    except Exception as error:  # each package has errors of its own
+    except Exception as error:  # each package raises its own kinds
         raise OSError(errno.EIO, " ".join(str(error).split())[:300]) from error
 
 
 # ---- TensorBoard ---------------------------------------------------------------------------------
 
-# tensorboardX's own SummaryWriter passes events to a thread that dies when the disk is full, and
-# the run then waits for that thread for ever. Here the run gets the error.
+# tensorboardX's own SummaryWriter passes events to a thread that dies when the disk is full; the
+# run would then wait for it forever. Here the run gets the error.
 
 
 class TensorBoard:
-    """Appends rows of metrics to one events file, which begins with the config as a text.
+    """Appends rows of metrics to one events file, which begins with the config as text.
 
-    TensorBoard hides the events of later steps that an earlier process wrote.
+    TensorBoard hides events that an earlier process wrote for later steps.
 
     Args:
         start: of the run.
@@ -233,7 +233,7 @@ class TensorBoard:
         )
 
     def log(self, row: Row) -> None:
-        """Writes one event for each number of a row."""
+        """Writes one event per number of a row."""
         from tensorboardX.summary import scalar
 
         events = [{"step": row["step"], "summary": scalar(*x)} for x in numbers(row).items()]
@@ -261,9 +261,9 @@ def _record(event: dict[str, Any]) -> bytes:
 
 
 class WeightsAndBiases:
-    """Sends rows to a run of Weights & Biases, which has the config and the run directory's name.
+    """Sends rows to a Weights & Biases run with the config and the run directory's name.
 
-    A resumed run goes into the same one. Project, entity, login and mode are those of the package's
+    A resumed run continues the same one. Project, entity, login and mode come from the package's
     own environment variables (`WANDB_PROJECT`, `WANDB_MODE=offline`, ...).
 
     Args:
@@ -279,11 +279,11 @@ class WeightsAndBiases:
         self._run = wandb.init(
             id=run,
             resume="allow",
-            reinit="finish_previous",  # a notebook may have a run of its own
+            reinit="finish_previous",  # a notebook may have its own run
             name=start.path.name,
             dir=str(start.path),
             config=to_dict(start.config),
-            allow_val_change=True,  # of the fields that a resumed run may change
+            allow_val_change=True,  # a resumed run may change some fields
         )
         self._sent.open(run)
 
@@ -301,10 +301,10 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Sends rows to a run of MLflow, which has the config as parameters and as a file.
+    """Sends rows to an MLflow run with the config as parameters and as a file.
 
-    A resumed run goes into the same one, whose parameters stay as they are: MLflow lets none
-    change. Server and experiment are those of the package's own environment variables
+    A resumed run continues the same one and keeps its parameters, which MLflow does not let change.
+    Server and experiment come from the package's own environment variables
     (`MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, ...).
 
     Args:
@@ -321,7 +321,7 @@ class MLflow:
         self._sent.open(run.info.run_id)
         mlflow.log_text(as_yaml(start.config), "config.yaml")
         for section in dataclasses.fields(start.config) if new else ():
-            # One call a section: a server takes at most 100 parameters at once.
+            # One call per section: servers take at most 100 parameters at once.
             mlflow.log_params(flat(getattr(start.config, section.name), f"{section.name}."))
 
     def log(self, row: Row) -> None:
@@ -343,9 +343,9 @@ class Kind:
     """A kind of logger.
 
     Args:
-        open: makes one.
-        package: that it imports; None: it needs none.
-        remedy: how that is installed.
+        open: opens one.
+        package: the package that it imports. None if it needs none.
+        remedy: how to install the package.
     """
 
     open: Callable[[Start], Logger]
@@ -375,9 +375,9 @@ def require_packages(config: Config) -> None:
 
 
 def open_loggers(start: Start, say: Callable[[str], None]) -> Iterator[Logger]:
-    """Opens the loggers of a run; without any named, TensorBoard if its package is there.
+    """Opens the loggers of a run; if none are named, TensorBoard if its package is installed.
 
-    One that cannot be opened is named in a warning, and left out.
+    A logger that cannot be opened is left out with a warning.
     """
     named = start.config.train.loggers
     names: list[LoggerName] = ["tensorboard"] if named is None else named
@@ -385,7 +385,7 @@ def open_loggers(start: Start, say: Callable[[str], None]) -> Iterator[Logger]:
         try:
             if named is not None or _is_installed(LOGGERS[name]):
                 yield LOGGERS[name].open(start)
-        except Exception as error:  # no disk space, no login, or a package that another one broke
+        except Exception as error:  # no disk space, no login, or a broken package
             reason = " ".join(str(error).split())[:300]
             say(f"warning: this run logs nothing to {name}: {reason}")
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: a row of numbers, as one line of JSON, for each logged step."""
+"""metrics.jsonl: one line of JSON with the numbers of each logged step."""
 
 import contextlib
 import json
@@ -24,13 +24,13 @@ class Metrics:
         self._waiting: list[bytes] = []
 
     def rows(self) -> list[Row]:
-        """Every row, in the order of steps; of several rows of a step the last."""
+        """Every row in the order of steps; the last one where a step has several."""
         return self.read()[0]
 
     def read(self) -> tuple[list[Row], int]:
-        """Returns the rows as `rows` does, and the number of lines that are no row of their own.
+        """Returns the rows as `rows` does, and the number of lines that are not rows.
 
-        A last line without its end, which a kill leaves, does not count.
+        A last line without its end, as a kill leaves it, does not count.
         """
         lines = self._lines()
         torn = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
@@ -43,14 +43,14 @@ class Metrics:
 
     @property
     def where(self) -> Path:
-        """The file, as a logger names its place."""
+        """The file, as loggers name where rows go."""
         return self.path
 
     def log(self, row: Row) -> None:
         """Appends a row, after those that an earlier call could not write.
 
         Raises:
-            OSError: the file cannot be written; it is as before, and the next call tries again.
+            OSError: the file cannot be written. It is unchanged, and the next call tries again.
         """
         self._waiting.append(to_line(row))
         start = b"" if _ends_in_a_line(self.path) else b"\n"
@@ -61,7 +61,7 @@ class Metrics:
         """Does nothing: every row is in the file."""
 
     def set_aside(self) -> Path:
-        """Gives the file a second name, under which it stays when it is replaced. Returns that."""
+        """Gives the file a second name, under which it survives replacement; returns that name."""
         aside = self.path.with_name(f"{self.path.name}.aside")
         number = 1
         while os.path.lexists(aside):
@@ -69,12 +69,12 @@ class Metrics:
             aside = self.path.with_name(f"{self.path.name}.aside{number}")
         try:
             os.link(self.path, aside, follow_symlinks=False)
-        except OSError:  # a folder, or a file system without links
+        except OSError:  # a folder, or a file system without hard links
             self.path.rename(aside)
         return aside
 
     def _lines(self) -> list[bytes]:
-        """The lines of the file; one empty line if it is a pipe, a device or a folder."""
+        """The lines of the file; a single empty one for a pipe, a device or a folder."""
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
                 return [b"\n"]
@@ -88,7 +88,7 @@ def to_line(row: Row) -> bytes:
 
 
 def _parse(line: bytes) -> Row | None:
-    """The row of a line, None if it is not one: an object with a step and only finite numbers."""
+    """The row in a line, an object with a step and only finite numbers; None if it is not one."""
     with contextlib.suppress(ValueError, RecursionError):  # a number too long, nested too deep
         row = json.loads(line, parse_float=_finite, parse_constant=_finite)
         if isinstance(row, dict) and type(row.get("step")) is int and row["step"] > 0:
@@ -97,7 +97,7 @@ def _parse(line: bytes) -> Row | None:
 
 
 def _is_number(value: Any) -> bool:
-    """True for a number that numpy holds, and for None, which is one that was not finite."""
+    """True for a number that numpy can hold, and for None, which stands for a non-finite one."""
     return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
@@ -109,17 +109,17 @@ def _finite(text: str) -> float:
 
 
 def _ends_in_a_line(path: Path) -> bool:
-    """True if a line can be appended: the file's last one is complete, or there is no file."""
+    """True if a line can be appended: there is no file, or its last line is complete."""
     try:
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read() == b"\n"
-    except OSError:  # no file, or an empty one
+    except OSError:  # no file, or an empty file
         return True
 
 
 def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """The values of all rows by name; NaN where a row has none."""
+    """The values of all rows by name; NaN where a row lacks one."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: _column([row.get(name) for row in rows]) for name in names}
 

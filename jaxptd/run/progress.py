@@ -26,21 +26,21 @@ from jaxptd.models.families import family_of, work_of
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.step import Program
 
-# ---- how long a run still takes ------------------------------------------------------------------
+# ---- the time that a run has left ----------------------------------------------------------------
 
 Pause = Literal["evaluation", "save"]
-RECENT = 120.0  # seconds of steps that count
-FEWEST = 10  # steps that count, however long they are
-PAUSES = 3  # evaluations, or saves, that count
+RECENT = 120.0  # seconds of recent steps to average over
+FEWEST = 10  # at least so many steps, however long they are
+PAUSES = 3  # evaluations, or saves, to average over
 FORWARD = 1 / 3  # of the FLOPs of a step
-SLOWER = 1.5  # times the expected duration: the most that a first evaluation, compiled, counts
+SLOWER = 1.5  # cap on the first evaluation, which compiles, as a multiple of its expected duration
 
 
 class TimeLeft:
-    """The steps, evaluations and saves that a run still has, times their recent durations.
+    """Estimates the remaining time: steps, evaluations and saves left, times recent durations.
 
-    Compilation does not come again, so it must not count: the caller leaves out the first step;
-    the first evaluation, whose duration includes compilation, counts until there is a second.
+    Compilation happens once, so it must not count: the caller leaves out the first step, and the
+    first evaluation, whose duration includes compilation, counts only until there is a second.
 
     Args:
         config: of the run.
@@ -58,14 +58,14 @@ class TimeLeft:
         self._pauses: dict[Pause, list[float]] = {"evaluation": [], "save": []}
 
     def add_step(self, seconds: float) -> None:
-        """Counts the duration of a step, without evaluations and saves."""
+        """Records the duration of a step, without evaluations and saves."""
         self._steps.append(seconds)
         self._seconds += seconds
         while len(self._steps) > FEWEST and self._seconds > RECENT:
             self._seconds -= self._steps.popleft()
 
     def add_pause(self, pause: Pause, seconds: float) -> None:
-        """Counts the duration of an evaluation or a save."""
+        """Records the duration of an evaluation or a save."""
         self._pauses[pause].append(seconds)
 
     def after(self, step: int) -> float | None:
@@ -94,16 +94,16 @@ class TimeLeft:
         return min([*first, SLOWER * expected]) if first else expected
 
 
-# ---- output that a run can do without ------------------------------------------------------------
+# ---- output whose failure does not end a run -----------------------------------------------------
 
 
 class OptionalStream:
-    """A text stream whose first failure is said once on stderr; from then on it drops everything.
+    """A text stream that reports its first failure on stderr and drops everything from then on.
 
-    Nothing is said if the reader has gone (`| head`).
+    It reports nothing if the reader has gone (`| head`).
 
     Args:
-        stream: to write to; None if there is none.
+        stream: to write to. None if there is none.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -126,7 +126,7 @@ class OptionalStream:
         return self._stream.fileno()
 
     def _try(self, method: str, *args: str) -> object:
-        """Calls a method of the stream; None if it fails, or did before."""
+        """Calls a method of the stream; None if it fails or has failed before."""
         if self._stream is None:
             return None
         try:
@@ -136,7 +136,7 @@ class OptionalStream:
             discard(stream)
             if not isinstance(error, BrokenPipeError):
                 reason = getattr(error, "strerror", None) or error
-                _warn(f"warning: cannot write the output ({reason}); the run goes on")
+                _warn(f"warning: cannot write the output ({reason}); the run continues")
             return None
 
 
@@ -148,9 +148,9 @@ def _warn(line: str) -> None:
 
 # ---- the line on a terminal, fitted to its width -------------------------------------------------
 
-ROOM = 3  # columns left free for the ^C that a terminal writes behind the line
+ROOM = 3  # columns left free for the ^C that a terminal prints after the line
 SHORTEST, LONGEST = 8, 40  # columns of the bar
-# Scores of an evaluation that the line has, and how it shows them.
+# Scores of an evaluation in the line, and their format.
 SCORES = {
     "perplexity": "perplexity {:.2f}",
     "validation_dice": "Dice {:.3f}",
@@ -166,7 +166,7 @@ def progress_line(step: int, total: int, parts: list[str], *, width: int) -> Ren
 
     Args:
         step: number of steps done.
-        total: number of all steps.
+        total: number of steps in all.
         parts: texts, the most important first.
         width: columns of the terminal.
     """
@@ -188,7 +188,7 @@ def progress_line(step: int, total: int, parts: list[str], *, width: int) -> Ren
 
 
 def metrics_text(row: Mapping[str, Any]) -> str:
-    """The metrics of a logged step, as a line of a log has them."""
+    """The metrics of a logged step, as in a line of a log."""
     return "  ".join([*_always(row), *_mfu(row), *_skipped(row), *_validation(row)])
 
 
@@ -206,7 +206,7 @@ def metrics_parts(row: Mapping[str, Any], seconds_left: float | None) -> list[st
 
 
 def left_text(seconds: float | None) -> str:
-    """The time left in words; empty if it is unknown, or none is left."""
+    """The time left in words; empty if unknown or none is left."""
     if not seconds:
         return ""
     if seconds < MINUTE:
@@ -242,7 +242,7 @@ def _validation(row: Mapping[str, Any]) -> Iterator[str]:
 
 # ---- times and metrics of steps ------------------------------------------------------------------
 
-# In the order of a row of metrics.jsonl; the loss scale exists in float16 only.
+# In the order of a row of metrics.jsonl; the loss scale exists only in float16.
 METRICS = ("loss", "grad_norm", "learning_rate", "skipped", "loss_scale")
 COUNTS = ("skipped", "skipped_in_row")
 
@@ -256,7 +256,7 @@ class Meter:
 
     Args:
         program: runs the steps.
-        step: the steps after this one are measured.
+        step: measures the steps after this one.
         check: called with the number and metrics of each step once it has ended; may raise.
         waiting: makes the context in which the meter waits for a step.
     """
@@ -271,7 +271,7 @@ class Meter:
     ) -> None:
         self._program, self._check, self._waiting = program, check, waiting
         model = program.config.model
-        self._terms = tuple(family_of(model).losses(model))  # there if they are several
+        self._terms = tuple(family_of(model).losses(model))  # present if there are several
         self._first, self._first_seconds = step + 1, 0.0
         self._step, self._metrics = step, dict[str, jax.Array]()
         self._left, self._ended, self._end_time = TimeLeft(program.config), step, 0.0
@@ -285,7 +285,7 @@ class Meter:
     def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Takes the metrics of a step just started, once the step before it has ended.
 
-        So the device always has one step queued, and never more than one.
+        This keeps exactly one step queued on the device.
         """
         self.wait()
         self._step, self._metrics = step, metrics
@@ -304,7 +304,7 @@ class Meter:
         return values
 
     def _note_end(self) -> None:
-        """Measures the newest step, which has ended, once; not the first one, which compiles."""
+        """Measures the newest step, which has ended, once; skips the first, which compiles."""
         now, ended = time.perf_counter(), self._ended
         if self._step > ended:
             if self._step != self._first:
@@ -312,14 +312,14 @@ class Meter:
             self._ended, self._end_time = self._step, now
 
     def seconds_left(self) -> float | None:
-        """Seconds until the end of the run, with evaluations and saves; None if unknown so far."""
+        """Seconds until the end of the run, with evaluations and saves; None if not yet known."""
         return self._left.after(self._step)
 
     def row(self) -> dict[str, Any]:
         """Returns the newest step's row of metrics.jsonl, and starts a new measurement.
 
-        `step_time` is the mean since the last row. A value that is not finite, which only a skipped
-        step has, is None.
+        `step_time` is the mean since the last row. A non-finite value, which only a skipped step
+        has, becomes None.
         """
         values = self.wait()
         names = (*METRICS[:1], *self._terms, *METRICS[1:])
@@ -333,8 +333,8 @@ class Meter:
     def skipping(self) -> bool:
         """True if the newest step was skipped.
 
-        Its state is sound, but may be what makes the steps unsound, so a checkpoint of this state
-        should not replace an older one.
+        Its state is finite, but may be the cause of the skipping, so a checkpoint of it should not
+        replace an older one.
         """
         return bool(self.wait()["skipped_in_row"])
 
@@ -343,7 +343,7 @@ class Meter:
         """Excludes the time spent inside from the step times.
 
         Args:
-            pause: an evaluation or a save, of which the run has more; None: nothing that returns.
+            pause: an evaluation or a save, which will recur. None for anything else.
         """
         self.wait()
         before = time.perf_counter()
@@ -368,19 +368,19 @@ class Meter:
         }
 
 
-# ---- what is shown: a bar on a terminal, elsewhere lines -----------------------------------------
+# ---- display: a bar on a terminal, lines elsewhere -----------------------------------------------
 
 Row = dict[str, Any]
 VALIDATION = ("validation_loss", *SCORES)
 REFRESH = 8  # times a second
-WARNING = "warning"  # the first word of a line that --quiet leaves
+WARNING = "warning"  # the first word of lines that --quiet still prints
 
 
 class Output(Console):
     """Standard output of the first process; the other processes print nothing.
 
-    May be made before the processes have joined. Falls silent when the reader has gone (`| head`),
-    so the run continues.
+    May be made before the processes have joined. Falls silent when the reader has gone (`| head`)
+    so that the run continues.
     """
 
     _silent = False
@@ -388,7 +388,7 @@ class Output(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
 
-    @property  # of rich it is an attribute
+    @property  # an attribute in rich's class
     def quiet(self) -> bool:
         return self._silent or not is_first()
 
@@ -407,7 +407,7 @@ class Display:
         self._console = console
         self._live: Live | None = None
         self._step, self._total, self._compiled = 0, 0, False
-        self._row: Row = {}  # the last one logged, and the last validation loss
+        self._row: Row = {}  # the last logged row and the last validation loss
         self._left: float | None = None
         self._stopping = False
 
@@ -428,7 +428,7 @@ class Display:
         return progress_line(self._step, self._total, self._parts(), width=self._console.width)
 
     def _parts(self) -> list[str]:
-        """The texts behind the bar, the most important first."""
+        """The texts after the bar, the most important first."""
         if self._stopping:
             return [STOPPING]
         if self._row:
@@ -436,11 +436,11 @@ class Display:
         return [left_text(self._left)] if self._compiled else ["compiling"]
 
     def advance(self, step: int, seconds_left: float | None = None) -> None:
-        """Notes that a step has started, compiled by now, and how long the run still takes."""
+        """Records that a step has started (and so has compiled), and the time left."""
         self._step, self._left, self._compiled = step, seconds_left, True
 
     def stopping(self) -> None:
-        """Shows that the run stops after the present step; may be called in any thread."""
+        """Shows that the run stops after the current step; may be called in any thread."""
         self._stopping = True
 
     def close(self) -> None:
@@ -459,17 +459,17 @@ class Display:
             self.say("  ".join(part for part in parts if part))
 
     def say(self, line: str) -> None:
-        """Prints a line as it is: never wrapped, and not read as markup."""
+        """Prints a line verbatim, neither wrapped nor parsed as markup."""
         text = printable(line, self._console.encoding)
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class JsonDisplay(Display):
-    """Prints a JSON object per line: the rows of metrics.jsonl, other lines as a `message`.
+    """Prints a JSON object per line: the rows of metrics.jsonl, and other lines as a `message`.
 
     Args:
         console: prints the lines.
-        quiet: print no messages but warnings.
+        quiet: print only warnings, besides the rows.
     """
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
@@ -511,7 +511,7 @@ def make_display(console: Console, *, json: bool, quiet: bool, **_: object) -> D
 
 
 def printable(text: str, encoding: str) -> str:
-    """Replaces characters that the encoding of an output does not have by question marks."""
+    """Replaces characters that an output's encoding lacks with question marks."""
     return text.encode(encoding, "replace").decode(encoding)
 
 

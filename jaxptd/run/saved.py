@@ -34,9 +34,9 @@ from jaxptd.run.devices import prepare
 from jaxptd.run.folder import BASE
 from jaxptd.step import Program
 
-PARAMS = "params."  # names of parameters in a checkpoint begin so
+PARAMS = "params."  # prefix of parameter names in a checkpoint
 
-# Fields of a model that change what is done with its weights, not what they are.
+# Model fields that change how the weights are used, not the weights.
 _NO_WEIGHTS = frozenset(
     {
         *("vocab_multiple", "dropout", "dtype", "products"),
@@ -70,8 +70,8 @@ def program_to_generate(saved: Config, *, layout: Layout, platform: Any) -> Prog
     train = dataclasses.replace(
         saved.train, platform=platform, global_batch_size=size, micro_batches=1
     )
-    # cuDNN's kernel has no cache, and products of a single token gain nothing from 8 bits. Triton's
-    # kernels may not be where this runs.
+    # cuDNN's kernel supports no cache, and matmuls of a single token gain nothing from fp8. Triton
+    # may not be available on this machine.
     kernels: Kernels = "auto" if saved.model.kernels == "triton" else saved.model.kernels
     model = dataclasses.replace(saved.model, products="native", kernels=kernels)
     if family_of(model).writing is not None:
@@ -84,7 +84,7 @@ def program_to_generate(saved: Config, *, layout: Layout, platform: Any) -> Prog
 def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
     """The config in the newest readable manifest; all checkpoints of a run have the same model.
 
-    If the tokenizer has gone, it is the one that the run keeps of the model that it began from.
+    If the tokenizer's file has gone, the copy that the run keeps of its base model takes its place.
 
     Raises:
         UserError: there is no checkpoint, or none can be read.
@@ -108,7 +108,7 @@ def _with_tokenizer(config: Config, kept: Path) -> Config:
 
 
 def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict[str, Any]:
-    """The state of the newest good checkpoint, canonical; warns of damaged ones.
+    """The state of the newest good checkpoint, in canonical form; warns of damaged ones.
 
     Raises:
         UserError: all are damaged.
@@ -120,16 +120,16 @@ def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict
 
 
 def restore_weights(program: Program, path: Path) -> Params:
-    """The parameters of a checkpoint, or of a run's newest good one, of the same model.
+    """The parameters of a checkpoint with the same model, or of a run's newest good one.
 
     Raises:
-        UserError: there is no such checkpoint, it is damaged, its model is another, or a number is
-            NaN or infinite.
+        UserError: there is no such checkpoint, it is damaged, it has another model, or a number
+            is NaN or infinite.
     """
     if not os.path.isfile(path / MANIFEST) and os.path.isdir(path / "checkpoints"):
         steps = Checkpoints(path / "checkpoints", keep=1).steps()
         if not steps:
-            raise UserError(f"checkpoint.start={path} is a run without a checkpoint; name another")
+            raise UserError(f"checkpoint.start={path} is a run without checkpoints; name another")
         path = _folder(path, steps[-1])
     saved = described_config(str(path), read_description(path)).model
     for name in flat(saved) | flat(program.config.model):
@@ -149,21 +149,21 @@ def restore_weights(program: Program, path: Path) -> Params:
 
 
 def check_finite(where: str, bad: int) -> None:
-    """Raises UserError if any numbers of a parameter are bad.
+    """Raises UserError if a parameter has bad numbers.
 
     Args:
         where: file and parameter, for the message.
-        bad: how many of its numbers are NaN or infinite.
+        bad: how many of its elements are NaN or infinite.
     """
     if bad:
         raise UserError(
-            f"{where} has {bad:,} numbers that are NaN or infinite, and so would every loss be; "
+            f"{where} has {bad:,} elements that are NaN or infinite, so every loss would be; "
             "start from other weights"
         )
 
 
 class SavedParams:
-    """The parameters of a run's newest good checkpoint, canonical, read one at a time.
+    """The parameters of a run's newest good checkpoint in canonical form, read one at a time.
 
     Args:
         run_dir: of the run.
@@ -196,7 +196,7 @@ class SavedParams:
 
 @contextlib.contextmanager
 def _in_float64() -> Iterator[None]:
-    """Inside, all threads have float64; `jax.enable_x64` is for one, and orbax reads in others."""
+    """Enables float64 in all threads: `jax.enable_x64` is per thread, and orbax reads in others."""
     before = jax.config.read("jax_enable_x64")
     jax.config.update("jax_enable_x64", True)
     try:
@@ -221,7 +221,9 @@ def _folder(run_dir: Path, step: int) -> Path:
 
 
 def _all_damaged(run_dir: Path) -> UserError:
-    return UserError(f"no checkpoint of {run_dir} can be read; all of them are damaged")
+    return UserError(
+        f"no checkpoint of {run_dir} can be read: all are damaged; train again, or load another run"
+    )
 
 
 def _warn(line: str) -> None:

@@ -17,13 +17,13 @@ from jaxptd.run.progress import Meter
 class StepTrace:
     """Traces a window of steps into `profile/` of the run directory, in the first process.
 
-    The devices have ended the steps before the window when the trace begins, and those of the
-    window when it ends, so the trace has these steps and no others. A resumed run traces the rest
-    of the window. As a context manager, ends a trace whose window was cut short.
+    The trace holds exactly these steps: it begins when the devices have ended the steps before the
+    window, and ends when they have ended the window's. A resumed run traces the rest of the window.
+    As a context manager, it ends a trace whose window was cut short.
 
     Args:
         config: has the window.
-        path: of the run directory.
+        path: the run directory.
         watchdog: of the thread that runs the steps.
         say: prints a line.
     """
@@ -34,7 +34,7 @@ class StepTrace:
         window = config.train.profile if coordination.is_first() else None
         self._first, self._last = window or (0, -1)
         self._folder, self._watchdog, self._say = path / "profile", watchdog, say
-        self._since: int | None = None  # the first step of the trace, while there is one
+        self._since: int | None = None  # the first step of the trace, while tracing
         self._newest = 0
         self._step = contextlib.ExitStack()
 
@@ -50,7 +50,7 @@ class StepTrace:
         self._stop()
 
     def begin(self, step: int, meter: Meter) -> None:
-        """Begins a step, and before the first one of the window the trace."""
+        """Call before a step; starts the trace before the window's first step."""
         if not self._first <= step <= self._last:
             return
         if self._since is None:
@@ -62,7 +62,7 @@ class StepTrace:
             self._step.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=step))
 
     def end(self, step: int, meter: Meter) -> None:
-        """Ends a step, and after the last one of the window the trace."""
+        """Call after a step; ends the trace after the window's last step."""
         if self._since is None:
             return
         if step == self._last:
@@ -81,9 +81,9 @@ class StepTrace:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Inside, what the profiler cannot do is a line, and the run continues."""
+        """Turns the profiler's errors inside into a warning; the run continues."""
         try:
             yield
-        except (RuntimeError, OSError) as error:  # another trace is going on, or the disk is full
+        except (RuntimeError, OSError) as error:  # another trace is running, or the disk is full
             self._last = -1
             self._say(f"warning: no trace in {self._folder}: {' '.join(str(error).split())[:300]}")

@@ -1,4 +1,4 @@
-"""Remarks on a run: on its settings, when it starts; on how it is resumed, when it ends."""
+"""Remarks on a run: about its settings when it starts, about resuming when it stops."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,14 +12,14 @@ from jaxptd.parts.specs import Specs
 from jaxptd.pipeline.statistics import longer_than_needed
 from jaxptd.step import Program
 
-MOST_PADDING = 0.1  # of the rows of a vocabulary, without a remark
+MOST_PADDING = 0.1  # share of padding in a vocabulary up to which nothing is said
 
 
 def remarks(program: Program) -> Iterator[str]:
     """Yields a sentence for each field without effect, for padding, and for a better schedule.
 
-    One may be shorter, or its stages may have no rows of layers in vain. Also for settings that are
-    rarely meant: a warm-up that does not end, and sequences longer than the weights are made for.
+    A better schedule is shorter, or has no empty rows of layers. Also remarks on settings that are
+    rarely meant: a warm-up that never ends, and sequences longer than the weights were trained for.
     """
     yield from without_effect(program.config.model, program.config.layout)
     yield from _beyond_positions(program.config)
@@ -32,9 +32,9 @@ def remarks(program: Program) -> Iterator[str]:
     if plan and plan.schedule.chunks < len(plan.stacks):
         used = sum(map(sum, plan.stacks.values()))
         yield (
-            f"layout.schedule={program.config.layout.schedule} has {plan.rows} rows of layers on "
-            f"its stages and uses {used}, since a stage has one chunk and the model "
-            f"{len(plan.stacks)} stacks; interleaved and zb-v have two"
+            f"layout.schedule={program.config.layout.schedule} uses {used} of the {plan.rows} rows "
+            f"of layers on its stages: a stage has one chunk, but the model has "
+            f"{len(plan.stacks)} stacks; use interleaved or zb-v, which have two chunks"
         )
 
 
@@ -44,19 +44,19 @@ def _padding(config: Config) -> Iterator[str]:
         length, padded = flat(config.model).get(name), flat(config.padded_model).get(name)
         if length != padded:
             yield (
-                f"model.{name}={length}: every sequence is padded to {padded}, a multiple of "
-                f"{config.layout.sequence_unit}, to split over the devices"
+                f"model.{name}={length}: every sequence is padded to {padded} to split over the "
+                f"devices; a multiple of {config.layout.sequence_unit} needs no padding"
             )
 
 
 def _beyond_positions(config: Config) -> Iterator[str]:
-    """A sentence if sequences are longer than the model says that its rotations are made for."""
+    """A sentence if sequences are longer than the model's rotary positions were trained for."""
     model = config.model
-    if model.seq_length > model.num_positions:  # tables of positions have been checked
+    if model.seq_length > model.num_positions:  # position tables were checked before
         yield (
-            f"model.seq_length={model.seq_length} is more than model.max_positions="
-            f"{model.max_positions}, the longest sequence that the model was made for: it has not "
-            f"learned such distances; use {model.max_positions} or less, unless it is to learn them"
+            f"model.seq_length={model.seq_length} exceeds model.max_positions="
+            f"{model.max_positions}, the longest sequence that the model was trained for; use "
+            f"{model.max_positions} or less, unless you train it on longer ones"
         )
 
 
@@ -69,12 +69,12 @@ def _endless_warmup(config: Config) -> Iterator[str]:
         reached = "its peak" if last == peak else f"{last:g}, below its peak of {peak:g}"
         yield (
             f"optimizer.warmup_steps={optimizer.warmup_steps} with train.steps={steps}: the "
-            f"learning rate rises until the last step, to {reached}; use fewer steps of warm-up"
+            f"learning rate rises until the last step, to {reached}; use fewer warm-up steps"
         )
 
 
 def _padded_sizes(config: Config) -> Iterator[str]:
-    """A sentence for heads, and for many rows of a vocabulary, that are padding."""
+    """A sentence for padded heads, and for a vocabulary with much padding."""
     model, layout = config.model, config.layout
     stacks = [] if Specs.of(layout).head_dim else architecture_of(model).stacks
     shapes = [part.head_shape for stack in stacks for part in stack.parts]
@@ -82,11 +82,11 @@ def _padded_sizes(config: Config) -> Iterator[str]:
         counts = heads_for(layout, *heads)
         if counts.queries > heads.queries:
             shared = heads.keys < heads.queries
-            keys = f" ({heads.keys} of keys and values to {counts.keys})" if shared else ""
+            keys = f" ({heads.keys} KV heads to {counts.keys})" if shared else ""
             yield (
-                f"{heads.queries} heads of attention are padded to {counts.queries}{keys}, to "
-                f"split over {layout.tp * layout.col} devices, which compute the padding too; use "
-                f"a layout.tp or layout.col that divides {heads.keys}"
+                f"{heads.queries} attention heads are padded to {counts.queries}{keys} to split "
+                f"over {layout.tp * layout.col} devices, which wastes compute; use a layout.tp "
+                f"or layout.col that divides {heads.keys}"
             )
             break
     size = model.vocab_size or 0
@@ -96,16 +96,16 @@ def _padded_sizes(config: Config) -> Iterator[str]:
 
 
 def nothing_left(config: Config, step: int) -> str:
-    """Says that a run is at its end already."""
+    """Says that a run is already complete."""
     return (
-        f"nothing left to do: {config.train.run_dir} is at step {step}, "
-        f"train.steps={config.train.steps}; raise train.steps to train on"
+        f"nothing left to do: {config.train.run_dir} is at step {step} of "
+        f"train.steps={config.train.steps}; raise train.steps to train further"
     )
 
 
 def how_to_resume(config: Config) -> str:
-    """Says how a run that was stopped is resumed."""
+    """Says how to resume a stopped run."""
     if config.checkpoint.every == 0:
-        return "nothing saved, checkpoint.every is 0"
+        return "nothing was saved, because checkpoint.every is 0"
     same = config.checkpoint.resume == "auto"
-    return f"saved; {'the same command' if same else 'checkpoint.resume=auto'} goes on"
+    return f"saved; {'repeat the command' if same else 'use checkpoint.resume=auto'} to continue"

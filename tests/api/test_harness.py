@@ -101,7 +101,7 @@ def test_generation_ends_at_a_stop(layout: str, base: type, monkeypatch) -> None
 def test_a_text_begins_with_the_token_that_is_named(base: type) -> None:
     model = jaxptd.lm_eval_model(run())
     assert model._split("", "b") == ([END], [98])
-    with pytest.raises(UserError, match="begin='<x>' is no token of data.tokenizer='bytes'"):
+    with pytest.raises(UserError, match="begin='<x>' is not a token of data.tokenizer='bytes'"):
         jaxptd.lm_eval_model(run(), begin="<x>")
     begins = jaxptd.lm_eval_model(run(), begin="<s>")
     assert begins._split("a ", "b") == ([257, 97], [32, 98])
@@ -118,7 +118,7 @@ def test_a_text_begins_as_the_tokenizer_says_and_not_twice(base: type, monkeypat
 
 @pytest.mark.parametrize("context", ["", "a"])
 def test_a_continuation_of_no_tokens_is_refused(base: type, context: str) -> None:
-    message = r"asks for the likelihood of '' after '.*', which is no token; correct the task"
+    message = r"asks for the likelihood of '' after '.*', which has no tokens; correct the task"
     with pytest.raises(UserError, match=message):
         jaxptd.lm_eval_model(run()).loglikelihood(asked((context, "")))
 
@@ -139,7 +139,7 @@ def test_an_id_that_the_model_does_not_know_is_refused(base: type) -> None:
     assert model._split("a", "a") == ([97], [97])
     with pytest.raises(
         UserError,
-        match=r"text has id 98, the model knows 0 to 97; leave '.' out of",
+        match=r"text has id 98, but the model knows only 0 to 97; leave '.' out of",
     ):
         model._split("a", "b")
 

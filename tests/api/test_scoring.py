@@ -77,7 +77,9 @@ def test_windows_ask_for_each_token_once_with_as_long_a_text_as_fits() -> None:
 
 
 def test_what_has_no_likelihood_is_refused() -> None:
-    with pytest.raises(UserError, match="a continuation has 17 tokens, the model takes 16; split"):
+    with pytest.raises(
+        UserError, match="a continuation has 17 tokens, but the model takes 16; split"
+    ):
         Scorer(program())(params(), [Question([1], [2] * 17)])
     with pytest.raises(UserError, match="model.family=bert does not continue a text"):
         Scorer(tiny.program(Layout(), family="bert"))

@@ -106,7 +106,7 @@ def test_batches_of_another_kind_are_refused_before_anything_is_compiled() -> No
     )
     refuse(whole, [tokens], "a batch is a dict with tokens [B, T]")  # type: ignore[arg-type]
     refuse(
-        whole, good | {"segments": mask}, "a batch holds segments; with model.family=bert, data.d"
+        whole, good | {"segments": mask}, "a batch holds segments, but with model.family=bert, da"
     )
     refuse(whole, good | {"mask": mask > 0}, "a batch holds mask of bool [3, 5]; use ints [B, T]")
     refuse(whole, good | {"mask": mask[0]}, "a batch holds mask of int64 [5]; use ints [B, T]")
@@ -121,15 +121,13 @@ def test_batches_of_another_kind_are_refused_before_anything_is_compiled() -> No
     )
     refuse(whole, good | {"mask": mask + 1}, "a batch holds mask with 2; use 0 to 1")
     refuse(whole, good | {"tokens": tokens + 2**32}, "a batch holds tokens with 4294967")
-    refuse(
-        whole, good | {"next_sentence": 0 * pairs - 1}, "a batch has no target that counts in next_"
-    )
+    refuse(whole, good | {"next_sentence": 0 * pairs - 1}, "a batch has no valid target in next_")
     empty = {name: x[:0] for name, x in good.items()}
     refuse(whole, empty, "a batch holds tokens of int64 [0, 5]; use ints [B, T]")
     twice = {name: x if x.ndim == 1 else np.tile(x, 2) for name, x in good.items()}
     refuse(whole, twice, "a batch has 10 positions in tokens; use at most model.seq_length=8")
     with pytest.raises(
-        UserError, match="model.family=bert: logits are those of a model that conti"
+        UserError, match="model.family=bert: only models that continue text have lo"
     ):
         whole.logits({}, good)
 

@@ -54,15 +54,15 @@ def name_file(name):
 def table():
     """(change, words of the message) for every damaged manifest."""
     for key in ("step", "description", "tensors", "format", "files"):
-        yield drop(key), f"has wrong content: it has no '{key}'"
-    yield put("more", 1), "has wrong content: it has an unknown 'more'"
+        yield drop(key), f"is wrong: it has no '{key}'"
+    yield put("more", 1), "is wrong: it has an unknown 'more'"
     for step in (-1, "5", 5.0, True, None, [5], {}, NAN, INFINITE, 2**63, HUGE):
         yield put("step", step), "content: step is "
     yield put("step", 6), "content: it is of step 6, its folder of step 5"
     for other in (None, "1", 1.0, True, [], {}, NAN):
         yield put("format", other), "content: format is "
     for other in (0, 2, -1, HUGE):
-        yield put("format", other), f"has format {other}, this version of jaxptd reads 1"
+        yield put("format", other), f"has format {other}, but this version of jaxptd reads 1"
     for other in NO_OBJECT:
         yield put("description", other), "content: description is "
     for loss in ("low", NAN, INFINITE, -INFINITE, True, [1.0], {}):

@@ -163,7 +163,7 @@ def test_another_format_is_not_taken_for_damage(tmp_path, monkeypatch):
         patch.setattr(manifest, "FORMAT", 2)
         save(tmp_path, 1)
     with pytest.raises(
-        CheckpointError, match="00000001 has format 2, this version of jaxptd reads 1"
+        CheckpointError, match="00000001 has format 2, but this version of jaxptd reads 1"
     ):
         newest(tmp_path)
 

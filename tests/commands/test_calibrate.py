@@ -64,7 +64,7 @@ def test_a_calibration_is_a_hardware_file(
     for name, figure in figures.items():
         if name in MEASURED:
             assert figure.kind == "measured"
-            assert figure.source.startswith("CPU figures, of no accelerator: 20")
+            assert figure.source.startswith("CPU figures, not those of an accelerator: 20")
             share = found["shares"][name]
             assert 0 < share["lowest"] <= share["value"] <= share["highest"]
             assert figure.value == pytest.approx(share["value"], rel=1e-5)
@@ -165,7 +165,7 @@ def test_no_sample_begins_after_the_deadline(clock: list[float]) -> None:
         (samples[3], "out of time"),
         (samples[4], "out of time"),
     ]
-    assert shown[0] == "1 of 5: product [64, 64] x [64, 64]"
+    assert shown[0] == "1 of 5: matmul [64, 64] x [64, 64]"
     assert (len(shown), shown[-1]) == (4, "")
 
 
@@ -195,7 +195,7 @@ def test_what_was_not_measured_says_why(clock: list[float]) -> None:
     assert "measured" in str(report.tables()[0])
     fast = Timed(samples[0], (1e-9 + timed[0].median / 2,) * 3)
     twice = dataclasses.replace(report, timed=[fast], left=[])
-    assert "more than the limit of a100, so 1 is written" in twice.yaml()
+    assert "above the limit of a100, so 1 is written" in twice.yaml()
 
 
 @pytest.mark.parametrize(

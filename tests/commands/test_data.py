@@ -125,16 +125,16 @@ def test_it_is_a_command_that_overwrites_nothing(folder):
         (["--source", "a.txt", "--out", "t.bin", "--tokenizer", "gpt2"], "no such file"),
         (
             ["--source", "a.txt", "tokens.bin", "--out", "t.bin"],
-            r"tokens\.bin holds tokens already",
+            r"tokens\.bin already holds tokens",
         ),
         (["--source", "missing", "--out", "t.bin"], "matches no file"),
         (
             ["--config", "prompts.yaml", "--source", "a.txt", "--out", "t.bin"],
-            r"prompt_field='question' in the config: a \.bin does not tell prompts from answers",
+            r"prompt_field='question' in the config: a \.bin cannot tell prompts from answers",
         ),
         (
             ["--config", "mix.yaml", "--out", "t.bin"],
-            "is a mixture, a .bin is one source; name one",
+            "is a mixture, but a .bin holds one source; convert them",
         ),
         (["--source", "a.txt", "broken.jsonl", "--out", "t.bin"], r"broken\.jsonl line 1"),
     ],

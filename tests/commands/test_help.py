@@ -1,4 +1,4 @@
-"""`--help` is a screen; `--help-all` has every option."""
+"""`--help` fits on a screen; `--help-all` lists every option."""
 
 import pytest
 

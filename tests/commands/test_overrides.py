@@ -103,7 +103,7 @@ def test_an_impossible_config_is_not_printed(capsys):
 @pytest.mark.parametrize("overrides", ["--layout.dp=2", {"layout.dp": 2}, None, 3])
 def test_overrides_are_a_list_of_options(overrides):
     with pytest.raises(
-        UserError, match="jaxptd.load_config: overrides is .*; expected a list, each of them a text"
+        UserError, match="jaxptd.load_config: overrides is .*; expected a list, each item a text"
     ):
         load_config("test-tiny", overrides)
 

@@ -162,7 +162,7 @@ def test_it_writes_files(capsys, tmp_path):
         ([*SIZES, "--virtual-stages", "2"], ["1f1b", "leave virtual_stages out"]),
         ([*SIZES, "--durations", "1", "0", "1"], ["(1.0, 0.0, 1.0)", "1e-9"]),
         ([*SIZES, "--picture", "out.jpg"], ["out.jpg", ".png or .svg"]),
-        ([*SIZES, "--trace", "x.json", "--csv", "x.json"], ["--trace", "one for each"]),
+        ([*SIZES, "--trace", "x.json", "--csv", "x.json"], ["--trace", "give each its own"]),
         ([*SIZES, "--csv", "out.csv", "--trace", "none/x.json"], ["none/x.json", "No such file"]),
         ([*SIZES, "--pictures", "out.png"], ["--pictures"]),
     ],

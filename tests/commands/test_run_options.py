@@ -40,7 +40,7 @@ def test_a_config_is_trained_in_the_directory(run):
 def test_one_directory_only(run):
     for other in (["--run-dir", "b"], ["--train.run_dir", "b"], ["--train.run_dir=b"]):
         for argv in (["--run-dir", run, *other], [*other, f"--run-dir={run}"]):
-            with pytest.raises(UserError, match="the directory of the run is given twice; give it"):
+            with pytest.raises(UserError, match="--run-dir is given twice; give it once"):
                 read(*argv, new=True)
 
 
@@ -50,7 +50,9 @@ def test_a_new_run_needs_no_directory_yet_but_a_config(tmp_path):
     assert found.train.run_dir == place
     with pytest.raises(UserError, match=r"name the directory of a run, or add --config or --from"):
         read("--run-dir", place, new=True)
-    with pytest.raises(UserError, match=r"new holds no run: there is no .*config.yaml; name the"):
+    with pytest.raises(
+        UserError, match=r"new holds no run: .*config.yaml does not exist; name the"
+    ):
         read("--run-dir", place)
     assert list(tmp_path.iterdir()) == []
 

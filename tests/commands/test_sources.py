@@ -112,7 +112,7 @@ def test_sizes_alone(home: Path) -> None:
 
 def test_a_config_of_sizes_alone_warns_in_python_of_what_nobody_chose(home: Path) -> None:
     Path("config.yaml").write_text("model: {from: ~/m}")
-    line = f"--model.from {home}/m gives sizes only, and the weights are not chosen"
+    line = f"--model.from {home}/m gives only sizes, and no weights are chosen"
     with pytest.warns(UserWarning, match=line) as caught:
         config = jaxptd.load_config("config.yaml")
     assert (caught[0].filename, chosen(config)) == (__file__, (5, None, "bytes"))
@@ -122,9 +122,7 @@ def test_a_config_of_sizes_alone_warns_in_python_of_what_nobody_chose(home: Path
     jaxptd.load_config("config.yaml", meant)  # warnings are errors in these tests
 
 
-WEIGHTS = (
-    "--model.from HOME/m gives sizes only, and the weights are not chosen; use --from HOME/m for"
-)
+WEIGHTS = "--model.from HOME/m gives only sizes, and no weights are chosen; use --from HOME/m for"
 BYTES = "data.tokenizer=bytes while HOME/m has a tokenizer.json; use --data.tokenizer HOME/m"
 
 
@@ -147,7 +145,7 @@ BYTES = "data.tokenizer=bytes while HOME/m has a tokenizer.json; use --data.toke
         (["--config=bucket.yaml"], "bucket.yaml: from: 's3://b/m': s3://b/m is an address, not"),
         (["--config=null.yaml"], "null.yaml: from: expected a directory of a Hugging Face model"),
         (["--config=list.yaml"], "list.yaml: from: expected a directory of a Hugging Face model"),
-        (["--from=run"], "run is the directory of a run; use --run-dir run to go on with it"),
+        (["--from=run"], "run is the directory of a run; use --run-dir run to continue it, "),
         (["--from=~nobody-here/x"], "~nobody-here"),
     ],
 )

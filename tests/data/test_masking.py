@@ -207,8 +207,11 @@ def test_the_ids_are_those_of_the_tokenizer():
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: make(4), r"model\.seq_length=4 holds no pair of sentences; use 5 or more"),
-        (lambda: make(2**20 + 4), r"samples of 1048577 tokens, 1048576 can be shuffled"),
+        (
+            lambda: make(4),
+            r"model\.seq_length=4 is too short for a pair of sentences; use 5 or more",
+        ),
+        (lambda: make(2**20 + 4), r"samples of 1048577 tokens, but at most 1048576 can"),
         (lambda: make(share=0.0), r"share=0\.0 of predicted tokens; use above 0, up to 1"),
         (lambda: make(share=1.1), r"share=1\.1 of predicted tokens"),
         (lambda: make(share=float("nan")), r"share=nan of predicted tokens"),

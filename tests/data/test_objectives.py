@@ -91,7 +91,7 @@ def test_b_of_a_mixture_is_of_any_source(folder):
         (PAIRS, "web.txt", {"prompt_field": "q"}, r"data\.prompt_field='q': .*_field=null"),
         (SPANS, "web.txt", {"documents": "apart"}, r"data\.documents='apart': .*s=joined"),
         (SPANS, "short.txt", {}, r"leaves validation 8, one sequence takes 18; use 0\.44 to"),
-        (PAIRS, "short.txt", {"fraction": 0.4}, r"25 tokens are one window of 13, and half"),
+        (PAIRS, "short.txt", {"fraction": 0.4}, r"25 tokens are one window of 13, but half"),
         (
             SPANS,
             {"web.txt": 1, "short.txt": 1},

@@ -106,7 +106,7 @@ def test_a_split_of_prompts_alone_is_an_error(tmp_path):
             b"text",
             r"prompt_field='question': .*a\.txt has no fields; write its recor",
         ),
-        ("a.jsonl", b'{"text": "a"}', 'line 1 has no string "question"; each line is an object wi'),
+        ("a.jsonl", b'{"text": "a"}', 'line 1 has no string "question"; each line must be an obje'),
         ("a.jsonl", b'{"text": "a", "question": 3}', 'line 1 has no string "question"'),
         ("a.jsonl", b'{"text": "a", "question": null}', "no string"),
         ("a.jsonl", b'{"question": "a"}', 'no string "text"; .*object with "question" and "text"'),

@@ -47,15 +47,19 @@ def array_bytes():
             b"PK\x03\x04" + bytes(200),
             "is a zip archive, as are .npz, .pt and .docx; unpack it",
         ),
-        ("a.bin", LINE, "is text, and by its name it has ids; name it .txt"),
+        ("a.bin", LINE, "is text, but its name says token ids; rename it to .txt"),
         ("a.txt", "a text".encode("utf-16"), "is text in UTF-16 or UTF-32; convert it to UTF-8"),
-        ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, not "),
+        ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not "),
         (
             "a.bin",
             (np.arange(4000) * 7 % 3001).astype(">u2").tobytes(),
-            "seems to have the upper byte of each id first ",
+            "has no header, and its ids look big-endian (upper byte ",
         ),
-        ("a.bin", RARE.astype("<i8").tobytes(), "seems to have ids of 64 bits (every second num"),
+        (
+            "a.bin",
+            RARE.astype("<i8").tobytes(),
+            "has no header and its ids look like 64 bits (every second 32-b",
+        ),
     ],
 )
 def test_what_a_file_is_by_its_first_bytes(tmp_path, name, data, line):
@@ -88,24 +92,24 @@ def test_frames_of_zstd_and_one_that_was_cut(tmp_path):
         (
             "a.csv",
             "id;text\n1;b\n",
-            "has its columns between ';', and by its name they are",
+            "separates columns by ';', but its name says",
         ),
-        ("a.csv", "id\ttext\n1\tb\n", r"has its columns between '\t', and by its name they are b"),
+        ("a.csv", "id\ttext\n1\tb\n", r"separates columns by '\\t', but its name says ','"),
         (
             "a.jsonl",
             '{"text": null}',
-            'line 1 has no string "text", but null; each line is an object with "te',
+            'line 1 has no string "text", but null; each line must be an object with',
         ),
         (
             "a.jsonl",
             '{"text": [1]}',
-            'line 1 has no string "text", but an array; each line is an object with',
+            'line 1 has no string "text", but an array; each line must be an object with',
         ),
         (
             "a.json",
             '{"data": [{"text": "b"}]}',
-            'line 1 has no string "text"; each line is an object with "text"; there is no field of '
-            "text, only data",
+            'line 1 has no string "text"; each line must be an object with "text"; it has no text, '
+            "only data",
         ),
     ],
 )

@@ -204,11 +204,11 @@ def test_the_ids_are_those_of_the_tokenizer():
         ),
         (
             lambda: make(4096, 4096),
-            r"model\.seq_length=4096 has 227 spans, and data\.tokenizer 100",
+            r"model\.seq_length=4096 has 227 spans, but data\.tokenizer has 100",
         ),
         (
             lambda: make(2**20, 2**20, mean_span=1e5),
-            r"model\.seq_length makes samples of \d+ tokens, 1048576 can be shuffled; use a smalle",
+            r"model\.seq_length makes samples of \d+ tokens, but at most 1048576 can be shuffled",
         ),
         (lambda: make(share=0.0), r"share=0\.0 of tokens to cut out; use one between 0 and 1"),
         (lambda: make(share=1.0), r"share=1\.0 of tokens"),

@@ -50,7 +50,7 @@ def test_a_document_has_its_begin_and_its_end(path):
     assert ids(train) == [BEGIN, 5, 6, END, BEGIN, 7, END]
     assert remarks == (
         "each document begins with <s>, as the tokenizer's files say; data.begin_token=none "
-        "begins it with its text",
+        "leaves that out",
     )
     train, remarks = read(path, ["a b", "c"], begin_token="none")
     assert ids(train) == [5, 6, END, 7, END]
@@ -61,7 +61,7 @@ def test_ends_that_a_text_spells_are_ends_and_none_is_there_twice(path):
     train, remarks = read(path, ["<s>a</s>\nb</s>", "c</s>  \n", "</s>d"])
     assert ids(train) == [BEGIN, 5, END, 6, END, BEGIN, 7, END, BEGIN, END, 8, END]
     assert remarks[1] == (
-        "the text spells special tokens 5 times (</s>, <s>): read as these tokens; "
+        "the text spells out special tokens 5 times (</s>, <s>): read as these tokens; "
         "data.special_tokens=text reads them as plain text"
     )
 
@@ -70,7 +70,7 @@ def test_spellings_can_be_read_as_text(path):
     train, remarks = read(path, ["a</s>b"], special_tokens="text")
     assert END not in ids(train)[:-1]
     assert remarks[1] == (
-        "the text spells special tokens once (</s>): read as plain text; "
+        "the text spells out special tokens once (</s>): read as plain text; "
         "data.special_tokens=parse reads them as these tokens"
     )
 
@@ -89,7 +89,7 @@ def test_a_tokenizer_may_be_larger_than_the_model_where_no_text_has_the_token(pa
     made.save(str(path))
     train, _ = read(path, ["a", "a"], vocab_size=3)
     assert ids(train) == [2, 1, 2, 1]
-    message = r"vocab_size=3, and the text has the token '\[PAD\]' with id 3; leave it out of the"
+    message = r"vocab_size=3, but the text has the token '\[PAD\]' with id 3; leave it out of the"
     with pytest.raises(UserError, match=message):
         read(path, ["a[PAD]"], vocab_size=3)
 

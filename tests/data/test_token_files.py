@@ -72,7 +72,7 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path):
 
 @pytest.mark.parametrize("wrong", [-1, 65536])
 def test_an_id_beyond_uint16_is_an_error(tmp_path, wrong):
-    with pytest.raises(UserError, match=rf"id {wrong} does not fit ids of 16 bits \(0 to 65535\)"):
+    with pytest.raises(UserError, match=rf"id {wrong} does not fit 16 bits \(0 to 65535\)"):
         write_bin(tmp_path / "a.bin", np.array([70, wrong, 3]))
     assert os.listdir(tmp_path) == []
 
@@ -99,7 +99,7 @@ def test_a_disk_that_refuses_is_one_line(tmp_path, monkeypatch, call, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, call, refuse)
-    with pytest.raises(UserError, match=f"{os.strerror(number)}; use a short name, in a folder"):
+    with pytest.raises(UserError, match=f"{os.strerror(number)}; use a short name, in a writable"):
         write_bin(tmp_path / "a.bin", np.arange(3))
     assert os.listdir(tmp_path) == []
 
@@ -188,7 +188,7 @@ def test_a_missing_file_is_an_error(tmp_path):
     [
         ({"magic": b"TNTIDX\0\0\0"}, "is not a Megatron index"),
         ({"version": 2}, "has version 2, not 1"),
-        ({"dtype": "float32"}, "has dtype code 7; ids are one of 1 uint8, "),
+        ({"dtype": "float32"}, "has dtype code 7; ids must have one of 1 uint8, "),
         ({"pointers": [0, 6]}, "are not contiguous"),
         ({"pointers": [4, 0]}, "are not contiguous"),
     ],
@@ -278,11 +278,14 @@ def test_a_file_of_ours_says_what_it_holds(tmp_path, vocab_size, dtype):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:-2], "has 4 bytes of ids, its header says 6; it is truncated"),
-        (lambda data: data[:40], "ends in its header; make it again"),
+        (lambda data: data[:-2], "has 4 bytes of ids, but its header says 6; it is truncated"),
+        (lambda data: data[:40], "ends within its header; make it again"),
         (lambda data: data[:64], "is empty"),
-        (lambda data: data[:8] + b"\2" + data[9:], "has version 2 of ids of 2 bytes, and this is"),
-        (lambda data: data[:12] + b"\3" + data[13:], "has version 1 of ids of 3 bytes"),
+        (
+            lambda data: data[:8] + b"\2" + data[9:],
+            "has version 2 with ids of 2 bytes, this jaxptd",
+        ),
+        (lambda data: data[:12] + b"\3" + data[13:], "has version 1 with ids of 3 bytes"),
     ],
 )
 def test_a_damaged_file_of_ours_is_an_error(tmp_path, change, message):
@@ -354,5 +357,5 @@ def test_ids_of_16_bits_are_never_taken_for_others(tmp_path, ids):
 
 def test_ids_of_64_bits_without_a_header_are_an_error(tmp_path):
     (tmp_path / "a.bin").write_bytes(drawn("<i8", 0, 50_257).tobytes())
-    with pytest.raises(UserError, match="seems to have ids of 64 bits"):
+    with pytest.raises(UserError, match="has no header and its ids look like 64 bits"):
         open_token_file(tmp_path / "a.bin")

@@ -62,12 +62,12 @@ def test_a_file_does_not_read_the_configs_beside_it(folder):
 @pytest.mark.parametrize(
     ("own", "generation", "message"),
     [
-        (5, None, r"tokenizer\.json' has no token 5, the eos_token_id of the config beside it"),
-        ("</s>", None, r"/config\.json has eos_token_id=</s>; use a token's number"),
-        (None, [2, "3"], r"generation_config\.json has eos_token_id=\[2, '3'\]; use a token's"),
-        (True, None, "has eos_token_id=True; use a token's number"),
-        (-1, None, "has eos_token_id=-1; use a token's number"),
-        (2.0, None, "has eos_token_id=2.0; use a token's number"),
+        (5, None, r"tokenizer\.json' has no token 5, the eos_token_id of the config next to it"),
+        ("</s>", None, r"/config\.json has eos_token_id=</s>; use a token id"),
+        (None, [2, "3"], r"generation_config\.json has eos_token_id=\[2, '3'\]; use a token id"),
+        (True, None, "has eos_token_id=True; use a token id"),
+        (-1, None, "has eos_token_id=-1; use a token id"),
+        (2.0, None, "has eos_token_id=2.0; use a token id"),
     ],
 )
 def test_configs_that_contradict_are_an_error(folder, own, generation, message):
@@ -84,8 +84,8 @@ def test_configs_that_contradict_are_an_error(folder, own, generation, message):
         (b"{", "is not JSON"),
         (b"\xff", "is not JSON"),
         (b"[" * 200_000, "is not JSON"),
-        (b"[1]", "has no JSON object; put the model's own there"),
-        (b'"eos"', "has no JSON object"),
+        (b"[1]", "is not a JSON object; replace it with the model's"),
+        (b'"eos"', "is not a JSON object"),
     ],
 )
 def test_a_broken_config_is_an_error(folder, content, message):
@@ -104,7 +104,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"folder without tokenizer\.json; use bytes, or the path"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").touch()
-    with pytest.raises(UserError, match=r"write one beside tokenizer\.model, with transformers'"):
+    with pytest.raises(UserError, match=r"write one next to tokenizer\.model with transformers'"):
         load_tokenizer(tmp_path)
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=r"tokenizer\.json is not a regular file"):
@@ -140,7 +140,7 @@ def test_the_end_of_a_tokenizers_own_settings(folder):
 def test_odd_settings_are_a_line_or_no_matter(folder, content):
     (folder / "tokenizer_config.json").write_text(content)
     if content == "[1]":
-        with pytest.raises(UserError, match=r"tokenizer_config\.json has no JSON object"):
+        with pytest.raises(UserError, match=r"tokenizer_config\.json is not a JSON object"):
             load_tokenizer(folder)
     else:
         assert load_tokenizer(folder).end_of_document == 4

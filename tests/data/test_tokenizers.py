@@ -207,7 +207,7 @@ def test_json_without_an_end_of_document_is_an_error(tmp_path):
 def test_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
     path = tmp_path / "t.json"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"data\.tokenizer=.*t\.json.* is not a tokenizers JSON"):
+    with pytest.raises(UserError, match=r"data\.tokenizer=.*t\.json.* is not a tokenizer.json"):
         load_tokenizer(str(path))
 
 
@@ -216,7 +216,7 @@ def test_missing_file_is_an_error(tmp_path):
         load_tokenizer("gpt2")
     with pytest.raises(UserError, match="it has a null byte"):
         load_tokenizer("a\0b")
-    with pytest.raises(UserError, match=r"data\.tokenizer=.*no file on disk; use bytes"):
+    with pytest.raises(UserError, match=r"data\.tokenizer=.*not a file on disk; use bytes"):
         load_tokenizer("/dev/zero")
 
 
@@ -247,7 +247,9 @@ def test_text_that_a_tokenizer_without_an_unknown_token_does_not_know_is_an_erro
     path = str(tmp_path / "t.json")
     tokenizers.Tokenizer(without_unknown(kind)).save(path)
     tokenizer = load_tokenizer(path)
-    with pytest.raises(UserError, match=rf"data\.tokenizer='{path}' .*; use a tokenizer of bytes"):
+    with pytest.raises(
+        UserError, match=rf"data\.tokenizer='{path}' .*; use a byte-level tokenizer"
+    ):
         tokenizer.encode("hellö")
 
 

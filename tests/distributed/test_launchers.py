@@ -131,29 +131,33 @@ def test_of_several_launchers_the_innermost_counts(environ, inner):
         (
             ProcessesConfig(count=2),
             {},
-            "processes.coordinator and processes.id missing beside processes.count=2; give "
+            "processes.count=2 without processes.coordinator and processes.id; give "
             "--processes.coordinator ... --processes.id ..., or --processes.count 1",
         ),
-        (ProcessesConfig("a:1"), {}, "processes.count and processes.id missing beside"),
+        (
+            ProcessesConfig("a:1"),
+            {},
+            "processes.coordinator=a:1 without processes.count and processes.id",
+        ),
         (
             NOTHING,
             without(TORCHRUN, "MASTER_PORT"),
-            "processes.coordinator missing beside processes.count=16, processes.id=9 (torchrun's "
-            "environment without MASTER_PORT sets no others); give --processes.coordinator ...",
+            "processes.count=16, processes.id=9 without processes.coordinator (torchrun's "
+            "environment without MASTER_PORT sets nothing else); give --processes.coordinator ...",
         ),
-        (NOTHING, without(TORCHRUN, "WORLD_SIZE"), "processes.count missing beside"),
+        (NOTHING, without(TORCHRUN, "WORLD_SIZE"), " without processes.count"),
         (
             NOTHING,
             {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
-            "processes.count and processes.id missing beside processes.coordinator=a:1",
+            "processes.coordinator=a:1 without processes.count and processes.id",
         ),
-        (NOTHING, without(SLURM, "SLURM_JOB_ID"), "processes.coordinator missing beside"),
+        (NOTHING, without(SLURM, "SLURM_JOB_ID"), " without processes.coordinator"),
         (
             NOTHING,
             without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri"),  # version 5, several hosts
-            "processes.coordinator missing beside processes.count=4, processes.id=3 (Open MPI sets",
+            "processes.count=4, processes.id=3 without processes.coordinator (Open MPI sets",
         ),
-        (NOTHING, KUBERNETES, "processes.count missing beside processes.coordinator=pre-train-0."),
+        (NOTHING, KUBERNETES, " without processes.count"),
         (
             NOTHING,
             TORCHRUN | {"MASTER_ADDR": "node01:29500"},
@@ -172,7 +176,7 @@ def test_of_several_launchers_the_innermost_counts(environ, inner):
 def test_half_of_it_is_refused_with_what_is_missing(config, environ, line):
     with pytest.raises(UserError) as caught:
         find(config, environ)
-    assert str(caught.value).startswith(line)
+    assert line in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["host", "host:", ":5", "host:0", "host:70000", "a b:1", "::1"])
@@ -227,7 +231,7 @@ def test_the_first_host_of_slurms_list(nodes, host):
 
 def test_devices_are_shared_evenly():
     assert World(4, 1, "a:1").share(8) == 2
-    with pytest.raises(UserError, match="8 devices do not split over processes.count=3; use a"):
+    with pytest.raises(UserError, match="8 devices do not split over processes.count=3; change"):
         World(3, 1, "a:1").share(8)
 
 

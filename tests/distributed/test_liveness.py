@@ -88,7 +88,7 @@ def test_the_others_of_a_killed_process_name_it_and_end(start):
         assert each.lines[-1] == "cleaned up"
         line = each.err.splitlines()[-1]
         assert line.startswith("error: process 1 of 3 has been silent for 2 s, last heard ")
-        assert "killed, stopped or cut off; go on from the last checkpoint" in line
+        assert "killed, stopped or cut off; restart the run to resume from the last" in line
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_killed_process_0_takes_the_service_along_and_is_named(start):
     assert [each.code for each in ended] == [-signal.SIGKILL, 3, 3]
     for each in ended[1:]:
         last = each.err.splitlines()[-1]
-        assert last.startswith("error: process 0 of 3 is gone, and with it the coordination")
+        assert last.startswith("error: process 0 of 3 is gone and with it the coordination")
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_a_hang_ends_a_run_of_one_process_too(start):
     run.wait_for("going")
     (ended,) = run.ended()
     assert ended.code == 3
-    assert ended.err.startswith("error: the run is stuck: reading data for 2 s at step 20; go on")
+    assert ended.err.startswith("error: the run is stuck: reading data for 2 s at step 20; restart")
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ def test_a_text_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("none", "No such file or directory"),
-        (".", "is no file on disk"),
-        ("pipe", "is no file on disk"),  # reading it would wait for ever
+        (".", "is not a file on disk"),
+        ("pipe", "is not a file on disk"),  # reading it would wait for ever
         ("large", f"has more than {LARGEST} bytes"),
         ("binary", "is not text"),
         ("a\0b", "null byte"),

@@ -93,8 +93,8 @@ def test_the_first_type_of_a_union_that_fits_is_taken() -> None:
     ("kind", "words"),
     [
         (int | None, "a whole number or null"),
-        (str | list[str], "a text or a list, each of them a text"),
-        (tuple[int, ...] | None, "a list, each of them a whole number or null"),
+        (str | list[str], "a text or a list, each item a text"),
+        (tuple[int, ...] | None, "a list, each item a whole number or null"),
         (Literal[0, 1], "one of 0, 1"),
         (bool, "true or false"),
         (Layout, "a Layout"),
@@ -127,7 +127,7 @@ def test_nothing_in_a_text_is_replaced(part) -> None:
         with pytest.raises(ImpossibleError) as caught:
             convert(text, str)
         assert str(caught.value).startswith(part)
-        assert " is not replaced by a value here; write the value out" in str(caught.value)
+        assert " is not expanded here; write the value out" in str(caught.value)
 
 
 def test_a_file_address_names_the_path() -> None:

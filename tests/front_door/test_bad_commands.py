@@ -15,7 +15,7 @@ from jaxptd.errors import UserError
 
 MARKS = {"long": "a" * 200_000, "digits": "1" * 5000, "huge": 10**30}
 TABLE = """
-mesh | --world-size is required, or a config
+mesh | --world-size is required; or name a config
 mesh --world-size | --world-size: expected one argument
 mesh --world-size four | --world-size: invalid int value: 'four'
 mesh --world-size 1e3 | --world-size: invalid int value: '1e3'
@@ -36,11 +36,11 @@ mesh --config nowhere.yaml | nowhere.yaml: no such file
 mesh --config quickstar | no packaged config of that name
 mesh --config quickstart --run-dir run | give one of them
 mesh --run-dir nowhere | nowhere/config.yaml: No such file
-mesh --run-dir '' | --run-dir: '' is no path
+mesh --run-dir '' | --run-dir: '' is not a path
 mesh --config quickstart --world-size 5 | world size 5 does not split
 mesh --world-size 4 --picture mesh.pdf | mesh.pdf: use a name that ends in .png or .svg
 mesh --world-size 4 --picture no/mesh.svg | name a file in a folder that exists
-mesh --world-size 4 --picture '' | '' is no path; name a file
+mesh --world-size 4 --picture '' | '' is not a path; name a file
 mesh --world-size 65536 --picture mesh.svg | draw 4096 or fewer
 mesh --world-size {long} | --world-size: invalid int value: 'aaaaaaaaaa
 mesh --world-size {digits} | --world-size: invalid int value: '11111111
@@ -50,8 +50,8 @@ mesh --world-size 4 --tp {huge} | use a number below 2147483648
 mesh --world-size 4 --nonsense | unrecognized arguments: --nonsense; see --help
 mesh --world-size 4 --{long} | unrecognized arguments: --aaaaaaaaaa
 
-pipeline | --stages is required, or a config
-pipeline --stages 4 | --micro-batches is required, or a config
+pipeline | --stages is required; or name a config
+pipeline --stages 4 | --micro-batches is required; or name a config
 pipeline --stages four --micro-batches 8 | --stages/--layout.pp: invalid int value: 'four'
 pipeline --stages 2.5 --micro-batches 8 | --stages/--layout.pp: invalid int value: '2.5'
 pipeline --stages 0 --micro-batches 8 | stages=0: use 1 or more
@@ -81,7 +81,7 @@ pipeline --stages 8 --micro-batches 32 --schedule interleaved --virtual-stages 2
 pipeline --stages 4 --micro-batches 8 --picture x.jpg | .png or .svg
 pipeline --stages 4 --micro-batches 8 --picture no/x.svg | a folder that exists
 pipeline --stages 4 --micro-batches 8 --csv no/x.csv | no/x.csv: No such file
-pipeline --stages 4 --micro-batches 8 --trace x --csv x | use one for each
+pipeline --stages 4 --micro-batches 8 --trace x --csv x | give each its own
 pipeline --stages 4 --micro-batches 8 --pictures x.svg | did you mean --picture?
 pipeline --config quickstart --stages 0 | stages=0: use 1 or more
 pipeline --config nowhere --stages 4 | no packaged config of that name
@@ -89,19 +89,19 @@ pipeline --config quickstart --run-dir run | give one of them
 pipeline --stages 4 --micro-batches 8 --schedule {long} | ...; no path is so long; use
 pipeline --stages 4 --micro-batches 8 --schedule {long}.csv \
     | ...; no path is so long; use at most
-pipeline --stages 4 --micro-batches 8 --schedule pipe.csv | pipe.csv is no file on disk; name a
-pipeline --stages 4 --micro-batches 8 --schedule folder.csv | folder.csv is no file on disk; name
+pipeline --stages 4 --micro-batches 8 --schedule pipe.csv | pipe.csv is not a file on disk; name
+pipeline --stages 4 --micro-batches 8 --schedule folder.csv | folder.csv is not a file on disk;
 pipeline --stages 4 --micro-batches 8 --durations 1 1 nan | durations F, B, W = (1.0, 1.0, nan): use
 pipeline --stages 4 --micro-batches 8 --durations 1 1 | --durations: expected 3 arguments
 
-generate | give --run-dir D, the directory of a run, or
-generate --run-dir run --config quickstart | give --run-dir D, the directory of a run, or
+generate | --run-dir is required: the directory of a run; or
+generate --run-dir run --config quickstart | --run-dir is required: the directory of a run; or
 generate --run-dir nowhere | nowhere holds no checkpoint; train with
 generate --run-dir . | holds no checkpoint; train with
 generate --run-dir text.txt | text.txt/checkpoints: Not a directory
 generate --config nowhere.yaml | nowhere.yaml: no such file
-generate --run-dir . --tokens 0 | --tokens 0: write 1 token or more
-generate --run-dir . --tokens 1000000000000 | write 1 token or more, up to 1000000
+generate --run-dir . --tokens 0 | --tokens 0: use 1 to 1000000 tokens
+generate --run-dir . --tokens 1000000000000 | use 1 to 1000000 tokens
 generate --run-dir . --tokens many | --tokens: invalid int value: 'many'
 generate --run-dir . --temperature -1 | temperature=-1.0 must be a number, 0 or more
 generate --run-dir . --temperature inf | temperature=inf must be a number, 0 or more
@@ -115,18 +115,18 @@ generate --run-dir . --toknes 5 | did you mean --tokens?
 generate --run-dir . stray | unrecognized arguments: stray
 
 data | required: --out
-data --out t.bin | give --source, files of text or stdlib; or
+data --out t.bin | --source is required: text files or stdlib; or
 data --source text.txt | required: --out
 data --source --out t.bin | --source/--data.source: expected at least one
-data --source text.txt --out tokens | --out tokens: token files are known by their
+data --source text.txt --out tokens | --out tokens: token files are recognized by their
 data --source text.txt --out taken.bin | taken.bin exists; choose another name
 data --source text.txt --out paired.bin | paired.idx exists; choose another name
 data --source text.txt --out no/t.bin | there is no folder no; make it first
-data --source text.txt --out '' | --out: '' is no path
+data --source text.txt --out '' | --out: '' is not a path
 data --source missing.txt --out t.bin | matches no file
 data --source '*.nothing' --out t.bin | matches no file
 data --source . --out t.bin | is a folder
-data --source taken.bin --out t.bin | taken.bin holds tokens already
+data --source taken.bin --out t.bin | taken.bin already holds tokens
 data --source text.txt text.txt --out t.bin | is named twice
 data --source broken.jsonl --out t.bin | broken.jsonl line 1
 data --source text.txt --tokenizer gpt2 --out t.bin | no such file; use bytes, or the path
@@ -137,7 +137,7 @@ data --out new.bin | --source
 data --source x | --out
 data --source text.txt --out odd.bin | odd.bin exists; choose another
 data --source pipe --out new.bin | pipe is not a regular file; name one on disk
-data --source odd.bin --out new.bin | odd.bin holds tokens already; name text or
+data --source odd.bin --out new.bin | odd.bin already holds tokens; name text or
 data --source x --out new.bin --tokenizer folder | it is a folder without tokenizer.json
 
 train --config nowhere.yaml | nowhere.yaml: no such file
@@ -150,7 +150,7 @@ train --model.num_layer 2 | did you mean model.num_layers?
 train --layout.dp 3 | does not split over layout.dp=3
 train --model 3 | --model is a section; give its fields
 train --config short.txt | short.txt: expected `name: value` lines
-train --run-dir '' | --run-dir: '' is no path
+train --run-dir '' | --run-dir: '' is not a path
 train --data.source missing.txt | matches no file
 train --data.source text.txt --model.seq_length 9999 | one sequence takes 10000
 train --config test-tiny --layout.dp 1024 --train.global_batch_size 2048 --data.source text.txt \
@@ -168,13 +168,13 @@ comms --config test-tiny --picture x.txt | x.txt: use a name that ends in .png o
 memory --layout.zero 7 | layout.zero: expected one of 0, 1, 2, 3, got 7
 memory --config test-tiny --picture no/x.png | name a file in a folder that exists
 memory --run-dir . | --run-dir . holds no run
-memory --config test-tiny --explain --quiet | of which --explain says nothing
-memory --config test-tiny --explain --picture= | of which --explain says nothing
+memory --config test-tiny --explain --quiet | which --explain leaves out; use one
+memory --config test-tiny --explain --picture= | which --explain leaves out; use one
 memory --explain --layout.pp=5 | leaves some of the pipeline
 profile --steps 0 | --steps=0 must be at least 1
 profile --steps 1000000000000 | --steps=1000000000000 must be at least 1
 profile --steps few | steps
-profile --trace folder | folder: is there already; name a new directory
+profile --trace folder | folder: already exists; name a new directory
 profile --picture x.pdf | x.pdf: use a name that ends in .png or .svg
 verify,comms,memory,profile --config quickstrat | quickstrat: no such file
 verify,comms,memory,profile --config /dev/zero | /dev/zero is a device or a
@@ -182,7 +182,7 @@ verify,comms,memory,profile --layout.dp=3 | does not split over layout.dp=3
 verify,comms,memory,profile --layout.schedule=zb-v | leave layout.schedule out
 verify,comms,memory,profile --data.tokenizer=gpt2 | 'gpt2': no such file
 
-plan | --gpus and --gpu: say how many of which
+plan | --gpus and --gpu are required: how many
 plan --gpus 8 | --gpus and --gpu
 plan --gpus eight --gpu h100 | gpus: expected int, got eight
 plan --gpus 0 --gpu h100 | gpus is 0; use 1 to
@@ -194,7 +194,7 @@ plan --gpus 8 --gpu h100 --top 0 | top is 0; use 1 to
 plan --gpus 8 --gpu h100 --hardware nowhere.yaml | nowhere.yaml: No such file
 plan --gpus 8 --gpu h100 --layout.tpp 2 | unknown key layout.tpp; did you mean layout.tp?
 plan --gpus 8 --gpu h100 --layout.tp two | layout.tp: expected a whole number, got two
-plan --gpus 8 --gpu h100 --layout.tp | --layout.tp: expected a value
+plan --gpus 8 --gpu h100 --layout.tp | --layout.tp: the value is missing
 plan --gpus 8 --gpu h100 --model.remat all | model.remat: expected one of none
 plan --gpus 8 --gpu h100 --out text.txt | text.txt: exists; name another file
 plan --gpus 8 --gpu h100 --out nowhere/new.yaml | No such file or directory
@@ -203,26 +203,26 @@ plan --gpus 8 --gpu h100 --tokens -1 | --tokens -1: use a number above 0
 plan --gpus 8 --gpu h100 --price 2 | --price has no effect without --tokens
 plan rank | unknown key rank
 plan validate --rows nowhere.csv | nowhere.csv: No such file
-plan validate --rows '' | '' is no path
-plan validate --rows pipe.csv | pipe.csv is no file on disk; name a .csv file
+plan validate --rows '' | '' is not a path
+plan validate --rows pipe.csv | pipe.csv is not a file on disk; name
 plan validate --rows table.csv | unknown column 'F0'; remove it
 plan validate --rows binary.txt | is not text; name a .csv file of rows
 plan validate --rows steps.csv --hardware nowhere.yaml | nowhere.yaml: No such file
-plan validate --rows steps.csv --hardware pipe | pipe is no file on disk; name a YAML file
+plan validate --rows steps.csv --hardware pipe | pipe is not a file on disk; name a YAML
 plan validate --rows steps.csv --hardware text.txt | text.txt
 plan validate --rows steps.csv --hardware binary.txt | is not text; name a YAML file
 plan validate --run-dir runs --rows table.csv | both are given; use one
 plan validate --row | did you mean --rows?
 plan validate stray | unrecognized arguments: stray
 plan validate --out new.yaml | unrecognized arguments: --out
-plan calibrate | name it with --out
+plan calibrate | --out is required: the hardware file
 plan calibrate --out new.yaml --held-out | unrecognized arguments: --held-out
-plan calibrate --out text.txt | text.txt: exists; name another file, or give --overwrite
-plan calibrate --out folder | folder: is no file; name another
-plan calibrate --out pipe --overwrite | pipe: is no file; name another
-plan calibrate --out loop --overwrite | loop: is no file; name another
-plan calibrate --out nowhere/new.yaml | No such file or directory; name a file in a folder
-plan calibrate --out '' | '' is no path
+plan calibrate --out text.txt | text.txt: exists; name another file, or add --overwrite
+plan calibrate --out folder | folder: not a regular file; name another
+plan calibrate --out pipe --overwrite | pipe: not a regular file; name another
+plan calibrate --out loop --overwrite | loop: not a regular file; name another
+plan calibrate --out nowhere/new.yaml | No such file or directory; name a file in a
+plan calibrate --out '' | '' is not a path
 plan calibrate --out {long} | no path is so long
 plan calibrate --out new.yaml --gpu h20 | --gpu h20: no such accelerator; did you mean h200?
 plan calibrate --out new.yaml --gpu {long} | --gpu aaaaaaaaaa

@@ -106,7 +106,7 @@ def test_the_command_is_a_function_of_its_seed(ask):
             "argument --temperature: invalid float value: 'hot'; see --help",
         ),
         (["--top-k", -3], "top_k=-3 must be 0 (all tokens) or more"),
-        (["--tokens", 0], "--tokens 0: write 1 token or more"),
+        (["--tokens", 0], "--tokens 0: use 1 to"),
         (["--seed", 2**32], "seed=4294967296 must be 0 or more, and below 2**32"),
         (["--tp", 0], "layout.tp=0: an axis has at least one device"),
         (["--token", 3], "unrecognized arguments: --token 3"),
@@ -140,4 +140,4 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run_dir, tmp_p
     assert "warning" not in out
     (copy / "checkpoints" / "00000010" / file).write_bytes(b"?")
     assert command("--run-dir", copy, "--tokens", 5) == 2
-    assert "can be read; all of them are damaged" in capfd.readouterr().err
+    assert "can be read: all are damaged" in capfd.readouterr().err

@@ -317,5 +317,7 @@ def test_an_empty_prompt_starts_a_document():
 
 def test_a_prompt_that_the_model_has_no_ids_for():
     program = make_program("--model.vocab_size=64")
-    with pytest.raises(UserError, match="has id 102, the model knows 0 to 63; leave 'f' out"):
+    with pytest.raises(
+        UserError, match="has id 102, but the model knows only 0 to 63; leave 'f' out"
+    ):
         write_text(program, {}, ByteTokenizer(), prompt="def ", tokens=1, sampling=GREEDY)

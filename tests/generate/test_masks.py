@@ -103,11 +103,11 @@ def test_classes_of_whole_images_are_printed(ask, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--prompt", "a"], "--prompt is of text, and this is a model of model.family=swin-unet"),
-        (["--tokens", 3], "--tokens is of text"),
-        (["--top-k", 3], "--top-k is of text"),
-        (["--samples", 0], "--samples 0: write 1 image or more, up to 10000"),
-        (["--samples", 1, "--images", "x"], "--samples are held-out images; give them, or --imag"),
+        (["--prompt", "a"], "--prompt is an option for text, but the model has model.family=swin"),
+        (["--tokens", 3], "--tokens is an option for text"),
+        (["--top-k", 3], "--top-k is an option for text"),
+        (["--samples", 0], "--samples 0: use 1 to 10000 images"),
+        (["--samples", 1, "--images", "x"], "--samples (held-out images) and --images are both"),
         (["--images", "none.png"], "none.png has no array 'image': [Errno 2] No such file"),
         (["--images", "DIR"], "has no .npz, .npy, .png file; name another folder"),
         (["--images", "DIR/a.png"], "a.png has no array 'image': it is not a PNG"),
@@ -132,4 +132,4 @@ def test_bad_options_are_one_line(ask, tmp_path: Path, options: list, line: str)
 
 def test_options_of_images_are_none_of_text(ask) -> None:
     line = ask("--samples", 1, expect=2, family="gpt")
-    assert "--samples is of images, and this is a model of model.family=gpt; leave it out" in line
+    assert "--samples is an option for images, but the model has model.family=gpt; " in line

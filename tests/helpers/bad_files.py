@@ -28,7 +28,7 @@ NO_FILES = {
 BAD_NAMES = {
     "long": ("x" * 300, "no path is so long; use"),
     "with a null byte": ("a\0b", "it has a null byte; remove it"),
-    "half a pair": ("\ud800", "it is not Unicode; use"),
+    "half a pair": ("\ud800", "it is not valid Unicode; use"),
     "deep": ("x/" * 5000, "no path is so long; use"),
 }
 
@@ -141,9 +141,9 @@ def token_files():
         ("empty index", b"", "is not a Megatron index"),
         ("text", b"text" * 20, "is not a Megatron index"),
         ("version", index(version=2), "has version 2, not 1"),
-        ("code 0", index(code=0), "has dtype code 0; ids are one of"),
-        ("floats", index(code=7), "has dtype code 7; ids are one of"),
-        ("code 255", index(code=255), "has dtype code 255; ids are one of"),
+        ("code 0", index(code=0), "has dtype code 0; ids must have one of"),
+        ("floats", index(code=7), "has dtype code 7; ids must have one of"),
+        ("code 255", index(code=255), "has dtype code 255; ids must have one of"),
         ("cut", index()[:-1], "sequences and 2 document entries take"),
         ("long", index() + b"\0", "sequences and 2 document entries take"),
         ("many sequences", index(sequences=2**63), "it is truncated or multimodal"),
@@ -163,7 +163,7 @@ def token_files():
     large = ids(2**40, dtype="<i8")
     yield case("a huge id", large, f"has id {2**40}, outside", idx=index(code=5))
     alone = {"data.source": "a.idx"}
-    yield Case("an index alone", {"a.idx": index()}, alone, "a.bin is missing; put it beside")
+    yield Case("an index alone", {"a.idx": index()}, alone, "a.bin is missing; put it there")
 
 
 def tokenizer_files():
@@ -177,20 +177,20 @@ def tokenizer_files():
     for kind, (name, words) in BAD_NAMES.items():
         yield Case(f"a tokenizer's name {kind}", {}, {"data.tokenizer": name}, words)
     for content in (b"", b"{", b"[]", b"null", b'{"version": "1.0"}', b"\xff\0", b"[" * 10_000):
-        yield case(repr(content[:20]), content, "is not a tokenizers JSON file")
+        yield case(repr(content[:20]), content, "is not a tokenizer.json")
     model = tokenizers.models.WordLevel
     good = tokenizer_json(model(WORDS, unk_token="<eos>"), "<eos>")
-    yield case("cut", good[:-10], "is not a tokenizers JSON file")
+    yield case("cut", good[:-10], "is not a tokenizer.json")
     no_end = tokenizer_json(model({"a": 0}, unk_token="a"))
     yield case("no end of document", no_end, "has no end-of-document token; add one of")
     no_unknown = tokenizer_json(model(WORDS), "<eos>")
     yield case("no unknown token", no_unknown, "cannot encode the text: WordLevel error: Missing")
     ends = {"t.json/tokenizer.json": good}
     ends |= {"t.json/config.json": b'{"eos_token_id": 7}'}
-    words = "has no token 7, the eos_token_id of the config beside it"
+    words = "has no token 7, the eos_token_id of the config next to it"
     yield Case("a folder that contradicts itself", ends, {"data.tokenizer": "t.json"}, words)
     drops = tokenizer_json(tokenizers.models.BPE(WORDS | {"d": 2, "e": 3, "f": 4}, []), "<eos>")
-    yield case("a letter without a token", drops, "nor one for unknown text")
+    yield case("a letter without a token", drops, "and no unknown token")
 
 
 def run_dirs():
@@ -229,7 +229,7 @@ def run_dirs():
         yield case(f"checkpoints, {kind}", {"run/checkpoints": make}, "run/checkpoints")
     yield case("checkpoints, a file", {"run/checkpoints": b""}, "Not a directory")
     for name, content in (("damaged", b""), ("a folder", os.mkdir), ("a pipe", os.mkfifo)):
-        words = "run/lock.json does not say by which process; if no run uses the"
+        words = "run/lock.json does not name the process; if no run uses the"
         yield case(f"lock, {name}", {"run/lock.json": content}, words)
     elsewhere = dataclasses.replace(Holder.this_process(), host="node07").to_json().encode()
     words = "is locked by process "

@@ -214,7 +214,10 @@ def test_a_base_is_kept_once_unless_the_run_begins_anew(llama, tmp_path, monkeyp
     again = kept(run, config_with(other, other), lines)
     assert again["chat_template.jinja"] == b"other"
     assert "tokenizer.json" not in again
-    assert any("tokenizer.json has " in line and "200 at most of a file" in line for line in lines)
+    assert any(
+        "tokenizer.json has " in line and "exports keep files of at most 200" in line
+        for line in lines
+    )
     keep_base(RunDir(run), Config(), say=lines.append, anew=True)
     assert [path.name for path in run.iterdir()] == []
 

@@ -257,7 +257,7 @@ def test_every_value_of_every_key(kind: str) -> None:
             'use_sliding_window="no"; it must be true or false',
         ),
         ("bert", {"tie_word_embeddings": False}, "tie_word_embeddings=False; use a model with tie"),
-        ("t5", {"feed_forward_proj": None}, "feed_forward_proj=None; it must be a text as gated-"),
+        ("t5", {"feed_forward_proj": None}, "feed_forward_proj=None; it must be a text such as g"),
         ("swin", {"mlp_ratio": "2"}, 'mlp_ratio="2"; it must be a number above 0'),
         ("swin", {"depths": [2, "2"]}, 'depths="2"; it must be a whole number above 0'),
         ("swin", {"embed_dim": 1}, "model.hidden_size=1 does not split over model.num_heads=2"),

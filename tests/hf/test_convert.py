@@ -86,7 +86,7 @@ def test_check_reads_headers(gpt2, capsys, tmp_path) -> None:
     title, _, *rows = capsys.readouterr().out.splitlines()
     assert title == "9792 parameters, 39.2 kB in F32; ignored: nothing"
     assert all(row.startswith("transformer.") for row in rows[:16])
-    assert rows[16].startswith("weights: can be read")
+    assert rows[16].startswith("weights: readable")
     masked = gpt2_tensors() | {"transformer.h.0.attn.bias": np.ones((1, 1, 16, 16), np.float32)}
     folder = write_directory(tmp_path / "masked", masked)
     main(["--check", str(folder), "--json"])
@@ -98,21 +98,30 @@ def test_check_reads_headers(gpt2, capsys, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ([], "give one of --from-hf DIR, --to-hf RUN_DIR and --check DIR"),
+        ([], "give one of --from-hf DIR, --to-hf RUN_DIR or --check DIR"),
         (["--check", "DIR", "--to-hf", "DIR"], "give one of --from-hf DIR"),
         (
             ["--check", "DIR", "--out", "x"],
-            "give --out with --from-hf or --to-hf, not ",
+            "--out is required with --from-hf and --to-hf, and not ",
         ),
-        (["--from-hf", "DIR"], "give --out with --from-hf or --to-hf"),
-        (["--from-hf", "DIR", "--out", "x", "--dtype", "float32"], "--dtype and --shard-size are "),
+        (["--from-hf", "DIR"], "--out is required with --from-hf and --to-hf"),
+        (
+            ["--from-hf", "DIR", "--out", "x", "--dtype", "float32"],
+            "--dtype and --shard-size need ",
+        ),
         (["--from-hf", "DIR", "--out", "DIR"], "exists; choose another name, or remove it"),
         (["--from-hf", "nowhere", "--out", "x"], "nowhere has no config.json; name a directory"),
         (["--to-hf", "nowhere", "--out", "x"], "nowhere holds no checkpoint"),
         (["--to-hf", "RUN", "--out", "DIR"], "exists; choose another name, or remove it"),
         (["--to-hf", "RUN", "--out", "/proc/x"], "--out /proc/x: "),
-        (["--to-hf", "RUN", "--out", "x", "--shard-size", "0GB"], "0GB is no size; use one as 5GB"),
-        (["--to-hf", "RUN", "--out", "x", "--shard-size", "5TB"], "5TB is no size; use one as 5GB"),
+        (
+            ["--to-hf", "RUN", "--out", "x", "--shard-size", "0GB"],
+            "0GB is not a size; use one such as",
+        ),
+        (
+            ["--to-hf", "RUN", "--out", "x", "--shard-size", "5TB"],
+            "5TB is not a size; use one such as",
+        ),
         (["--to-hf", "RUN", "--out", "x", "--dtype", "int8"], "invalid choice: 'int8'"),
     ],
     ids=lambda x: "" if isinstance(x, str) else " ".join(x),
@@ -130,5 +139,5 @@ def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch, capsys) -> Non
 
     monkeypatch.setattr("safetensors.numpy.save_file", full)
     line = refused(capsys, main, ["--to-hf", str(run_dir), "--out", str(tmp_path / "out")])
-    assert "No space left on device; use a directory that can be written" in line
+    assert "No space left on device; use a writable directory" in line
     assert list(tmp_path.iterdir()) == []

@@ -85,13 +85,13 @@ def test_headers_that_lie(single: Path) -> None:
 
 def test_missing_shards_and_tensors(folder: Path) -> None:
     (folder / SHARD).unlink()
-    assert refusal(folder, shapes).startswith(f"DIR/{SHARD} is missing, or no regular file; ")
+    assert refusal(folder, shapes).startswith(f"DIR/{SHARD} is missing or not a regular file; ")
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "..", "", 3, None])
 def test_an_index_names_files_beside_it_only(folder: Path, name: object) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"transformer.wte.weight": name}}))
-    assert refusal(folder, shapes).startswith(f"DIR/{INDEX} does not name a file beside it ")
+    assert refusal(folder, shapes).startswith(f"DIR/{INDEX} does not name an existing file ")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"weight_map": []}', '{"a": ' * 9999])
@@ -116,7 +116,9 @@ def test_a_single_file_goes_before_an_index(folder: Path, tensors) -> None:
         directory.tensor("transformer.wte.weight")[(slice(None),) * 2],
         tensors["transformer.wte.weight"] + 1,
     )
-    assert directory.remarks() == [f"{INDEX} is not read: {ONE} goes first, as in transformers"]
+    assert directory.remarks() == [
+        f"{INDEX} is ignored: {ONE} takes precedence, as in transformers"
+    ]
 
 
 def test_of_several_files_with_a_tensor_the_last_one_counts(folder: Path, tensors) -> None:
@@ -130,7 +132,7 @@ def test_of_several_files_with_a_tensor_the_last_one_counts(folder: Path, tensor
     directory = Directory(folder)
     np.testing.assert_array_equal(directory.tensor(name)[:, :], tensors[name] + 1)
     assert directory.remarks() == [
-        f"several files have {name}; that of {SHARD} is read, the last one, as in transformers"
+        f"several files have {name}; {SHARD} is used, the last one, as in transformers"
     ]
 
 
@@ -139,15 +141,15 @@ def test_a_file_of_another_name_is_refused_with_the_remedy(tmp_path: Path, tenso
         folder = write_directory(tmp_path / "model", tensors, transformers_weights=name)
         line = refusal(folder, shapes)
         assert line == (
-            f"DIR: transformers_weights={name} in config.json; take the key out, and name its file "
-            "model.safetensors"
+            f"DIR: transformers_weights={name} in config.json; remove the key, and rename its file "
+            "to model.safetensors"
         )
 
 
 def test_pickles_are_refused_with_the_remedy(single: Path) -> None:
     (single / ONE).rename(single / "pytorch_model.bin")
     line = refusal(single, shapes)
-    assert line.startswith("DIR has its weights in pytorch_model.bin only, a pickle, ")
+    assert line.startswith("DIR has its weights only in pytorch_model.bin, a pickle, ")
     assert "save_pretrained" in line
 
 
@@ -160,7 +162,9 @@ def test_integers_are_refused_by_name(tmp_path: Path, tensors) -> None:
     quantized = tensors | {"transformer.wte.weight": np.zeros((13, 12), np.int8)}
     folder = write_directory(tmp_path / "model", quantized)
     line = refusal(folder, lambda directory: directory.tensor("transformer.wte.weight"))
-    assert line.startswith("DIR: transformer.wte.weight is of I8; use weights that are not quan")
+    assert line.startswith(
+        "DIR: transformer.wte.weight has dtype I8; use weights that are not quan"
+    )
 
 
 def test_without_the_library(single: Path, monkeypatch) -> None:
@@ -255,8 +259,8 @@ def test_a_llama_without_the_key_is_not_tied(tmp_path: Path, kind: str) -> None:
     """As its head would be drawn anew by transformers, which says so, it is refused."""
     write_directory(tmp_path, {"model.embed_tokens.weight": np.zeros((3, 2))}, base=NO_KEYS[kind])
     assert refusal(tmp_path, sizes_of).startswith(
-        "DIR has no lm_head.weight, and tie_word_embeddings is false, which "
-        f"{kind} has without the key; if the output layer is the embedding, write "
+        "DIR has no lm_head.weight, and tie_word_embeddings is false, "
+        f"the default of {kind}; if the output layer is the embedding, write "
     )
 
 
@@ -281,5 +285,5 @@ def test_a_pointer_of_git_lfs_is_named(single: Path) -> None:
     single.joinpath("model.safetensors").write_bytes(
         b"version https://git-lfs.github.com/spec/v1\n"
     )
-    with pytest.raises(UserError, match=r"model.safetensors is a pointer of Git LFS; fetch the fi"):
+    with pytest.raises(UserError, match=r"model.safetensors is a Git LFS pointer; fetch the file"):
         _ = Directory(single).shapes

@@ -67,7 +67,7 @@ def test_logits_are_those_of_transformers(gpt2: Path) -> None:
         ),
         (
             batch | {"targets": batch["targets"] * 0 - 1},
-            "a batch has no target that counts in targ",
+            "a batch has no valid target in targ",
         ),
         ({name: np.tile(x, 2) for name, x in batch.items()}, "a batch has 22 positions in tokens;"),
     ):
@@ -115,7 +115,7 @@ def test_a_table_of_another_order_is_told_apart(gpt2: Path) -> None:
     run = jaxptd.from_hf(folder, layout=layout, platform="cpu")
     name = "blocks.mlp.down.w"
     x = run.state["params"][name]
-    with pytest.raises(UserError, match=f"{name} has this shape both canonical and in the state"):
+    with pytest.raises(UserError, match=f"{name} has this shape both in canonical form and in the"):
         jaxptd.hf.names(run.program, {name: x})
     canonical = run.program.canonical({name: x})
     for found in (

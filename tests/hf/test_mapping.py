@@ -50,20 +50,20 @@ def test_masks_are_ignored_by_name(prefix: str) -> None:
 def test_a_longer_table_of_positions_is_cut_but_no_other() -> None:
     assert mapped(FOUND | {"transformer.wpe.weight": [T + 3, D]})
     line = refusal(FOUND | {"transformer.wpe.weight": [T - 1, D]})
-    assert line.startswith("DIR: transformer.wpe.weight is [5, 4], the model needs [6, 4]; ")
+    assert line.startswith("DIR: transformer.wpe.weight is [5, 4], but the model needs [6, 4]; ")
     line = refusal(FOUND | {"transformer.wte.weight": [V + 1, D]})
-    assert line.startswith("DIR: transformer.wte.weight is [12, 4], the model needs [11, 4]; ")
+    assert line.startswith("DIR: transformer.wte.weight is [12, 4], but the model needs [11, 4]; ")
 
 
 @pytest.mark.parametrize("shape", [[], [D], [V, D, 1], [D, V]])
 def test_another_shape_is_refused_by_name(shape: list[int]) -> None:
     line = refusal(FOUND | {"transformer.wte.weight": shape})
-    assert line.startswith(f"DIR: transformer.wte.weight is {shape}, the model needs [11, 4]; ")
+    assert line.startswith(f"DIR: transformer.wte.weight is {shape}, but the model needs [11, 4]; ")
 
 
 def test_what_nobody_asked_for_is_refused_by_name() -> None:
     line = refusal(FOUND | {"transformer.h.2.mlp.c_proj.bias": [D], "score.weight": [D]})
-    assert line.startswith("DIR has transformer.h.2.mlp.c_proj.bias, score.weight, which the model")
+    assert line.startswith("DIR has transformer.h.2.mlp.c_proj.bias, score.weight, unknown to ")
     many = {f"lora.{i}\n": [1] for i in range(9)}
     assert "lora.0\\n, lora.1\\n, lora.2\\n and 6 more" in refusal(FOUND | many)
 
@@ -75,20 +75,24 @@ def test_what_is_missing_is_named() -> None:
 
 def test_a_tensor_with_and_without_its_prefix_is_one_too_many() -> None:
     line = refusal(FOUND | {"wte.weight": [V, D]})
-    assert line == "DIR has transformer.wte.weight and wte.weight, which are one; remove one"
+    assert (
+        line == "DIR has transformer.wte.weight and wte.weight, two names of one tensor; remove one"
+    )
 
 
 def test_parameters_and_families_without_a_place_are_named() -> None:
-    with pytest.raises(UserError, match=r"model.family=bloom is not read from or written to Hu"):
+    with pytest.raises(
+        UserError, match=r"model.family=bloom has no Hugging Face format; use one of"
+    ):
         rules_of("bloom", {})
-    with pytest.raises(UserError, match=r"mlp.gate.w has no place in .* model.family=gpt; "):
+    with pytest.raises(UserError, match=r"mlp.gate.w has no counterpart in .*model.family=gpt; "):
         rules_of("gpt", {"mlp.gate.w": (2,)})
 
 
 def test_a_prefix_may_be_there_twice() -> None:
     longer = {f"transformer.{name}": shape for name, shape in FOUND.items()}
     assert set(mapped(longer).names.values()) == set(longer)
-    assert "which are one; remove one" in refusal(FOUND | longer)
+    assert "two names of one tensor; remove one" in refusal(FOUND | longer)
 
 
 @pytest.mark.parametrize("name", ["inv_freq", "cos_cached", "sin_cached"])

@@ -72,7 +72,7 @@ def test_what_is_written_has_the_same_rotation() -> None:
         (
             {"rope_scaling": YARN | {"type": "linear"}, "rope_parameters": {"rope_theta": 1e6}},
             [
-                "rope_parameters has no effect beside rope_scaling, as in transformers",
+                "rope_parameters has no effect next to rope_scaling, as in transformers",
                 "type=linear: no effect with rope_type=yarn, as in transformers",
             ],
         ),
@@ -97,7 +97,7 @@ def test_what_has_no_effect_is_said(config: dict, lines: list[str]) -> None:
         ({"rope_parameters": "yarn"}, "rope_parameters=yarn; it must be an object"),
         (
             {"rope_parameters": {"full_attention": YARN}},
-            "rope_parameters has an object of its own for full_attention; use a model whose layers",
+            "rope_parameters has a separate object for full_attention; use a model whose layers",
         ),
         (
             {"rope_scaling": YARN, "partial_rotary_factor": 0.5},

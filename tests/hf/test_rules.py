@@ -244,5 +244,7 @@ def test_rules_are_those_of_a_parameter_s_dims() -> None:
     assert found == [{"e.wi": None}, {"wi_0": (2, 0), "wi_1": (2, 1)}]
     (rule,) = rules_of("t5", {"encoder.mlp.up.w": (L, D, F)})["encoder.mlp.up.w"]
     assert rule.name.endswith(".wi.weight")
-    with pytest.raises(UserError, match=r"blocks.mlp.up.w has no place in .* model.family=gpt; "):
+    with pytest.raises(
+        UserError, match=r"blocks.mlp.up.w has no counterpart in .*model.family=gpt; "
+    ):
         rules_of("gpt", {"blocks.mlp.up.w": (L, D, 2, F)})

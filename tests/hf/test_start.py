@@ -123,7 +123,7 @@ def ones(x: jax.Array) -> jax.Array:
 def test_a_config_file_may_name_the_directory_of_its_sizes(bytes_model, tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"model: {{from: {bytes_model}, dtype: bfloat16, seq_length: 8, gated: null}}")
-    with pytest.warns(UserWarning, match="gives sizes only"):
+    with pytest.warns(UserWarning, match="gives only sizes"):
         config = jaxptd.load_config(path, ["--layout.tp=3", "--model.num_layers=3"])
     expected = sizes_of(Directory(bytes_model)) | {"dtype": "bfloat16", "seq_length": 8}
     assert config.model == ModelConfig(**nested(expected | {"num_layers": 3}))
@@ -196,7 +196,7 @@ def test_text_is_generated_on_any_layout(bytes_model: Path, capsys) -> None:
         ("--model.num_layers=4", "model.num_layers=4, but "),
         (
             "--checkpoint.start=nowhere",
-            "start: there is no folder nowhere; name that of a run",
+            "start: there is no folder nowhere; name a run, a check",
         ),
         ("--checkpoint.start=", "checkpoint.start"),
         ("--checkpoint.resume=best", "checkpoint.start="),
@@ -228,7 +228,7 @@ def test_a_nan_in_a_file_is_refused_with_its_tensor(tmp_path: Path) -> None:
         with pytest.raises(UserError) as error:
             first_state(made, say=print)
         assert str(error.value) == (
-            f"{folder}: {BAD} has 3 numbers that are NaN or infinite, and so would every loss be; "
+            f"{folder}: {BAD} has 3 elements that are NaN or infinite, so every loss would be; "
             "start from other weights"
         )
 
@@ -255,8 +255,8 @@ def test_a_nan_in_a_checkpoint_is_refused_with_its_parameter(gpt2: Path, tmp_pat
     with pytest.raises(UserError) as error:
         first_state(program(gpt2, Layout(), start=str(tmp_path)), say=print)
     assert str(error.value) == (
-        f"{tmp_path}/checkpoints/00000000: {name} has 2 numbers that are NaN or infinite, and so "
-        "would every loss be; start from other weights"
+        f"{tmp_path}/checkpoints/00000000: {name} has 2 elements that are NaN or infinite, so "
+        "every loss would be; start from other weights"
     )
 
 
@@ -295,8 +295,8 @@ def test_text_that_is_read_as_bytes_by_weights_of_other_tokens_is_said(
 
     (line,) = said(folder, "text.txt")
     assert line.startswith(
-        f"warning: data.tokenizer=bytes reads text as bytes, and the weights of {folder}"
+        f"warning: data.tokenizer=bytes reads text as bytes, but the weights of {folder}"
     )
-    assert f"other tokens, {size} of them; " in line
+    assert f" know {size} other tokens; " in line
     assert ("use --data.tokenizer " if there else "own tokenizer.json") in line
     assert said(folder, "ids.bin") == said(bytes_model, "text.txt") == []

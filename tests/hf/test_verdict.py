@@ -27,11 +27,10 @@ def facts(folder: Path) -> dict[str, str]:
 
 def test_a_line_for_each_fact_and_a_verdict(model: Path, capsys) -> None:
     expected = {
-        "weights": "can be read, 9792 parameters",
-        "dtype": "F32 in the files; a run computes in float32, model.dtype",
-        "context length": "16 positions; a run uses sequences of 16, model.seq_length",
-        "tokenizer": "WordLevel, 40 ids; the model has 13, and a text with a token beyond is "
-        "refused",
+        "weights": "readable, 9792 parameters",
+        "dtype": "F32 in the files; runs compute in model.dtype=float32",
+        "context length": "16 positions; runs use model.seq_length=16",
+        "tokenizer": "WordLevel, 40 ids; the model has 13, and texts with larger ids are refused",
         "begin": "<s> (1)",
         "ends": "</s> (2), <|eot|> (3)",
         "chat template": "none",
@@ -51,10 +50,10 @@ def test_a_line_for_each_fact_and_a_verdict(model: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "there"),
+    ("name", "content", "yes"),
     [
-        ("chat_template.jinja", "{{ messages }}", "there"),
-        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', "there"),
+        ("chat_template.jinja", "{{ messages }}", "yes"),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', "yes"),
         ("tokenizer_config.json", '{"chat_template": null}', "none"),
     ],
 )
@@ -65,7 +64,7 @@ def test_a_chat_template(model: Path, name: str, content: str, there: str) -> No
 
 def test_a_directory_without_a_tokenizer(gpt2: Path) -> None:
     found = facts(gpt2)
-    assert found["tokenizer"] == "none, there is no tokenizer.json; give --data.tokenizer"
+    assert found["tokenizer"] == "none: there is no tokenizer.json; give --data.tokenizer"
     own = "with a tokenizer of your own, --data.tokenizer"
     assert found["verdict"] == f"can be trained and generated from, {own}"
     assert {"begin", "ends"}.isdisjoint(found)

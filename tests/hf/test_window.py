@@ -51,7 +51,7 @@ def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int |
         ("qwen3", USED | {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=64 in some layer"),
         ("qwen3", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention without a wi"),
         ("mistral", {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=4096 in some layers"),
-        ("llama", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, and this mo"),
+        ("llama", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, but this mo"),
         ("mistral", {"sliding_window": 0}, "sliding_window=0; it must be a whole number above 0"),
         ("mistral", {"sliding_window": "64"}, "sliding_window=.64.; it must be a whole number"),
         (
@@ -78,10 +78,10 @@ def test_what_is_written_is_read(kind: str, window: int | None) -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "line"),
     [
-        ("llama", {"window": 5}, "model.window=5: a llama of Hugging Face has None; export a mode"),
-        ("gpt", {"window": 5}, "model.window=5: a gpt2 of Hugging Face has None; export a model w"),
-        ("gpt", {"logit_softcap": 9.0}, "model.logit_softcap=9.0: a gpt2 of Hugging Face has None"),
-        ("mistral", {"attention_scale": 0.3}, "model.attention_scale=0.3: a mistral of Hugging F"),
+        ("llama", {"window": 5}, "model.window=5: Hugging Face's llama has None; export a mode"),
+        ("gpt", {"window": 5}, "model.window=5: Hugging Face's gpt2 has None; export a model w"),
+        ("gpt", {"logit_softcap": 9.0}, "model.logit_softcap=9.0: Hugging Face's gpt2 has None"),
+        ("mistral", {"attention_scale": 0.3}, "model.attention_scale=0.3: Hugging Face's mistra"),
     ],
 )
 def test_what_a_family_does_not_have_is_not_written(kind: str, field: dict, line: str) -> None:

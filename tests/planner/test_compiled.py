@@ -162,7 +162,7 @@ def test_the_command(fake: None, capsys: pytest.CaptureFixture) -> None:
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     def missing() -> None:
-        raise UserError("no CUDA compiler here (none); pip install 'jaxptd[h200]'")
+        raise UserError("the CUDA compiler is missing (none); pip install 'jaxptd[h200]'")
 
     found = SimpleNamespace(check_compiler=missing)
     monkeypatch.setattr(command, "later", {"compiler": found}.get)

@@ -126,5 +126,5 @@ def test_a_bad_file_is_one_line(tmp_path: Path, content: bytes, words: str) -> N
     with pytest.raises(UserError, match=words):
         read_rows(path)
     for other in ("no.csv", "."):
-        with pytest.raises(UserError, match=r"No such file|is no file on disk"):
+        with pytest.raises(UserError, match=r"No such file|is not a file on disk"):
             read_rows(tmp_path / other)

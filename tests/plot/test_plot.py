@@ -119,7 +119,7 @@ def test_memory_is_a_bar_of_parts_for_each_way_to_count() -> None:
 def test_bytes_are_those_that_each_device_sends() -> None:
     figure = plot.bytes_by_axis(REPORTS["bytes_by_axis"])
     assert bars(figure) == {ALL_REDUCE: [6, 1.5], ALL_GATHER: [3, 0]}
-    assert figure.axes[0].get_xlabel() == "MB that each device sends a step"
+    assert figure.axes[0].get_xlabel() == "MB that each device sends per step"
     with pytest.raises(UserError, match="moves nothing; choose another layout"):
         plot.bytes_by_axis(CommsReport(Layout(), "", [], [], [], []))
 

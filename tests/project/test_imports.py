@@ -13,7 +13,6 @@ ALLOWED = {
     "__init__.py": "names that are imported when they are used",
     "context_parallel.py": "strategies, layers and models, which plans know without JAX",
     "commands/table.py": "commands, and what only some of their options need",
-    "context_parallel.py": "strategies, layers and models, which plans know without JAX",
     "data/parquet.py": "pyarrow, an optional extra",
     "mesh.py": "`python -m jaxptd.mesh`, whose command is in a folder above",
     "plot/__init__.py": "figures, which need matplotlib, an optional extra",

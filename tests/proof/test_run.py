@@ -107,7 +107,7 @@ def test_a_process_that_ended_early_is_named(fake, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(Fake, "compare", lambda *_: Ending("equal", "words"))
     assert command(tmp_path, "--random", "6", "--jobs", "2", "--json") == 1
     printed = capsys.readouterr()
-    assert "process 1 ended early, with -11; the same command goes on" in printed.err
+    assert "process 1 ended early, with -11; repeat the command" in printed.err
     assert json.loads(printed.out)["outcomes"]["equal"] == 4
 
 

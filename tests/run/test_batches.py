@@ -42,7 +42,7 @@ def test_an_evaluation_needs_an_answer_among_its_sequences() -> None:
         assert evaluated_samples(windows, train) == 16
         require_targets(windows, config)
         if refused:
-            with pytest.raises(UserError, match="the 16 sequences of an evaluation are all of pro"):
+            with pytest.raises(UserError, match="the 16 sequences of an evaluation hold only prom"):
                 require_targets(windows, prompts)
         else:
             require_targets(windows, prompts)

@@ -93,7 +93,7 @@ def test_without_an_evaluated_checkpoint_there_is_no_best(tmp_path):
 
 def test_best_of_another_run_is_refused_and_nothing_is_moved(saved):
     run = saved("--checkpoint.resume=best", "--train.seed=7")
-    with pytest.raises(UserError, match="of another run: train.seed is 7, was 0"):
+    with pytest.raises(UserError, match="belongs to another run: train.seed is 7, was 0"):
         run.checkpoints.start()
     assert run.store.steps() == [*LOSSES]
 

@@ -126,7 +126,7 @@ def test_an_accelerator_that_is_not_there_is_one_line(name) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: JAX cannot start its devices: ")
-    assert ended.stderr.endswith("use train.platform=cpu to simulate them\n")
+    assert ended.stderr.endswith("use train.platform=cpu to simulate devices\n")
     assert "cuda" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
@@ -134,7 +134,7 @@ def test_an_accelerator_that_is_not_there_is_one_line(name) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--nonsense", "XLA_FLAGS=--nonsense: Unknown flag in XLA_FLAGS: --nonsense; unset it"),
+        ("--nonsense", "XLA_FLAGS=--nonsense: Unknown flag in XLA_FLAGS: --nonsense; unset or"),
         ("--xla_force_host_platform_device_count=x", "Couldn't interpret value x for flag xla_for"),
     ],
 )

@@ -234,23 +234,23 @@ def test_a_file_is_refused(tmp_path, path):
 def test_a_directory_that_cannot_be_written_is_found_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     RunDir(tmp_path.parent / "other").check(config_with())
-    with pytest.raises(UserError, match="a/b: Permission denied; use a directory that can be"):
+    with pytest.raises(UserError, match="a/b: Permission denied; use a writable directory"):
         RunDir(tmp_path / "a" / "b").check(config_with())
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_written_is_found_too(run_dir, monkeypatch):
     run_dir.checkpoints.mkdir()
     monkeypatch.setattr("os.access", lambda path, mode: path != run_dir.checkpoints)
-    with pytest.raises(UserError, match="Permission denied; use a directory that can be"):
+    with pytest.raises(UserError, match="Permission denied; use a writable directory"):
         run_dir.check(config_with())
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800", "x/" * 5000])
 def test_a_path_the_system_refuses_is_one_line(tmp_path, name):
     run = RunDir(tmp_path / name)
-    with pytest.raises(UserError, match="use a directory that can be written"):
+    with pytest.raises(UserError, match="use a writable directory"):
         run.check(config_with())
-    with pytest.raises(UserError, match="use a directory that can be written"):
+    with pytest.raises(UserError, match="use a writable directory"):
         run.open(config_with(), step=0)
 
 

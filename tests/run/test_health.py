@@ -19,7 +19,11 @@ def values(loss=2.0, norm=1.0, in_row=3) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("row", "saved", "words"),
     [
-        (values(norm=math.nan), [2, 5], "grad_norm is nan at step 9, the last of 3 in a row"),
+        (
+            values(norm=math.nan),
+            [2, 5],
+            "grad_norm is nan at step 9, the last of 3 skipped steps in a row",
+        ),
         (
             values(loss=math.inf),
             [5],

@@ -129,9 +129,7 @@ def test_of_another_host_it_is_named_with_what_to_check_and_delete(lock, folder,
     before = path.read_bytes()
     line = refusal(lock)
     assert f"train.run_dir={folder} is locked by process 4242 on node07, since " in line
-    assert line.endswith(
-        f"if it is not running there any more (ssh node07 ps -p 4242), delete {path}"
-    )
+    assert line.endswith(f"if it is no longer running there (ssh node07 ps -p 4242), delete {path}")
     assert (path.read_bytes(), lines) == (before, [])
 
 
@@ -196,7 +194,7 @@ def test_a_damaged_lock_is_refused_with_the_file_to_delete(folder, lock, content
     (folder / "lock.json").write_text(content)
     line = refusal(lock)
     assert line == (
-        f"train.run_dir={folder} is locked, but {folder}/lock.json does not say by which process; "
+        f"train.run_dir={folder} is locked, but {folder}/lock.json does not name the process; "
         "if no run uses the directory, delete that file"
     )
     assert (folder / "lock.json").read_text() == content
@@ -207,7 +205,7 @@ def test_a_lock_that_is_no_file_is_refused(folder, lock, make, monkeypatch):
     monkeypatch.setattr(lock_module, "PATIENCE", 0)
     folder.mkdir(parents=True)
     make(folder / "lock.json")
-    assert "does not say by which process" in refusal(lock)
+    assert "does not name the process" in refusal(lock)
     assert os.path.lexists(folder / "lock.json")
 
 
@@ -235,7 +233,7 @@ def test_a_disk_that_refuses_is_one_line_and_leaves_nothing(
         patch.setattr(os, call, refuse)
         with lock.held():
             pytest.fail("taken")
-    assert f"{os.strerror(number)}; use a directory that can be written" in str(caught.value)
+    assert f"{os.strerror(number)}; use a writable directory" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

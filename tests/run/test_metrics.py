@@ -72,8 +72,8 @@ def test_a_file_with_other_lines_than_rows_is_kept_aside_and_the_run_has_the_goo
     aside = run_dir.path / "metrics.jsonl.aside"
     assert aside.read_bytes() == before
     assert lines == [
-        f"warning: {path} has lines that are no rows of metrics (1); it is kept as {aside}, and "
-        "the run goes on with the good rows"
+        f"warning: {path} has lines that are no metrics (1); kept it as {aside} and "
+        "continued with the good rows"
     ]
     again.open(Config(), step=10)
     assert len(lines) == 1
@@ -113,7 +113,7 @@ def test_rows_that_cannot_be_written_are_written_later_and_the_run_goes_on(tmp_p
     run.log(row(4))
     assert run.metrics() == [row(step) for step in (1, 2, 3, 4)]
     assert len(lines) == 1
-    assert lines[0].endswith("metrics.jsonl: No such file or directory; the run goes on")
+    assert lines[0].endswith("metrics.jsonl: No such file or directory; the run continues")
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_row_keeps_no_half_of_it(run_dir):

@@ -22,7 +22,9 @@ def test_fields_without_effect_are_named() -> None:
 
 def test_padding_of_sequences_is_named() -> None:
     choice = {**tiny.T5, "seq_length": 15, "encoder_decoder.seq_length": 9}
-    words = "every sequence is padded to {}, a multiple of 4, to split over the devices"
+    words = (
+        "every sequence is padded to {} to split over the devices; a multiple of 4 needs no padding"
+    )
     assert list(remarks(tiny.program(Layout(cp=2), **choice))) == [
         f"model.seq_length=15: {words.format(16)}",
         f"model.encoder_decoder.seq_length=9: {words.format(12)}",
@@ -33,8 +35,8 @@ def test_padding_of_sequences_is_named() -> None:
 def test_rows_of_layers_in_vain_are_named(schedule: str, remarked: bool) -> None:
     found = list(remarks(tiny.program(Layout(pp=2, schedule=schedule), **tiny.T5, num_layers=4)))
     assert found == remarked * [
-        "layout.schedule=1f1b has 14 rows of layers on its stages and uses 7, since a stage has "
-        "one chunk and the model 2 stacks; interleaved and zb-v have two"
+        "layout.schedule=1f1b uses 7 of the 14 rows of layers on its stages: a stage has one "
+        "chunk, but the model has 2 stacks; use interleaved or zb-v, which have two chunks"
     ]
 
 
@@ -68,7 +70,7 @@ def of_run(steps: int, warmup: int) -> list[str]:
 )
 def test_a_warm_up_that_does_not_end_is_named(steps, warmup, reached) -> None:
     words = f"optimizer.warmup_steps={warmup} with train.steps={steps}: the learning rate rises "
-    rest = f"until the last step, to {reached}; use fewer steps of warm-up"
+    rest = f"until the last step, to {reached}; use fewer warm-up steps"
     assert of_run(steps, warmup) == ([words + rest] if reached else [])
 
 
@@ -78,20 +80,19 @@ def test_a_sequence_beyond_the_positions_of_the_weights_is_named(length, remarke
         remarks(tiny.program(Layout(), family="llama", max_positions=8, seq_length=length))
     )
     assert found == remarked * [
-        "model.seq_length=9 is more than model.max_positions=8, the longest sequence that the "
-        "model was made for: it has not learned such distances; use 8 or less, unless it is to "
-        "learn them"
+        "model.seq_length=9 exceeds model.max_positions=8, the longest sequence that the model "
+        "was trained for; use 8 or less, unless you train it on longer ones"
     ]
 
 
 @pytest.mark.parametrize(
     ("layout", "kv_heads", "padded"),
     [
-        (Layout(tp=4), None, "8, to"),
+        (Layout(tp=4), None, "8 to"),
         (Layout(tp=2), None, None),
-        (Layout(row=1, col=4), None, "8, to"),
+        (Layout(row=1, col=4), None, "8 to"),
         (Layout(row=1, col=4, attention2d="blocks"), None, None),  # slices of every head
-        (Layout(tp=4), 3, "8 (3 of keys and values to 4), to"),
+        (Layout(tp=4), 3, "8 (3 KV heads to 4) to"),
         (Layout(tp=2), 2, None),
     ],
 )
@@ -99,8 +100,8 @@ def test_padded_heads_are_named(layout, kv_heads, padded) -> None:
     sizes = {"hidden_size": 24, "num_heads": 6, "num_kv_heads": kv_heads}
     found = list(remarks(tiny.program(layout, **sizes)))
     assert found == ([] if padded is None else [
-        f"6 heads of attention are padded to {padded} split over 4 devices, which compute the "
-        f"padding too; use a layout.tp or layout.col that divides {kv_heads or 6}"
+        f"6 attention heads are padded to {padded} split over 4 devices, which wastes compute; "
+        f"use a layout.tp or layout.col that divides {kv_heads or 6}"
     ])  # fmt: skip
     device_heads = {"attention.qkv.w", "attention.q.w"}
     infos = tiny.program(layout, **sizes).infos.items()

@@ -39,15 +39,21 @@ def of_config(change):
 
 
 CONFIGS = {
-    "no config": (lambda d: d.pop("config") and None, "does not say of which run it is"),
-    "a list": (lambda d: d.update(config=[]), "does not say of which run it is"),
-    "text": (lambda d: d.update(config="text"), "does not say of which run it is"),
-    "a section": (lambda d: d["config"].update(model=3), "does not say of which run it is"),
-    "more": (lambda d: d["config"].update(more={}), "does not say of which run it is"),
-    "a field": (lambda d: d["config"]["model"].update(a=1), "does not say of which run it is"),
+    "no config": (lambda d: d.pop("config") and None, "does not say which run it belongs to"),
+    "a list": (lambda d: d.update(config=[]), "does not say which run it belongs to"),
+    "text": (lambda d: d.update(config="text"), "does not say which run it belongs to"),
+    "a section": (lambda d: d["config"].update(model=3), "does not say which run it belongs to"),
+    "more": (lambda d: d["config"].update(more={}), "does not say which run it belongs to"),
+    "a field": (lambda d: d["config"]["model"].update(a=1), "does not say which run it belongs to"),
     "a type": (lambda d: d["config"]["model"].update(num_layers=[2]), ""),
-    "a value": (lambda d: d["config"]["train"].update(steps=-1), "does not say of which run it is"),
-    "a seed": (lambda d: d["config"]["train"].update(seed=7), "is of another run: train.seed is 0"),
+    "a value": (
+        lambda d: d["config"]["train"].update(steps=-1),
+        "does not say which run it belongs to",
+    ),
+    "a seed": (
+        lambda d: d["config"]["train"].update(seed=7),
+        "belongs to another run: train.seed is 0",
+    ),
 }
 
 

@@ -55,7 +55,7 @@ def test_a_state_that_is_not_finite_is_never_saved(train, log, evaluate, save, g
     strict = "--train.max_skipped=1"
     line = train.refused(strict, *(f"--{key}={value}" for key, value in every.items()))
     last = f"the last good checkpoint is step {good[-1]}" if good else "there is no checkpoint"
-    assert "loss is nan at step 7, the last of 1 in a row that were skipped (" in line
+    assert "loss is nan at step 7, the last of 1 skipped steps in a row (" in line
     assert last in line
     assert train.steps == good
     assert all(row["step"] < 7 for row in train.run_dir.metrics())

@@ -18,7 +18,7 @@ def test_a_full_log_disk_is_said_once_and_the_training_goes_on(train, whole, mon
         outcome = train()
     assert outcome.code == 0
     assert outcome.err == (
-        "warning: cannot write the output (No space left on device); the run goes on\n"
+        "warning: cannot write the output (No space left on device); the run continues\n"
     )
     assert numbers(train.run_dir.metrics()) == whole
     assert train.steps == [10, 12]
@@ -44,5 +44,5 @@ def test_metrics_that_cannot_be_written_for_a_while_are_written_later(train, mon
     outcome = train("--train.steps=4", SAME_RATES, "--checkpoint.every=0")
     assert outcome.code == 0
     line = f"warning: cannot write {train.run_dir.path}/metrics.jsonl: No space left on device; "
-    assert f"{line}the run goes on\n" in outcome.out
+    assert f"{line}the run continues\n" in outcome.out
     assert [row["step"] for row in train.run_dir.metrics()] == [1, 2, 3, 4]

@@ -87,7 +87,7 @@ def test_sigkill_and_the_same_command_again(train):
 def test_a_signal_from_outside(train, number, code):
     ended = hurt(train, f"os.kill(os.getpid(), signal.{number})", step=7)
     assert (ended.returncode, ended.stderr) == (code, "")
-    assert "stopped at step 8: saved; the same command goes on" in ended.stdout
+    assert "stopped at step 8: saved; repeat the command to continue" in ended.stdout
     assert train.steps == [5, 8]
 
 

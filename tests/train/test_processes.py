@@ -150,7 +150,7 @@ def test_a_signal_to_any_process_stops_all_after_the_same_step(start, tmp_path, 
     stopped = saved(tmp_path, 0)[-1]
     assert stopped == step + 3  # it comes in after that step was looked at: the next, and 2 more
     assert saved(tmp_path, 0) == saved(tmp_path, 1)
-    assert f"stopped at step {stopped}: saved; the same command goes on" in ended[0].out
+    assert f"stopped at step {stopped}: saved; repeat the command to continue" in ended[0].out
     assert [row["step"] for row in numbers(tmp_path / "run")] == list(range(1, stopped + 1))
 
 
@@ -207,4 +207,4 @@ def test_who_waits_in_vain_for_the_others_says_so(start):
     assert first.code == 2, first
     line = first.err.splitlines()[-1]  # JAX has a longer one
     assert line.startswith("error: process 0 of 2 could not join the others at 127.0.0.1:")
-    assert line.endswith("in processes.wait=5 s; start all of them, with the same coordinator")
+    assert line.endswith("in processes.wait=5 s; start all processes with the same coordinator")

@@ -132,4 +132,4 @@ def test_a_vocabulary_without_the_prompt_only_costs_the_sample(train):
     vocabulary = ("--model.vocab_size=64", f"--data.source={path}", "--train.sample_tokens=5")
     outcome = train(*vocabulary, "--train.steps=2", "--data.validation_fraction=0")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "no sample: the prompt '' has id 256, the model knows 0 to 63" in outcome.out
+    assert "no sample: the prompt '' has id 256, but the model knows only 0 to 63" in outcome.out

@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_its_own_data_or_with_what_it_is_told_to(train, tmp_p
         "data.source has other tokens now (the text or the tokenizer has changed) than when the"
         in refused
     )
-    assert "go on with the new data by checkpoint.data=any" in refused
+    assert "accept the new data with checkpoint.data=any" in refused
     text.write_text(TEXT + "and more")
     told = train("--train.steps=3", "--checkpoint.data=any", *few)
     assert f"{len(TEXT) + 9:,} tokens now, and had {len(TEXT) + 1:,} when" in told.out
@@ -137,7 +137,7 @@ def test_a_run_that_is_at_its_end_or_beyond_writes_nothing(train):
         outcome = train(f"--train.steps={steps}", *options)
         assert (outcome.code, outcome.err) == (0, "")
         assert (
-            f"nothing left to do: {train.run_dir.path} is at step 6, train.steps={steps}; raise "
+            f"nothing left to do: {train.run_dir.path} is at step 6 of train.steps={steps}; raise "
             "train.steps to train on\n"
         ) in outcome.out
         assert len(outcome.out.split("-" * 72)[1]) > 2  # a sample is written all the same
@@ -293,5 +293,5 @@ def test_resuming_by_path_is_of_the_same_run_too(train):
     line = train.refused(
         f"--checkpoint.resume={path}", f"--train.run_dir={other}", "--train.seed=3"
     )
-    assert f"{path} is of another run: train.seed is 3, was 0" in line
+    assert f"{path} belongs to another run: train.seed is 3, was 0" in line
     assert not other.exists()

@@ -21,7 +21,7 @@ def test_a_signal_ends_the_step_saves_and_the_same_command_goes_on(
         signal_in("log", number, step=7, monkeypatch=patch)
         outcome = train()
     assert (outcome.code, outcome.err) == (128 + number, "")
-    assert "stopped at step 8: saved; the same command goes on" in outcome.out
+    assert "stopped at step 8: saved; repeat the command to continue" in outcome.out
     assert train.steps == [5, 8]
     train()
     rows = numbers(train.run_dir.metrics())
@@ -68,7 +68,7 @@ def test_a_run_that_never_saves_says_so_when_it_is_stopped(train, monkeypatch):
     signal_in("log", signal.SIGTERM, step=7, monkeypatch=monkeypatch)
     outcome = train("--checkpoint.every=0")
     assert outcome.code == 143
-    assert "stopped at step 8: nothing saved, checkpoint.every is 0" in outcome.out
+    assert "nothing was saved, because checkpoint.every is 0" in outcome.out
     assert train.steps == []
 
 
@@ -78,4 +78,4 @@ def test_a_run_resumed_by_path_says_how_to_go_on(train, monkeypatch):
     path = train.run_dir.checkpoints / "00000001"
     signal_in("log", signal.SIGTERM, step=3, monkeypatch=monkeypatch)
     outcome = train(f"--checkpoint.resume={path}", f"--train.run_dir={train.folder / 'other'}")
-    assert "stopped at step 4: saved; checkpoint.resume=auto goes on" in outcome.out
+    assert "stopped at step 4: saved; use checkpoint.resume=auto to continue" in outcome.out

@@ -1,7 +1,7 @@
-"""Objectives other than the next token: they make the fields of a batch from windows of the corpus.
+"""Objectives other than next-token prediction: they turn windows of the corpus into batches.
 
-An objective is a pure function of (seed, sample number), as the windows are. `masking` is BERT's,
-`spans` is T5's; `prepared` gives their fields, and `special` the ids of their tokens.
+An objective is a pure function of (seed, sample number), as the windows are. `masking` is BERT's
+and `spans` T5's; `prepared` serves their fields and finds the ids of their special tokens.
 """
 
 from jaxptd.data.objectives.masking import MaskedPairs

@@ -2,8 +2,8 @@
 
 A sample is `[CLS] A [SEP] B [SEP]`, T tokens without padding. A is the beginning of a window of the
 corpus. In half of the samples B is the rest of the window, in the others the rest of another window
-of the same epoch. Of the ordinary tokens 15 % are to be predicted, to the nearest whole number;
-80 % of these are masked, 10 % are replaced by random tokens and 10 % are kept.
+of the same epoch. 15 % of the ordinary tokens are predicted, to the nearest whole number; 80 % of
+these are masked, 10 % are replaced by random tokens and 10 % stay.
 
 Letters: B samples, T = seq_length, W = T - 3 tokens of the corpus in a sample, K predicted tokens
 of a sample without special ones.
@@ -51,7 +51,7 @@ class MaskedPairs:
     def __post_init__(self) -> None:
         if self.window < 2:
             raise UserError(
-                f"model.seq_length={self.seq_length} holds no pair of sentences; use "
+                f"model.seq_length={self.seq_length} is too short for a pair of sentences; use "
                 f"{MARKS + 2} or more, for [CLS] A [SEP] B [SEP]"
             )
         check_window(self.window)
@@ -77,7 +77,7 @@ class MaskedPairs:
         """Raises UserError if an epoch has no other window to take B from."""
         if samples.windows_per_epoch < 2:
             raise UserError(
-                f"{samples.num_tokens} tokens are one window of {self.window}, and half of the "
+                f"{samples.num_tokens} tokens are one window of {self.window}, but half of the "
                 "pairs take B from another one; use more data, another data.validation_fraction "
                 "or a smaller model.seq_length"
             )

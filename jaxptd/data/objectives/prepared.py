@@ -13,12 +13,14 @@ from jaxptd.errors import UserError
 
 # ---- random numbers of samples -------------------------------------------------------------------
 
-# Sample n has a range of the counter of one Philox stream for itself, so a run of samples is one
-# call for all of them. The raw output of Philox never changes (numpy enhancement proposal 19).
+# Each sample has its own range of the counter of one Philox stream, so that consecutive samples
+# take one call. Philox's raw output never changes (numpy enhancement proposal 19).
 
 # Letters: B samples, N numbers of each.
 
-OF_OBJECTIVES = 2**63 + 2**62  # epochs and mixtures, which Philox is keyed with too, have smaller
+OF_OBJECTIVES = (
+    2**63 + 2**62
+)  # Philox is also keyed with epochs and mixtures, which have smaller numbers
 STEP = 4  # numbers that Philox makes for one count
 LONGEST = 2**20  # places that can be shuffled
 PLACES = np.uint64(LONGEST - 1)  # low bits of a key, which have its place
@@ -28,8 +30,8 @@ def check_window(window: int) -> None:
     """Raises UserError for more tokens of a sample than can be shuffled."""
     if window > LONGEST:
         raise UserError(
-            f"model.seq_length makes samples of {window} tokens, {LONGEST} can be shuffled; use a "
-            "smaller one"
+            f"model.seq_length makes samples of {window} tokens, but at most {LONGEST} can be "
+            "shuffled; use a smaller one"
         )
 
 
@@ -54,7 +56,7 @@ def shuffle(drawn_BN: np.ndarray, last_BN: np.ndarray | None = None) -> np.ndarr
 
     Args:
         drawn_BN: from `draw`; N up to LONGEST.
-        last_BN: True for places that come behind all others.
+        last_BN: True for places that come after all others.
     """
     keys_BN = drawn_BN if last_BN is None else np.where(last_BN, ~np.uint64(0), drawn_BN)
     places_N = np.arange(drawn_BN.shape[1], dtype=np.uint64)
@@ -75,10 +77,10 @@ class MaskIds:
     """Ids of masked language modelling.
 
     Args:
-        pad: fills a sequence up.
+        pad: fills up a sequence.
         cls: begins a sequence.
         sep: ends each of its two parts.
-        mask: is in place of a masked token.
+        mask: replaces a masked token.
         end_of_document: of the corpus; like the other four it is never masked.
         vocab_size: ids are in [0, vocab_size).
     """
@@ -103,7 +105,7 @@ class MaskIds:
 
     @property
     def special(self) -> tuple[int, ...]:
-        """All but the ordinary ids."""
+        """All special ids."""
         return (self.pad, self.cls, self.sep, self.mask, self.end_of_document)
 
 
@@ -112,7 +114,7 @@ class SpanIds:
     """Ids of span corruption.
 
     Args:
-        pad: fills a sequence up; the decoder's first input.
+        pad: fills up a sequence; the decoder's first input.
         end: the last token of source and of targets.
         sentinels: of the first span, the second and so on.
         vocab_size: ids are in [0, vocab_size).
@@ -140,7 +142,7 @@ def _find(tokenizer: Tokenizer, names: Sequence[str], objective: str) -> tuple[i
     if missing := [name for name, token_id in ids.items() if token_id is None]:
         raise UserError(
             f"data.tokenizer has no token {' and no '.join(missing)}, which {objective} needs; "
-            "add what is missing to its file, or use bytes"
+            "add them to its file, or use bytes"
         )
     return tuple(token_id for token_id in ids.values() if token_id is not None)
 
@@ -153,7 +155,9 @@ def _sentinels(tokenizer: Tokenizer) -> Iterator[int]:
         span += 1
 
 
-RECALLED = 16  # reads; a batch is read field by field, for the rows of each device
+RECALLED = (
+    16  # recent reads to remember: a batch is read field by field, for the rows of each device
+)
 
 
 @runtime_checkable

@@ -1,9 +1,9 @@
 """Span corruption, T5's objective.
 
-Of a window of the corpus, spans are cut out, 15 % of its tokens, 3 in a span on average. The source
-has a sentinel in place of each span; the targets have the sentinels too, each before the tokens of
-its span. Both end with the end of document. The window is as long as source and targets allow; as
-in T5's code all lengths follow from it, so they are those of every sample:
+Spans with 15 % of a window's tokens, 3 per span on average, are cut out. The source has a sentinel
+in place of each span; the targets have the sentinels, each followed by the tokens of its span. Both
+end with the end of document. The window is as long as source and targets allow; as in T5's code
+all lengths follow from it and are the same for every sample:
 
     source   kept tokens, sentinel 0, kept tokens, sentinel 1, ..., sentinel P - 1, end
     targets  sentinel 0, span 0, sentinel 1, span 1, ..., span P - 1, end
@@ -28,7 +28,7 @@ SHORTEST = 3  # a token or a span of one, its sentinel, the end
 
 
 class Lengths(NamedTuple):
-    """Numbers of tokens of a window that are kept, and cut out in spans."""
+    """How many tokens of a window stay, and how many are cut out in spans."""
 
     kept: int
     cut: int
@@ -49,7 +49,7 @@ class Lengths(NamedTuple):
 class SpanCorruption:
     """Makes `source` and `source_mask`, `[B, S]`, and `targets`, `[B, T]`.
 
-    source_mask is 1 for tokens and 0 for padding, targets are -1 behind their end.
+    source_mask is 1 for tokens and 0 for padding; targets are -1 after their end.
 
     Args:
         ids: of the special tokens.
@@ -59,8 +59,7 @@ class SpanCorruption:
         mean_span: tokens of a span.
 
     Raises:
-        UserError: a length is too short, or so long that there are too few sentinels, or a share
-            or span is wrong.
+        UserError: a length is too short or needs too many sentinels, or a share or span is wrong.
     """
 
     ids: SpanIds
@@ -85,8 +84,8 @@ class SpanCorruption:
         check_window(self.window)
         if self.lengths.spans > len(self.ids.sentinels):
             raise UserError(
-                f"model.seq_length={self.seq_length} has {self.lengths.spans} spans, and "
-                f"data.tokenizer {len(self.ids.sentinels)} sentinels; use a smaller one"
+                f"model.seq_length={self.seq_length} has {self.lengths.spans} spans, but "
+                f"data.tokenizer has {len(self.ids.sentinels)} sentinels; use a smaller one"
             )
 
     @functools.cached_property
@@ -128,7 +127,7 @@ class SpanCorruption:
     def _mark(
         self, token_BN: np.ndarray, before_BP: np.ndarray, *, length: int, fill: int
     ) -> np.ndarray:
-        """Puts sentinels behind so many tokens, and the end; then fills up, `[B, length]`."""
+        """Inserts sentinels after so many tokens, adds the end, and pads: `[B, length]`."""
         (batch, count), spans = token_BN.shape, before_BP.shape[1]
         place_BP = before_BP + np.arange(spans)
         is_text = np.ones((batch, count + spans), dtype=bool)
@@ -146,7 +145,7 @@ class SpanCorruption:
         return np.tile(mask_S, (batch, 1))
 
     def _lengths_of(self, window: int) -> Lengths:
-        """T5's rule. There is a token of each kind, and one at least in each span and before it."""
+        """T5's rule: at least one token of each kind, in each span and before each span."""
         cut = min(max(round(window * self.share), 1), window - 1)
         spans = min(max(round(cut / self.mean_span), 1), window - cut)
         return Lengths(window - cut, cut, spans)
@@ -157,13 +156,13 @@ class SpanCorruption:
 
 
 def _ends(drawn_BN: np.ndarray, pieces: int) -> np.ndarray:
-    """Cuts N items into pieces of 1 or more, each way as likely -> their ends, `[B, pieces]`."""
+    """Cuts N items into nonempty pieces, uniformly at random -> their ends, `[B, pieces]`."""
     cuts = np.sort(shuffle(drawn_BN[:, 1:])[:, : pieces - 1], axis=1) + 1
     return np.pad(cuts, ((0, 0), (0, 1)), constant_values=drawn_BN.shape[1])
 
 
 def _inside(start_BP: np.ndarray, end_BP: np.ndarray, *, window: int) -> np.ndarray:
-    """Ranges of W places, one behind the other -> True for the places in them, `[B, W]`."""
+    """Consecutive ranges of W places -> True for the places in them, `[B, W]`."""
     steps = np.zeros((len(end_BP), window + 1), dtype=np.int8)
     np.put_along_axis(steps, start_BP, 1, axis=1)
     np.put_along_axis(steps, end_BP, -1, axis=1)

@@ -1,4 +1,4 @@
-"""The families of models in Hugging Face's files, each in a file of its own, as data."""
+"""Families of models in Hugging Face's files, each described as data in its own file."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -29,12 +29,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def family_named(name: str) -> tuple[str, Family]:
-    """The `model_type` and the family of ours with this name. Raises UserError if there is none."""
+    """The `model_type` and the family for one of our names. Raises UserError if there is none."""
     for kind, family in FAMILIES.items():
         if family.name == name:
             return kind, family
     names = ", ".join(family.name for family in FAMILIES.values())
-    raise UserError(
-        f"model.family={quoted(name)} is not read from or written to Hugging Face's files; use one "
-        f"of {names}"
-    )
+    raise UserError(f"model.family={quoted(name)} has no Hugging Face format; use one of {names}")

@@ -1,7 +1,7 @@
 """BERT with both of its heads. Source: `modeling_bert.py` of transformers 5.
 
-Letters beside those of `Tensors`: C types of tokens or classes of pairs, E numbers that a product
-makes of D others, as many as they are.
+Letters besides those of `Tensors`: C token types or classes of pairs, E outputs of a square matmul
+with D inputs.
 """
 
 from jaxptd.hf.dims import Rule

@@ -53,16 +53,15 @@ class Tensors:
     """The tensors of a family. `dims.py` explains the notation of a rule.
 
     Letters: L layers, D model, V vocabulary, T positions, F hidden, N heads, K heads of keys and
-    values, H head size, P pairs of H that a rotation turns, C queries, keys and values.
+    values, H head size, P pairs of H that are rotated, C queries, keys and values.
 
     Args:
         prefix: of names, which a file may leave out.
-        rules: for its tensors, with those of every option; those count whose parameter the model
-            has.
+        rules: for the tensors of every option; only rules whose parameter the model has apply.
         ignored: regular expressions of names, without the prefix, that hold no parameter.
-        aliases: regular expressions of other names that files have for a tensor, with the prefix,
-            and the name that each is for.
-        needs: parameters of ours without which a model has no such tensors.
+        aliases: regular expressions of alternative names in files, with the prefix, and the name
+            that each stands for.
+        needs: our parameters without which a model cannot have these tensors.
     """
 
     prefix: str
@@ -72,7 +71,7 @@ class Tensors:
     needs: tuple[str, ...] = ()
 
     def others(self, name: str) -> Iterator[str]:
-        """The names for which another may be, which may lack the prefix."""
+        """The names that a file's name may stand for, with or without the prefix."""
         for pattern, real in self.aliases:
             for each in (name, f"{self.prefix}{name}"):
                 if match := re.fullmatch(pattern, each):
@@ -84,21 +83,21 @@ class Family:
     """A family.
 
     Args:
-        name: ours.
-        architecture: the class of transformers, which has all tensors.
-        tensors: of a file.
-        keys: our option -> its key in `config.json`, and the value where the key is missing.
-        synonyms: another name of a key -> the key, as transformers' `attribute_map`.
-        options: that every model of the family has.
-        fixed: key -> the only value that is supported, which is also the default.
-        unwritten: the same, of keys that files have only where they differ.
-        tied: value of `tie_word_embeddings` where the key is missing; None: transformers ties them
-            whatever it says, as it does in any case where they are equal or there is no other.
-        remarks: lines for what a `config.json` says without effect.
-        others: reads the options for which a key is not enough.
-        write_others: their keys.
-        tokens: key -> the name of the special token whose id it has; None: that which ends a
-            document.
+        name: our name of the family.
+        architecture: the class in transformers that has all tensors.
+        tensors: the tensors of a file.
+        keys: our option -> its key in `config.json`, and the value if the key is missing.
+        synonyms: another name of a key -> the key, as in transformers' `attribute_map`.
+        options: options that every model of the family has.
+        fixed: key -> the only supported value, which is also the default.
+        unwritten: like `fixed`, for keys that files contain only if they differ.
+        tied: value of `tie_word_embeddings` if the key is missing. None where transformers ignores
+            the key and always ties, as it also does if the tables are equal or one is missing.
+        remarks: lines about entries of a `config.json` without effect.
+        others: reads the options that take more than one key.
+        write_others: writes their keys.
+        tokens: key -> the name of the special token whose id it holds. None is the token that ends
+            a document.
     """
 
     name: str
@@ -118,7 +117,7 @@ class Family:
 
 # ---- values of a config.json ---------------------------------------------------------------------
 
-LARGEST = 2**31 - 1  # of a whole number: sizes above it are mistakes, and are in no file
+LARGEST = 2**31 - 1  # limit for whole numbers; larger sizes are mistakes
 
 
 def count(key: str, value: object, least: int = 1) -> int:
@@ -146,5 +145,5 @@ def flag(key: str, value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value for a message; a text has its quotes, as in the file: "2" is none of the number 2."""
+    """A value for a message; text keeps its quotes, as in the file: "2" is not the number 2."""
     return f'"{quoted(value)}"' if isinstance(value, str) else quoted(value)

@@ -1,6 +1,6 @@
-"""Llama, and its descendants with other options, such as windows of all layers or of none.
+"""Llama and its descendants with other options, such as a sliding window in all layers.
 
-In transformers a query sees itself and the `sliding_window - 1` tokens before it, as here.
+In transformers, as here, a query sees itself and the `sliding_window - 1` tokens before it.
 
 Sources: `modeling_llama.py`, `modeling_qwen2.py`, `modeling_qwen3.py`, `modeling_mistral.py` and
 `masking_utils.sliding_window_overlay` of transformers 5.
@@ -17,13 +17,15 @@ from jaxptd.hf.families.family import Family, Json, Tensors, count, flag
 
 # ---- sliding windows -----------------------------------------------------------------------------
 
-DEFAULT = 4096  # of a config without the key, which transformers leaves out at its default
+DEFAULT = 4096  # default of a key that transformers then leaves out
 _KINDS = ("sliding_attention", "full_attention")
-FULL_LAYERS = 28  # Qwen's default of `max_window_layers`, the layers before those with a window
+FULL_LAYERS = (
+    28  # Qwen's default for `max_window_layers`, the number of layers before those with a window
+)
 
 
 class Windows(NamedTuple):
-    """Reads and writes the windows of a family.
+    """Reads and writes the sliding windows of a family.
 
     read: a `config.json` -> our option. write: our options -> its keys.
     """
@@ -33,9 +35,11 @@ class Windows(NamedTuple):
 
 
 def _read_never(config: Json) -> Json:
-    """No option. Raises UserError if the file speaks of windows that the model cannot have."""
+    """No option. Raises UserError if the file names windows that the model cannot have."""
     if _KINDS[0] in (_layer_types(config) or ()):
-        raise UserError(f"layer_types has {_KINDS[0]}, and this model has no window; use another")
+        raise UserError(
+            f"layer_types has {_KINDS[0]}, but this model has no window; use another model"
+        )
     return {}
 
 
@@ -48,7 +52,7 @@ def _read_always(config: Json) -> Json:
 
 
 def _read_layers(config: Json) -> Json:
-    """Our window, if all layers have it, or none."""
+    """Our window if all layers have it, None if no layer does."""
     used = flag("use_sliding_window", config.get("use_sliding_window", False))
     window = _checked(config.get("sliding_window", DEFAULT)) if used else None
     layers = count("num_hidden_layers", config["num_hidden_layers"])
@@ -56,7 +60,7 @@ def _read_layers(config: Json) -> Json:
 
 
 def _of_layers(window: int | None, windowed: int, layers: int) -> Json:
-    """Our window, where so many layers have it. Raises UserError if only some have it."""
+    """Our window, given how many layers have it. Raises UserError if only some do."""
     if not windowed:
         return {"window": None}
     if window is None:
@@ -77,7 +81,7 @@ def _windowed(config: Json, window: int | None, layers: int) -> int:
 
 
 def _layer_types(config: Json) -> list[str] | None:
-    """The kind of attention of each layer, if the file says it."""
+    """The kind of attention of each layer, if the file lists it."""
     kinds = config.get("layer_types")
     layers = count("num_hidden_layers", config["num_hidden_layers"])
     if kinds is None:
@@ -115,7 +119,7 @@ TENSORS = Tensors(
     rules=(
         Rule("tokens.table", "V D", "model.embed_tokens.weight", "V D"),
         Rule("blocks.attention_norm.w", "L D", f"{_LAYER}.input_layernorm.weight", "D"),
-        # Hugging Face turns feature i with i + H / 2, we turn neighbours.
+        # Hugging Face rotates feature i with i + H / 2, we rotate neighbours.
         Rule("blocks.attention.qkv.w", "L D [0] N (P 2)", f"{_HEADS}.q_proj.weight", "(N 2 P) D"),
         Rule("blocks.attention.qkv.w", "L D [1] N (P 2)", f"{_HEADS}.k_proj.weight", "(N 2 P) D"),
         Rule("blocks.attention.qkv.w", "L D [2] N H", f"{_HEADS}.v_proj.weight", "(N H) D"),

@@ -1,4 +1,4 @@
-"""Rotary positions in a `config.json`, with the meaning that transformers gives them.
+"""Rotary positions in a `config.json`, interpreted as transformers does.
 
 Source: transformers 5.24, `modeling_rope_utils.RotaryEmbeddingConfigMixin` (which of several keys
 counts) and the functions of `ROPE_INIT_FUNCTIONS` (what each of them does).
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 THETA = 10000.0
 PARAMETERS, SCALING, BASE = "rope_parameters", "rope_scaling", "rope_theta"
 LENGTH, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
-KEYS = (PARAMETERS, SCALING, BASE, LENGTH, PARTIAL)  # all that are read here
+KEYS = (PARAMETERS, SCALING, BASE, LENGTH, PARTIAL)  # all kinds that are supported
 
 # Scaling -> the keys of the two ends of `rope.range`.
 ENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -56,12 +56,12 @@ def read(config: Json) -> Json:
         config: content of a `config.json`, with `max_position_embeddings`.
 
     Raises:
-        UserError: a value is none that transformers takes, or is of a rotation that we do not have.
+        UserError: transformers rejects a value, or it belongs to a rotation that we lack.
     """
     values = _values(config)
     if nested := [key for key, value in values.items() if isinstance(value, dict)]:
         raise UserError(
-            f"{PARAMETERS} has an object of its own for {quoted(nested[0])}; use a model whose "
+            f"{PARAMETERS} has a separate object for {quoted(nested[0])}; use a model whose "
             "layers all have the same rotation"
         )
     kind, theta = _kind(values), number(BASE, values[BASE])
@@ -73,7 +73,7 @@ def read(config: Json) -> Json:
             f"{PARTIAL}={quoted(values[PARTIAL])} with rope_type={kind}; use a model that rotates "
             "whole heads"
         )
-    if kind == "dynamic":  # whose angles change behind the last position only
+    if kind == "dynamic":  # its angles change only beyond the last position
         number("factor", values.get("factor"))
         return fields
     fields |= {"rope.scaling": kind, "rope.factor": _factor(kind, values, config)}
@@ -86,16 +86,16 @@ def read(config: Json) -> Json:
 
 
 def remarks(config: Json) -> list[str]:
-    """Lines for values that have no effect on the rotation, as in transformers."""
+    """Lines about values without effect on the rotation, as in transformers."""
     values, sentences = _values(config), []
     if config.get(SCALING) and config.get(PARAMETERS):
-        sentences = [f"{PARAMETERS} has no effect beside {SCALING}, as in transformers"]
+        sentences = [f"{PARAMETERS} has no effect next to {SCALING}, as in transformers"]
     kind = _kind(values)
     if kind == "dynamic":
         longest = config.get("max_position_embeddings")
         sentences.append(
-            f"rope_type=dynamic has no effect up to max_position_embeddings={longest}; here it has "
-            "none beyond, where transformers changes the angles"
+            f"rope_type=dynamic has no effect up to max_position_embeddings={longest}; beyond, "
+            "transformers changes the angles and jaxptd does not"
         )
     known, same = ("rope_type", BASE, *_READ[kind]), {"type": kind, PARTIAL: 1}
     unread = {
@@ -108,9 +108,9 @@ def remarks(config: Json) -> list[str]:
 
 
 def _values(config: Json) -> Json:
-    """The values of which transformers makes the rotation: `rope_scaling` goes first.
+    """The values from which transformers makes the rotation; `rope_scaling` takes precedence.
 
-    What stands beside the object counts where the object does not have it.
+    Keys next to the object count if the object lacks them.
     """
     beside = {BASE: THETA} | {key: config[key] for key in (BASE, PARTIAL) if key in config}
     if beside.get(PARTIAL, 0) is None:
@@ -131,13 +131,13 @@ def _kind(values: Json) -> str:
 
 
 def _length(values: Json, config: Json) -> Any:
-    """The original length: that beside the object goes first, and the model's own is the last."""
+    """The original length: first choice is the one next to the object, last the model's own."""
     positions = config.get("max_position_embeddings")
     return config.get(LENGTH, values.get(LENGTH, positions))
 
 
 def _factor(kind: str, values: Json, config: Json) -> float:
-    """By how much positions are stretched; yarn's null is the ratio of the two lengths."""
+    """How much positions are stretched; null for yarn is the ratio of the two lengths."""
     if kind == "yarn" and "factor" in values and values["factor"] is None:
         positions = number("max_position_embeddings", config.get("max_position_embeddings"))
         return positions / _whole(LENGTH, _length(values, config))
@@ -145,7 +145,7 @@ def _factor(kind: str, values: Json, config: Json) -> float:
 
 
 def _yarn(values: Json, factor: float) -> Json:
-    """The factor of turned vectors, if it is not yarn's own."""
+    """The factor on rotated vectors, if it is not yarn's own."""
     if not values.get("truncate", True):
         raise UserError(
             f"truncate={quoted(values['truncate'])} in {PARAMETERS}; use a model with truncate=true"
@@ -161,12 +161,12 @@ def _yarn(values: Json, factor: float) -> Json:
 
 
 def _whole(key: str, value: Any) -> int:
-    """A whole number, which files write as 8192.0, too."""
+    """A whole number, which files may also write as 8192.0."""
     return count(key, int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def write(model: ModelConfig) -> Json:
-    """The keys of our options; those of transformers 4, which transformers 5 reads too."""
+    """The keys of our options, in the form of transformers 4, which transformers 5 also reads."""
     kind = option(model, "rope.scaling")
     values = {BASE: option(model, "rope.theta"), SCALING: None}
     if kind is not None:

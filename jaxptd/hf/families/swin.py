@@ -1,9 +1,9 @@
 """Swin, which classifies images. Source: `modeling_swin.py` of transformers 5.
 
-The names are those of files; those that transformers 5 gives its parameters are aliases. Letters
-beside those of `Tensors`: S channels, Y and X pixels of a patch, E hidden units of the next level,
-R places of a key seen from a query, K classes; 2y and 2x rows and columns of the patches that are
-joined, columns first in a file.
+Names are those in files; the parameter names of transformers 5 are aliases. Letters besides those
+of `Tensors`: S channels, Y and X pixels of a patch, E hidden units of the next level, R offsets
+from a query to a key, K classes; 2y and 2x rows and columns of merged patches, columns first in a
+file.
 """
 
 from jaxptd.config import ModelConfig, option
@@ -23,9 +23,9 @@ def block_rules(ours: str, theirs: str, first: int) -> tuple[Rule, ...]:
     """The rules of every second block of a level.
 
     Args:
-        ours: what the names of our parameters begin with.
-        theirs: what those of its tensors do, with `{}` for the number of the block.
-        first: that number in the first pair.
+        ours: prefix of our parameters' names.
+        theirs: prefix of the tensors' names, with `{}` for the number of the block.
+        first: the block's number in the first pair.
     """
 
     def rule(name: str, dims: str, tensor: str, tensor_dims: str) -> Rule:
@@ -57,7 +57,7 @@ def block_rules(ours: str, theirs: str, first: int) -> tuple[Rule, ...]:
 
 
 def _level(number: int) -> tuple[Rule, ...]:
-    """The rules of a level, and of the patches that the next one joins."""
+    """The rules of a level, and of the patch merging before the next one."""
     theirs, merge = f"{_LAYERS}.{number}", f"merge{number + 1}"
     down = f"{theirs}.downsample"
     blocks = (
@@ -105,7 +105,7 @@ TENSORS = Tensors(
 
 # ---- config.json -------------------------------------------------------------------------------
 
-LABELS = 2  # of a config.json that says nothing
+LABELS = 2  # defaults of config.json
 
 
 def read_levels(config: Json) -> Json:
@@ -118,7 +118,7 @@ def read_levels(config: Json) -> Json:
     heads = _counts("num_heads", config.get("num_heads", [3, 6, 12, 24]))
     if heads != [heads[0] * 2**level for level in range(len(depths))]:
         raise UserError(
-            f"num_heads={quoted(heads)}, depths={quoted(depths)}; use a model whose every level "
+            f"num_heads={quoted(heads)}, depths={quoted(depths)}; use a model in which each level "
             "has twice the heads of the one before"
         )
     size, ratio = count("embed_dim", config["embed_dim"]), config.get("mlp_ratio", 4.0)
@@ -137,7 +137,7 @@ def _counts(key: str, value: object) -> list[int]:
 
 
 def write_levels(model: ModelConfig) -> Json:
-    """The keys of `read_levels`, and the share of blocks that are left out."""
+    """The keys of `read_levels`, and the rate of stochastic depth."""
     images = model.images
     assert images is not None
     return {
@@ -154,7 +154,7 @@ def _read(config: Json) -> Json:
     if labels is not None and not isinstance(labels, dict):
         raise UserError(f"id2label={quoted(labels)}; it must be an object with a name for each")
     named = LABELS if labels is None else len(labels)
-    classes = count("num_labels", config.get("num_labels", named))  # the key goes first
+    classes = count("num_labels", config.get("num_labels", named))  # the key takes precedence
     return {**read_levels(config), "images.classes": classes}
 
 
@@ -181,7 +181,7 @@ SWIN = Family(
     fixed={
         "qkv_bias": True,
         "use_absolute_embeddings": False,
-        "layer_norm_eps": 1e-5,  # norms of patches have this in any case
+        "layer_norm_eps": 1e-5,  # patch norms always have this
     },
     others=_read,
     write_others=_write,

@@ -1,10 +1,9 @@
-"""Swin-Unet, which gives classes to pixels, in safetensors with the names of its own code.
+"""Swin-Unet, which classifies pixels, in safetensors with the names of its own code.
 
-transformers has no such model: the `config.json` beside the tensors has `"model_type": "swin-unet"`
-and the arguments of `SwinTransformerSys`. Letters beside those of `Tensors`: S channels, Y and X
-pixels of a patch, E hidden units of another level, R places of a key seen from a query, K classes;
-2y and 2x rows and columns of the patches that are joined or parted, columns first where they are
-joined.
+transformers has no such model: `config.json` has `"model_type": "swin-unet"` and the arguments of
+`SwinTransformerSys`. Letters besides those of `Tensors`: S channels, Y and X pixels of a patch, E
+hidden units of another level, R offsets from a query to a key, K classes; 2y and 2x rows and
+columns of merged or expanded patches, columns first where they are merged.
 
 Source: `swin_transformer_unet_skip_expand_decoder_sys.py` of Swin-Unet's code (arXiv 2105.05537).
 """
@@ -18,7 +17,7 @@ from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.swin import BLOCKS, read_levels, write_levels
 
 PREFIX = "swin_unet."
-# As in the code: it joins level 3 - n on the way up, and its last step makes 4 x 4 pixels.
+# As in its code: step n on the way up joins level 3 - n, and the last step makes 4 x 4 pixels.
 LEVELS, PATCH = 4, 4
 _BLOCK = (
     ("attention_norm.w", "L D", "norm1.weight", "D"),
@@ -38,7 +37,7 @@ _BLOCK = (
 
 
 def rules(levels: int, patch: int) -> tuple[Rule, ...]:
-    """The rules of a model of so many levels, whose patches have so many pixels in a row."""
+    """The rules of a model with so many levels and patches of so many pixels per side."""
     all_rules = [
         Rule("patches.w", "S Y X D", f"{PREFIX}patch_embed.proj.weight", "D S Y X"),
         Rule("patches.b", "D", f"{PREFIX}patch_embed.proj.bias", "D"),
@@ -66,7 +65,7 @@ def _blocks(ours: str, theirs: str) -> Iterator[Rule]:
 
 
 def _merging(ours: str, theirs: str) -> Iterator[Rule]:
-    """The rules of the patches that a level joins."""
+    """The rules of a level's patch merging."""
     name = f"{PREFIX}{theirs}.reduction.weight"
     yield Rule(f"{ours}.linear.w", "D (2y 2x) E", name, "E (2x 2y D)")
     yield from _norm(f"{ours}.norm", f"{theirs}.norm", ("(D 2y 2x)", "(2x 2y D)"))
@@ -76,8 +75,8 @@ def _up(level: int, place: int) -> Iterator[Rule]:
     """The rules of a level on the way up.
 
     Args:
-        level: on the way down.
-        place: on the way up, where number 0 only expands the deepest level.
+        level: its number on the way down.
+        place: its number on the way up, where 0 only expands the deepest level.
     """
     before = "layers_up.0" if place == 1 else f"layers_up.{place - 1}.upsample"
     back = f"{PREFIX}concat_back_dim.{place}"
@@ -88,7 +87,7 @@ def _up(level: int, place: int) -> Iterator[Rule]:
 
 
 def _expanding(ours: str, theirs: str, side: int) -> Iterator[Rule]:
-    """The rules of patches that become side x side."""
+    """The rules of patches that expand to side x side."""
     parts, name = f"{side}y {side}x", f"{PREFIX}{theirs}.expand.weight"
     yield Rule(f"{ours}.linear.w", f"D E ({parts})", name, f"({parts} E) D")
     yield from _norm(f"{ours}.norm", f"{theirs}.norm")
@@ -106,17 +105,19 @@ def _read(config: Json) -> Json:
     """Blocks and heads of each level, and the width of the MLP.
 
     Raises:
-        UserError: there are not four levels, or the heads of one are not twice those before.
+        UserError: there are not four levels, or a level's heads are not twice those before.
     """
     levels = read_levels({"depths": [2, 2, 2, 2]} | config)
     depths = levels["images.depths"]
     if len(depths) != LEVELS:
-        raise UserError(f"depths={quoted([*depths])}; Swin-Unet's code has {LEVELS} levels, use 4")
+        raise UserError(
+            f"depths={quoted([*depths])}: Swin-Unet's code has {LEVELS} levels; use four depths"
+        )
     return {**levels, "images.decoder_depths": depths[:-1]}
 
 
 def _write(model: ModelConfig) -> Json:
-    """The keys of `_read`. Raises UserError for a model that Swin-Unet's code does not have."""
+    """The keys of `_read`. Raises UserError for a model that Swin-Unet's code cannot express."""
     images = model.images
     assert images is not None
     if len(images.depths) != LEVELS or images.decoder_depths != images.depths[:-1]:

@@ -1,6 +1,6 @@
 """T5, releases 1.0 and 1.1. Sources: `modeling_t5.py`, `configuration_t5.py` of transformers 5.
 
-Letters beside those of `Tensors`: R buckets of distances.
+Letters besides those of `Tensors`: R buckets of distances.
 """
 
 from jaxptd.config import ModelConfig, option
@@ -9,7 +9,7 @@ from jaxptd.hf.dims import Rule
 from jaxptd.hf.families.family import Family, Json, Tensors, activation_name, read_activation
 
 _SCALED, _PAD, _START = "scale_decoder_outputs", "pad_token_id", "decoder_start_token_id"
-_GATED, _GATED_GELU = "gated-", "gated-gelu"  # which is that of a tanh, unlike "gelu"
+_GATED, _GATED_GELU = "gated-", "gated-gelu"  # the tanh approximation, unlike "gelu"
 
 
 def _stack(name: str, *, mlp: int) -> tuple[Rule, ...]:
@@ -50,7 +50,7 @@ TENSORS = Tensors(
         Rule("norm.w", "D", "decoder.final_layer_norm.weight", "D"),
         Rule("head.table", "V D", "lm_head.weight", "V D"),
     ),
-    ignored=(  # never used: the keys of the source have no distance to a query
+    ignored=(  # unused: keys of the source have no distance to a query
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     ),
     aliases=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),),
@@ -61,18 +61,20 @@ TENSORS = Tensors(
 
 
 def _read(config: Json) -> Json:
-    """Gate, activation and the factor of x before the output layer.
+    """Gate, activation, and the factor on x before the output layer.
 
-    That factor goes by its own key, which transformers 5 writes, or by `tie_word_embeddings`, and
-    not by whether the output layer is the embedding.
+    That factor depends on its own key, which transformers 5 writes, or on `tie_word_embeddings`,
+    and not on whether the output layer really is the embedding.
     """
     projection = config.get("feed_forward_proj", "relu")
     if not isinstance(projection, str):
-        raise UserError(f"feed_forward_proj={quoted(projection)}; it must be a text as gated-gelu")
+        raise UserError(
+            f"feed_forward_proj={quoted(projection)}; it must be a text such as gated-gelu"
+        )
     name = "gelu_new" if projection == _GATED_GELU else projection.removeprefix(_GATED)
     scaled = config.get(_SCALED, config.get("tie_word_embeddings") is not False)
     pad, start = config.get(_PAD, 0), config.get(_START, 0)
-    if pad != start:  # transformers reads the one behind a target that does not count
+    if pad != start:  # transformers reads the one after an ignored target
         raise UserError(
             f"{_PAD}={quoted(pad)} and {_START}={quoted(start)}; use a model with one id for both"
         )
@@ -89,7 +91,7 @@ def _write(model: ModelConfig) -> Json:
     usual = model.hidden_size**-0.5
     if scale not in ((1.0, usual) if model.tie_embeddings else (1.0,)):
         raise UserError(
-            f"model.encoder_decoder.output_scale={scale}: a t5 of Hugging Face has 1, or with "
+            f"model.encoder_decoder.output_scale={scale}: Hugging Face's t5 has 1, or with "
             "tie_embeddings hidden_size ** -0.5; export a model with one of these"
         )
     gated = option(model, "gated")
@@ -119,7 +121,7 @@ T5 = Family(
         "norm_eps": ("layer_norm_epsilon", 1e-6),
         "encoder_decoder.relative_buckets": ("relative_attention_num_buckets", 32),
         "encoder_decoder.relative_distance": ("relative_attention_max_distance", 128),
-        "seq_length": ("n_positions", 512),  # of the texts that it was trained with
+        "seq_length": ("n_positions", 512),  # length of its training texts
         "encoder_decoder.start_token": (_START, 0),
     },
     options={

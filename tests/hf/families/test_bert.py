@@ -89,7 +89,7 @@ def test_missing_heads_are_named(program: Program, left_out: str, line: str) -> 
 
 @pytest.mark.parametrize("name", ["classifier.weight", "lm_head.weight", "gamma", "x.gamma"])
 def test_heads_of_other_models_are_refused_by_name(program: Program, name: str) -> None:
-    with pytest.raises(UserError, match=f"DIR has {name}, which the model of its config.json"):
+    with pytest.raises(UserError, match=f"DIR has {name}, unknown to the model of its config"):
         mapped(program, bert_tensors() | {name: np.zeros(2)})
 
 
@@ -103,7 +103,7 @@ def test_copies_are_compared_when_they_are_read(program, tmp_path, monkeypatch, 
     same = written(tmp_path / "same", tensors)
     convert(["--check", str(same)])
     title = capsys.readouterr().out.splitlines()[0]
-    assert title.endswith("; compared when they are read: " + ", ".join(sorted(COPIES)))
+    assert title.endswith("; compared on reading: " + ", ".join(sorted(COPIES)))
     params = read_params(program, same)
     np.testing.assert_array_equal(params["tokens.table"], tensors[TABLE])
     for number, (copy, name) in enumerate(COPIES.items()):
@@ -112,14 +112,12 @@ def test_copies_are_compared_when_they_are_read(program, tmp_path, monkeypatch, 
         other = written(tmp_path / str(number), tensors | {copy: changed})
         with pytest.raises(UserError) as error:
             read_params(program, other)
-        assert f"{other}: {copy} and {name} have different numbers, and the model " in str(
-            error.value
-        )
+        assert f"{other}: {copy} and {name} differ, but the model has one " in str(error.value)
 
 
 def test_a_copy_of_another_shape_is_refused_by_name(program: Program) -> None:
     (copy, _), *_ = COPIES.items()
-    with pytest.raises(UserError, match=rf"DIR: {copy} is \[3\], the model needs \[37, 12\]; "):
+    with pytest.raises(UserError, match=rf"DIR: {copy} is \[3\], but the model needs \[37, 12\]; "):
         mapped(program, bert_tensors() | {copy: np.zeros(3)})
 
 
@@ -179,7 +177,7 @@ def test_there_and_back_keeps_every_bit(tmp_path: Path, capsys) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((out / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
     line = refused(capsys, generate, ["--run-dir", str(there), "--platform=cpu"])
-    assert "model.family=bert writes no text; use a decoder" in line
+    assert "model.family=bert does not write text; use a decoder" in line
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"num_heads": [3, 3]}, "num_heads=[3, 3], depths=[4, 2]; use a model whose every level h"),
+        ({"num_heads": [3, 3]}, "num_heads=[3, 3], depths=[4, 2]; use a model in which each level"),
         ({"depths": 4}, "depths=4; it must be a list with a number for each level"),
         ({"qkv_bias": False}, "qkv_bias=False; use a model with qkv_bias=true"),
         ({"use_absolute_embeddings": True}, "use a model with use_absolute_embeddings=false"),

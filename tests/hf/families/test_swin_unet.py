@@ -150,11 +150,11 @@ def test_a_directory_is_read_onto_a_layout(tmp_path: Path, layout: Layout) -> No
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"depths": [2, 2, 2], "num_heads": [3, 6, 12]}, "Swin-Unet's code has 4 levels, use 4"),
+        ({"depths": [2, 2, 2], "num_heads": [3, 6, 12]}, "Swin-Unet's code has 4 levels; use f"),
         ({"patch_size": 2}, "patch_size=2; use a model with patch_size=4"),
         ({"ape": True}, "ape=True; use a model with ape=false"),
         ({"final_upsample": "none"}, "use a model with final_upsample=expand_first"),
-        ({"num_heads": [3, 3, 3, 3]}, "use a model whose every level has twice the heads"),
+        ({"num_heads": [3, 3, 3, 3]}, "use a model in which each level has twice the"),
     ],
 )
 def test_configs_that_are_not_ours_are_refused(changes: dict, line: str) -> None:
@@ -167,5 +167,7 @@ def test_models_that_swin_unets_code_does_not_have_are_not_named() -> None:
     small = ModelConfig(family="swin-unet", **nested({"images.size": 16, **sizes}))
     program = Program(Config(small), make_mesh(Layout()))
     shape = program.infos["norm.w"].shape
-    with pytest.raises(UserError, match="model.family=swin-unet without up1.* has no names in"):
+    with pytest.raises(
+        UserError, match="model.family=swin-unet without up1.* has no Hugging Face n"
+    ):
         hf.names(program, {"norm.w": np.zeros(shape)})

@@ -176,14 +176,14 @@ def test_configs_of_no_such_model(keys: dict, line: str) -> None:
     [
         (
             {"encoder_decoder.output_scale": 0.5},
-            "model.encoder_decoder.output_scale=0.5: a t5 of Hugging Face has 1, or with tie_em",
+            "model.encoder_decoder.output_scale=0.5: Hugging Face's t5 has 1, or with tie_em",
         ),
         (
             {"tie_embeddings": False},
-            "model.encoder_decoder.output_scale=0.288675.*: a t5 of Hugging Face has 1, or",
+            "model.encoder_decoder.output_scale=0.288675.*: Hugging Face's t5 has 1, or",
         ),
-        ({"norm": "layernorm"}, "model.norm=layernorm: a t5 of Hugging Face has rmsnorm"),
-        ({"attention_scale": 0.5}, "model.attention_scale=0.5: a t5 of Hugging Face has 1.0"),
+        ({"norm": "layernorm"}, "model.norm=layernorm: Hugging Face's t5 has rmsnorm"),
+        ({"attention_scale": 0.5}, "model.attention_scale=0.5: Hugging Face's t5 has 1.0"),
     ],
     ids=str,
 )

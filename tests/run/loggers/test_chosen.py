@@ -69,5 +69,5 @@ def test_one_that_fails_is_named_once_and_the_others_get_every_row() -> None:
     for step in (1, 2):
         loggers.log({"step": step})
     loggers.close()
-    assert lines == ["warning: cannot write a service: gone; the run goes on"]
+    assert lines == ["warning: cannot write a service: gone; the run continues"]
     assert good.rows == [{"step": 1}, {"step": 2}, None]

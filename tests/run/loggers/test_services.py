@@ -134,7 +134,7 @@ def test_a_service_that_is_gone_does_not_end_the_run(tmp_path, service) -> None:
         run_dir.log(row(step))
     assert len(lines) == 1
     assert lines[0].startswith("warning: cannot write the ")
-    assert lines[0].endswith(": the server is gone; the run goes on")
+    assert lines[0].endswith(": the server is gone; the run continues")
     assert len(run_dir.metrics()) == 2
 
 

@@ -93,7 +93,7 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch):
         run_dir.log(row(1))
         run_dir.log(row(2))
     folder = run_dir.path / "tensorboard"
-    assert lines == [f"warning: cannot write {folder}: No space left on device; the run goes on"]
+    assert lines == [f"warning: cannot write {folder}: No space left on device; the run continues"]
     assert events(folder) == before
     run_dir.log(row(3))
     assert [each.step for each in events(folder)[len(before) :]] == [3]

@@ -140,7 +140,7 @@ def test_a_row_of_float16_has_its_scale_and_none_for_what_is_not_finite(clock):
 
 def test_too_many_skipped_steps_are_found_at_the_next_at_the_latest():
     line = (
-        "loss is nan at step 2, the last of 10 in a row that were skipped "
+        "loss is nan at step 2, the last of 10 skipped steps in a row "
         r"\(train.max_skipped=10\); the last good checkpoint is step 1;"
     )
 

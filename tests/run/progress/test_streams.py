@@ -30,7 +30,7 @@ def test_a_full_disk_or_a_terminal_that_is_gone_is_said_once(capsys, error, reas
     for number in range(5):
         display.say(f"line {number}")
     assert capsys.readouterr().err == (
-        f"warning: cannot write the output ({reason}); the run goes on\n"
+        f"warning: cannot write the output ({reason}); the run continues\n"
     )
 
 
