@@ -54,7 +54,7 @@ def comms(config: Config, *, compiled: bool = True) -> CommsReport:
     True
 
     Args:
-        config: of a run; its data is not read.
+        config: what to count; its data is not read.
         compiled: also count the collectives of XLA's compiled program; compiling takes most of the
             time.
 

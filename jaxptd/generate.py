@@ -130,15 +130,15 @@ def generate(
     >>> print(generate("runs/quickstart", "def ", tokens=100))  # doctest: +SKIP
 
     Args:
-        run_dir: `train.run_dir` of the run, or a Hugging Face directory.
+        run_dir: directory of a run, or a Hugging Face model directory.
         prompt: text to continue; empty starts a document.
-        tokens: to generate.
-        temperature: of the draws; 0 takes the most likely token.
+        tokens: number of tokens to generate.
+        temperature: sampling temperature; 0 takes the most likely token.
         top_k: draw from the k most likely tokens; 0 from all.
-        seed: of the draws.
-        tp: devices to hold the model on.
+        seed: seed for sampling.
+        tp: number of devices to split the model over.
         stop: strings that also end the text; they are left out.
-        layout: of more axes than tp.
+        layout: layout with other axes than tp.
         platform: as `train.platform`.
 
     Raises:

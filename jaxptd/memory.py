@@ -44,7 +44,7 @@ def memory(config: Config, *, compiled: bool = True) -> MemoryReport:
     {'part': 'parameters', 'published': 30720, 'formula': 30720}
 
     Args:
-        config: of a run; its data is not read.
+        config: what to predict; its data is not read.
         compiled: also compile the step, which takes most of the time.
 
     Raises:

@@ -46,9 +46,9 @@ def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> Pro
     True
 
     Args:
-        config: of a run; its data is not read, the tokens are random.
-        steps: in the trace, after two.
-        trace: a new directory that keeps the trace; None keeps none.
+        config: what to time; its data is not read, the tokens are random.
+        steps: steps to trace, after two warm-up steps.
+        trace: a new directory for the trace; None keeps none.
 
     Raises:
         UserError: too few devices.

@@ -90,7 +90,7 @@ def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -
     with `run.stopped` True; a second one raises KeyboardInterrupt at once.
 
     Args:
-        config: of the run.
+        config: what to train, and on which layout.
         on_log: called with each row of metrics.jsonl, in the first process.
         quiet: print nothing.
 

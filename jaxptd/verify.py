@@ -46,9 +46,9 @@ def verify(config: Config, *, dtype: Precision = "float64") -> Report:
     True
 
     Args:
-        config: of a run; its data is not read.
-        dtype: that both compute in: float64 finds mistakes, float32 also sums that are made in a
-            lower precision; bfloat16, float16 and fp8 products are compared with float32.
+        config: what to compare; its data is not read.
+        dtype: precision of both: float64 finds mistakes, float32 also reductions in a
+            lower precision; bfloat16, float16 and fp8 matmuls are compared with float32.
 
     Raises:
         UserError: too few devices.

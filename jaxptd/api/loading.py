@@ -33,8 +33,8 @@ def load(
     >>> load("runs/quickstart", Layout(tp=4)).evaluate()  # doctest: +SKIP
 
     Args:
-        run_dir: `train.run_dir` of the run.
-        layout: of the loaded run; None: the one it was saved with.
+        run_dir: directory of the run, its `train.run_dir`.
+        layout: layout to load onto; None: the one it was saved with.
         platform: as `train.platform`; None: the one it was saved with.
 
     Raises:
@@ -75,11 +75,11 @@ def from_hf(
     Writes nothing until the run is saved, to `runs/NAME`.
 
     Args:
-        path: of the directory.
-        layout: of the devices; None: one device.
-        dtype: compute precision; float64 also is that of the parameters.
+        path: directory with `config.json` and safetensors.
+        layout: layout to load onto; None: one device.
+        dtype: compute precision; with float64, also that of the parameters.
         platform: as `train.platform`.
-        model_options: other fields of `ModelConfig` to set, as `seq_length`.
+        model_options: other fields of `ModelConfig`, such as `seq_length`.
 
     Raises:
         UserError: the directory is damaged or of an unknown model, the options contradict it, or

@@ -38,7 +38,7 @@ def simulate(devices: int) -> None:
     8
 
     Args:
-        devices: their number.
+        devices: how many.
 
     Raises:
         UserError: JAX has started with fewer devices, or others.
@@ -69,7 +69,7 @@ def use_devices(number: int) -> str:
     '8 simulated CPU devices'
 
     Args:
-        number: of devices that are needed.
+        number: how many devices you need.
 
     Returns:
         the devices, in words.

@@ -211,8 +211,8 @@ class Program:
     (4, 256, 1024)
 
     Args:
-        config: of the run.
-        mesh: of the config's layout.
+        config: what the steps compute.
+        mesh: the mesh of the config's layout, from `make_mesh`.
 
     Raises:
         UserError: the mesh is not that of the layout, model.vocab_size is null, or model.dtype is
