@@ -59,7 +59,11 @@ def _gathered_fwd(
     ring, kernel, scores, _ = spec
     every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
     o, lse = kernel.fwd(
-        q, *every, ring.all_coordinates(inputs, Lengths(q.shape[1], k.shape[1])), scores=scores
+        q,
+        every[0],
+        every[1],
+        ring.all_coordinates(inputs, Lengths(q.shape[1], k.shape[1])),
+        scores=scores,
     )
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_MATMUL_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
