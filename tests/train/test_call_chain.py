@@ -11,7 +11,7 @@ from jaxptd.train import main
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(jaxptd.__file__).parent
-LONGEST = 12  # functions, from `main` to the one that multiplies
+LONGEST = 15  # functions, from `main` to the one that multiplies
 BELOW = ("step/", "models/", "layers/", "zero/")  # what the training loop calls
 
 
