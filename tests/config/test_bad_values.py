@@ -116,7 +116,7 @@ VALUES = [
     (DataConfig, {"source": {"a": True}}, "or a dict from a text to a number"),
     (DataConfig, {"source": {1: 0.5}}, "data.source={1: 0.5}: use a text or a list"),
     (DataConfig, {"source": {"a\0": 1}}, "data.source={'a", "it has a null byte; remove it"),
-    (DataConfig, {"source": {"a": 1, Path("a"): 2}}, "data.source={'a': 1", "a is there twice; gi"),
+    (DataConfig, {"source": {"a": 1, Path("a"): 2}}, "data.source={'a': 1", "a is given twice; gi"),
     (DataConfig, {"source": LONG}, "data.source='aaaaaa", "no path is so long; use at most"),
     (DataConfig, {"prompt_field": 3}, "data.prompt_field=3: use a text or null"),
     (DataConfig, {"prompt_field": ""}, "data.prompt_field is empty; name the prompts' field, or"),
@@ -125,7 +125,7 @@ VALUES = [
     (
         DataConfig,
         {"tokenizer": "\udcff"},
-        r"data.tokenizer='\udcff': it is not valid Unicode; use a te",
+        r"data.tokenizer='\udcff': it is not valid Unicode; use text",
     ),
     (DataConfig, {"validation_fraction": "5%"}, "data.validation_fraction='5%': use a number"),
     (DataConfig, {"validation_fraction": 1.5}, "data.validation_fraction=1.5 must be in [0, 1)"),

@@ -91,14 +91,14 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             "rope.attention_factor has no effect with model.rope.scaling=null; leave it out",
         ),
         (YARN | {"rope.attention_factor": 0.0}, "model.rope.attention_factor=0.0 must be a number"),
-        (YARN | {"rope.theta": 1.0}, "model.rope.theta=1.0: yarn finds pairs by its logarithm; "),
+        (YARN | {"rope.theta": 1.0}, "model.rope.theta=1.0: yarn takes its logarithm; "),
         ({"hidden_size": 1, "num_heads": 2}, "model.hidden_size=1 does not split over model.num_h"),
         ({"family": "llama", "rope.theta": 0.0}, "model.rope.theta=0.0 must be a number above 0"),
         ({"num_kv_heads": 3}, "model.num_heads=8 does not split over model.num_kv_heads=3"),
         ({"num_kv_heads": 0}, "model.num_kv_heads=0 must be a number above 0"),
         (
             {"causal": False, "window": 8},
-            "model.window=8 is of a token and those before it, and with model.causal=false",
+            "model.window=8 covers a token and those before it, but with model.causal=fals",
         ),
         ({"causal": "no"}, "model.causal='no': use true or false or null"),
         ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
@@ -115,9 +115,12 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
         ({"family": "t5", "max_positions": 8}, "model.max_positions has no effect with model.posi"),
         (
             {"family": "t5", "encoder_decoder.relative_buckets": 7},
-            "relative_buckets=7: half of them are of",
+            "relative_buckets=7: must be even and",
         ),
-        ({"family": "t5", "encoder_decoder.relative_buckets": 2}, "use an even number, 4 or more"),
+        (
+            {"family": "t5", "encoder_decoder.relative_buckets": 2},
+            "relative_buckets=2: must be even and",
+        ),
         (
             {"family": "t5", "encoder_decoder.relative_distance": 16},
             "model.encoder_decoder.relative_distance=16 leaves nothing to share the upper half of "

@@ -31,7 +31,7 @@ def test_fields_of_a_pipeline_or_of_a_grid_are_refused_elsewhere(fields, axes, w
     with pytest.raises(UserError) as caught:
         Config(layout=Layout(dp=2, **fields))
     assert str(caught.value).startswith(words)
-    assert str(caught.value).endswith(f"set that too, or leave layout.{next(iter(fields))} out")
+    assert str(caught.value).endswith(f"set that as well, or leave layout.{next(iter(fields))} out")
 
 
 @pytest.mark.parametrize(

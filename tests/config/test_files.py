@@ -39,7 +39,7 @@ def test_the_largest_file_is_read_and_a_larger_one_is_not(path, monkeypatch) -> 
     assert load_config(path).train.steps == 3
     path.write_text(content + " ")
     monkeypatch.setattr(files, "open", None, raising=False)  # it is not even opened
-    with pytest.raises(UserError, match=r"run.yaml has 18 bytes, a config at most 17"):
+    with pytest.raises(UserError, match=r"run.yaml has 18 bytes, but a config at most 17"):
         read_yaml(str(path))
 
 

@@ -148,5 +148,5 @@ def test_odd_settings_are_a_line_or_no_matter(folder, content):
 
 def test_a_folder_of_an_older_kind_has_its_remedy(tmp_path):
     (tmp_path / "vocab.json").touch()
-    with pytest.raises(UserError, match=r"write one beside vocab.json, with transformers' save_"):
+    with pytest.raises(UserError, match=r"write one next to vocab.json with transformers' save_"):
         load_tokenizer(tmp_path)

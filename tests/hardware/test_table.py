@@ -72,7 +72,7 @@ def test_a_file_of_ones_own_comes_beside_the_table(tmp_path: Path) -> None:
         ("a: {}\na: {}\n", "a is given twice; give it once"),
         ("? [1]\n: 2\n", "is not YAML"),
         ("[" * 400, "is not YAML"),
-        ({3: {}}, "3 cannot be an accelerator's name accelerator"),
+        ({3: {}}, "3 cannot be an accelerator's name; use text"),
         ({"mine": 3}, "mine has no numbers; give it bf16_flops"),
         ({"mine": {}}, "mine lacks bf16_flops; give every number of the accelerator"),
         (mine(hbm_share=None), "mine lacks hbm_share"),
@@ -82,12 +82,12 @@ def test_a_file_of_ones_own_comes_beside_the_table(tmp_path: Path) -> None:
         (mine(hbm_share={**FIGURE, "kind": "felt"}), "kind=felt; use one of data sheet, measured"),
         (mine(hbm_share={**FIGURE, "kind": ["x"]}), "kind=['x']; use one of data sheet, measured"),
         (mine(hbm_share={**FIGURE, "source": " "}), "no source; say where the number comes from"),
-        (mine(hbm_share={**FIGURE, "value": "1e3"}), "value=1e3 is no number (write 3.0e+12"),
-        (mine(hbm_share={**FIGURE, "value": True}), "value=True is no number"),
-        (mine(hbm_share={**FIGURE, "value": float("nan")}), "value=nan is no number"),
+        (mine(hbm_share={**FIGURE, "value": "1e3"}), "value=1e3 is not a number; write it"),
+        (mine(hbm_share={**FIGURE, "value": True}), "value=True is not a number"),
+        (mine(hbm_share={**FIGURE, "value": float("nan")}), "value=nan is not a number"),
         (mine(hbm_share={**FIGURE, "value": 0}), "value=0; use a number above 0"),
         (mine(hbm_share={**FIGURE, "value": 10**30}), "below 1e18"),
-        (mine(hbm_share={**FIGURE, "value": 1.2}), "value=1.2; a share is at most 1"),
+        (mine(hbm_share={**FIGURE, "value": 1.2}), "value=1.2; use at most 1 for a share"),
         (mine(nvlink_domain={**FIGURE, "value": 7.5}), "value=7.5; use a whole number"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_bytes(b"# " + b"a" * 10**6)
     for name, words in (
         ("no.yaml", "No such file or directory; name a YAML file"),
-        (".", "is no file on disk"),
+        (".", "is not a file on disk"),
         ("binary.yaml", "is not text"),
         ("large.yaml", "has more than 1000000 bytes"),
     ):

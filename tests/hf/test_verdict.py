@@ -50,7 +50,7 @@ def test_a_line_for_each_fact_and_a_verdict(model: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "yes"),
+    ("name", "content", "there"),
     [
         ("chat_template.jinja", "{{ messages }}", "yes"),
         ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', "yes"),
