@@ -173,7 +173,7 @@ def read(folder: Path) -> dict[str, Any]:
             f"{FORMAT}; use the version it was saved with"
         )
     if fault := find_fault(manifest, folder.name, reserved=MANIFEST):
-        raise _damaged(folder, f"{MANIFEST} is wrong: {fault}")
+        raise _damaged(folder, f"{MANIFEST} has wrong content: {fault}")
     return manifest
 
 

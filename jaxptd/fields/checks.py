@@ -38,16 +38,16 @@ SOURCES = {
     "Config": "jaxptd.load_config(name) reads one from a YAML file or a packaged config",
     "CommsReport": "jaxptd.comms(config) makes one",
     "DataConfig": "pass config.data",
-    "Figure": "make one, for example with jaxptd.plot.mesh(layout)",
-    "Layout": "such as jaxptd.Layout(tp=2)",
+    "Figure": "jaxptd.plot.mesh(layout) makes one, for example",
+    "Layout": "jaxptd.Layout(tp=2), for example",
     "MemoryReport": "jaxptd.memory(config) makes one",
     "Mesh": "jaxptd.make_mesh(config.layout) makes one",
     "ProfileReport": "jaxptd.profile(config) makes one",
     "Program": "jaxptd.Program(config, jaxptd.make_mesh(config.layout)) makes one",
     "Run": "jaxptd.load(run_dir) gives one",
-    "Samples": "such as run.data.train",
-    "Schedule": 'such as jaxptd.make_schedule("1f1b", stages=4, micro_batches=8)',
-    "Tokenizer": 'such as jaxptd.load_tokenizer("bytes")',
+    "Samples": "pass run.data.train, for example",
+    "Schedule": 'jaxptd.make_schedule("1f1b", stages=4, micro_batches=8), for example',
+    "Tokenizer": 'jaxptd.load_tokenizer("bytes"), for example',
 }
 
 

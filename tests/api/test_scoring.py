@@ -81,5 +81,5 @@ def test_what_has_no_likelihood_is_refused() -> None:
         UserError, match="a continuation has 17 tokens, but the model takes 16; split"
     ):
         Scorer(program())(params(), [Question([1], [2] * 17)])
-    with pytest.raises(UserError, match="model.family=bert does not continue a text"):
+    with pytest.raises(UserError, match="model.family=bert does not continue text"):
         Scorer(tiny.program(Layout(), family="bert"))

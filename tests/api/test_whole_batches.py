@@ -114,10 +114,10 @@ def test_batches_of_another_kind_are_refused_before_anything_is_compiled() -> No
         whole, good | {"next_sentence": mask}, "a batch holds next_sentence of int64 [3, 5]; use"
     )
     refuse(
-        whole, good | {"next_sentence": pairs[:2]}, "a batch holds next_sentence [2], and tokens ["
+        whole, good | {"next_sentence": pairs[:2]}, "a batch holds next_sentence [2], but tokens ["
     )
     refuse(
-        whole, good | {"mask": mask[:, 1:]}, "a batch holds mask [3, 4], and tokens [3, 5], token_t"
+        whole, good | {"mask": mask[:, 1:]}, "a batch holds mask [3, 4], but tokens [3, 5], token_t"
     )
     refuse(whole, good | {"mask": mask + 1}, "a batch holds mask with 2; use 0 to 1")
     refuse(whole, good | {"tokens": tokens + 2**32}, "a batch holds tokens with 4294967")

@@ -54,8 +54,8 @@ def name_file(name):
 def table():
     """(change, words of the message) for every damaged manifest."""
     for key in ("step", "description", "tensors", "format", "files"):
-        yield drop(key), f"is wrong: it has no '{key}'"
-    yield put("more", 1), "is wrong: it has an unknown 'more'"
+        yield drop(key), f"has wrong content: it has no '{key}'"
+    yield put("more", 1), "has wrong content: it has an unknown 'more'"
     for step in (-1, "5", 5.0, True, None, [5], {}, NAN, INFINITE, 2**63, HUGE):
         yield put("step", step), "content: step is "
     yield put("step", 6), "content: it is of step 6, its folder of step 5"

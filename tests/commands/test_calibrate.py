@@ -88,7 +88,7 @@ def test_a_calibration_is_a_hardware_file(
     assert "nothing was measured (out of time)" in refused(
         capsys, command.main, [*again, "--overwrite"]
     )
-    assert "no limits of cpu in the hardware table" in refused(
+    assert "the hardware table has no cpu" in refused(
         capsys, command.main, ["calibrate", "--out", str(tmp_path / "new.yaml")]
     )
     assert set(accelerators(out)) == {"here"}
@@ -184,7 +184,7 @@ def test_what_was_not_measured_says_why(clock: list[float]) -> None:
         "there; minimum 0.819, median 0.819, maximum 0.819 of 3 repetitions of a program"
     )
     for name, reason in (
-        ("nvlink_share", "one device in a node"),
+        ("nvlink_share", "one device per node"),
         ("network_share", "one node"),
         ("attention_forward_share", "RESOURCE_EXHAUSTED: out of memory"),
     ):
@@ -214,7 +214,9 @@ def test_a_device_is_found_in_the_table_by_its_name(kind: str, name: str | None)
     if name:
         assert table_name(kind, accelerators()) == name
         return
-    with pytest.raises(UserError, match=r"no limits of .*give --gpu, one of a100, h100"):
+    with pytest.raises(
+        UserError, match=r"the hardware table has no .*give --gpu, one of a100, h100"
+    ):
         table_name(kind, accelerators())
 
 

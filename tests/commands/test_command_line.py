@@ -208,7 +208,7 @@ def test_impossible_values(argv, words):
         ("model:", ["section model", "expected `name: value` lines", "null"]),
         ("model: [1", ["not YAML", "line 1"]),
         ("a: 1\n---\nb: 2\n", ["not YAML", "single document"]),
-        ("[" * 700, ["not YAML"]),
+        ("[" * 700, ["not a YAML config"]),
         ("model: {dropout: \x07}", ["not YAML"]),
         (b"\xff\xfe\x00\x01", ["not text"]),
         (

@@ -96,7 +96,7 @@ def test_a_large_vocabulary_has_ids_of_32_bits(folder, capsys):
     main(["--source", "big.txt", "--out", "t.bin", "--tokenizer", "big.json"])
     out, err = capsys.readouterr()
     assert out.startswith("t.bin: 4 tokens from 1 files; vocabulary 70001, end of document 0")
-    assert "each document begins with <s>" in err and "spells special tokens once (</s>)" in err
+    assert "each document begins with <s>" in err and "spells out special tokens once (</s>)" in err
     assert open_token_file(folder / "t.bin").tolist() == [7, 70_000, 70_000, 0]
     options = ["--begin-token", "none", "--special-tokens", "text", "--quiet"]
     main(["--source", "big.txt", "--out", "u.bin", "--tokenizer", "big.json", *options])

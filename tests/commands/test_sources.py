@@ -116,14 +116,14 @@ def test_a_config_of_sizes_alone_warns_in_python_of_what_nobody_chose(home: Path
     with pytest.warns(UserWarning, match=line) as caught:
         config = jaxptd.load_config("config.yaml")
     assert (caught[0].filename, chosen(config)) == (__file__, (5, None, "bytes"))
-    with pytest.warns(UserWarning, match="data.tokenizer=bytes while"):
+    with pytest.warns(UserWarning, match="data.tokenizer=bytes although"):
         jaxptd.load_config("config.yaml", ["--checkpoint.start=random"])
     meant = ["--checkpoint.start=random", "--data.tokenizer=bytes"]
     jaxptd.load_config("config.yaml", meant)  # warnings are errors in these tests
 
 
 WEIGHTS = "--model.from HOME/m gives only sizes, and no weights are chosen; use --from HOME/m for"
-BYTES = "data.tokenizer=bytes while HOME/m has a tokenizer.json; use --data.tokenizer HOME/m"
+BYTES = "data.tokenizer=bytes although HOME/m has a tokenizer.json; use --data.tokenizer HOME/m"
 
 
 @pytest.mark.parametrize(

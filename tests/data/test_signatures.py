@@ -94,7 +94,7 @@ def test_frames_of_zstd_and_one_that_was_cut(tmp_path):
             "id;text\n1;b\n",
             "separates columns by ';', but its name says",
         ),
-        ("a.csv", "id\ttext\n1\tb\n", r"separates columns by '\\t', but its name says ','"),
+        ("a.csv", "id\ttext\n1\tb\n", r"separates columns by '\t', but its name says ','"),
         (
             "a.jsonl",
             '{"text": null}',

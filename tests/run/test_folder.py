@@ -285,7 +285,7 @@ def test_a_config_is_not_rewritten_if_the_metrics_cannot_be(run_dir, monkeypatch
         return write(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(UserError, match="No space left on device; use a directory"):
+    with pytest.raises(UserError, match="No space left on device; use a writable"):
         run_dir.open(config_with("--train.steps=99"), step=3)
     assert contents(run_dir.path) == before
 
@@ -297,6 +297,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(run_dir, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("jaxptd.atomic_files.os.replace", full)
-    with pytest.raises(UserError, match="No space left on device; use a directory"):
+    with pytest.raises(UserError, match="No space left on device; use a writable"):
         run_dir.open(config_with("--train.steps=99"), step=3)
     assert contents(run_dir.path) == before
