@@ -289,7 +289,7 @@ def _given(argv: Sequence[str]) -> list[str]:
 
 
 def _budget(planned: Plan, options: dict[str, Any]) -> str:
-    """How long training on so many tokens takes, and what it costs."""
+    """Time and cost of training on so many tokens."""
     days = planned.days(planned.best[0], options["tokens"])
     hours = days * HOURS * planned.gpus
     cost = (

@@ -34,7 +34,10 @@ def test_tp_and_a_grid_exclude_each_other(grid):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"row": 2, "col": 4, "matmul2d": "fox"}, "layout.col=4 is not square, as .*=fox needs it"),
+        (
+            {"row": 2, "col": 4, "matmul2d": "fox"},
+            "layout.col=4 is not square, but .*=fox needs that",
+        ),
         ({"row": 2, "matmul2d": "cannon"}, "use layout.matmul2d=gather or summa"),
         ({"matmul2d_slices": 0}, "layout.matmul2d_slices=0: use 1 or more"),
         ({"virtual_stages": 0}, "layout.virtual_stages=0: use 1 or more, or null"),

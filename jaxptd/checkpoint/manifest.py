@@ -256,7 +256,7 @@ def _damaged(folder: Path, cause: str) -> DamagedCheckpointError:
 
 
 def _difference(name: str, saved: dict[str, Any] | None, wanted: dict[str, Any] | None) -> str:
-    """How a tensor in the checkpoint differs from this run's; empty if it does not."""
+    """Words for how a tensor in the checkpoint differs from this run's; empty if it does not."""
     if saved is None:
         return f"{name} is in this run, not in the checkpoint"
     if wanted is None:

@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Whether such a spelling is read as the token (`parse`) or as text (`text`)."""
+        """`parse` if such a spelling is read as the token, `text` if as text."""
 
     def token_id(self, name: str) -> int | None:
         """The id of a special token, such as "[MASK]"; None if the tokenizer lacks it."""

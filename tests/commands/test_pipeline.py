@@ -182,7 +182,7 @@ def test_a_longer_interleaved_schedule_is_a_warning(capsys):
     assert json.loads(out)["ticks"] == 64
     assert err == (
         "warning: schedule=interleaved takes 64 ticks where 50 would do, since micro_batches=9 is "
-        "no multiple of stages=8; use 8 or 16 micro-batches\n"
+        "not a multiple of stages=8; use 8 or 16 micro-batches\n"
     )
 
 

@@ -11,7 +11,9 @@ def test_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no\nplugin")
 
     monkeypatch.setattr(absent.topologies, "get_topology_desc", missing)
-    with pytest.raises(UserError, match="no CUDA compiler here \\(no plugin\\); .*pip install"):
+    with pytest.raises(
+        UserError, match="the CUDA compiler is missing \\(no plugin\\); .*pip install"
+    ):
         absent.gpus(8)
 
 

@@ -152,7 +152,10 @@ PATHS = [
     ("/dev/zero", "/dev/zero is a device or a pipe, not a file on disk; name a YAML config"),
     ("/dev/null", "/dev/null is a device or a pipe, not a file on disk; name a YAML config"),
     ("{folder}/binary.txt", "{folder}/binary.txt is not text; name a YAML config file"),
-    ("{folder}/large.yaml", "large.yaml has 1000002 bytes, a config at most 1000000; name a YAML"),
+    (
+        "{folder}/large.yaml",
+        "large.yaml has 1000002 bytes, but a config at most 1000000; name a YAML",
+    ),
     ("~/none.yaml", "/nobody/none.yaml: No such file or directory; name a YAML config"),
     ("a\0b", r"--config=a\x00b: it has a null byte; remove it"),
     ("./a\0b", r"--config=./a\x00b: it has a null byte; remove it"),

@@ -151,9 +151,9 @@ def token_files():
         ("negative length", index(lengths=(-4000,)), "its sequences are not contiguous"),
         ("gap", index(pointers=(2,)), "its sequences are not contiguous"),
         ("negative place", index(pointers=(-2,)), "its sequences are not contiguous"),
-        ("fewer", index(lengths=(3999,)), "a.bin has 8000 bytes, a.idx says 7998"),
-        ("more", index(lengths=(4001,)), "a.bin has 8000 bytes, a.idx says 8002"),
-        ("none", index(sequences=0, lengths=(), pointers=()), "has 8000 bytes, a.idx says 0"),
+        ("fewer", index(lengths=(3999,)), "a.bin has 8000 bytes, but a.idx says 7998"),
+        ("more", index(lengths=(4001,)), "a.bin has 8000 bytes, but a.idx says 8002"),
+        ("none", index(sequences=0, lengths=(), pointers=()), "has 8000 bytes, but a.idx says 0"),
         ("pipe", os.mkfifo, "a.idx is not a regular file"),
         ("folder", os.mkdir, "a.idx is not a regular file"),
     ):

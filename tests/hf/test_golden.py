@@ -58,7 +58,7 @@ def test_logits_are_those_of_transformers(gpt2: Path) -> None:
         ),
         (
             batch | {"targets": batch["targets"][:, 1:]},
-            "a batch holds targets [3, 10], and tokens [3,",
+            "a batch holds targets [3, 10], but tokens [3,",
         ),
         (batch | {"tokens": batch["tokens"] * 1.0}, "a batch holds tokens of float64 [3, 11]; use"),
         (

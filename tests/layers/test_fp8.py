@@ -244,7 +244,7 @@ def test_a_gpu_without_8_bit_products_is_refused(platform, capability, able):
     if able:
         assert choose_precision("fp8", device) is FP8
         return
-    words = r"8\.9 or more, NVIDIA A100 has 8\.0; use model\.products=native"
+    words = r"8\.9 or higher; NVIDIA A100 has 8\.0; use model\.products=native"
     with pytest.raises(UserError, match=words):
         choose_precision("fp8", device)
 

@@ -165,7 +165,7 @@ def test_it_trains(example: str, tmp_path: Path) -> None:
 
 def test_hugging_face_has_no_such_mlp() -> None:
     model = jaxptd.ModelConfig(mlp="squared-relu", vocab_size=13)
-    with pytest.raises(UserError, match="model.mlp=squared-relu: a gpt2 of Hugging Face has dense"):
+    with pytest.raises(UserError, match="model.mlp=squared-relu: Hugging Face's gpt2 has dense"):
         config_json(model, dtype="float32", tokenizer=None)
 
 

@@ -84,7 +84,9 @@ def test_gradients_go_down_and_masters_come_up_once() -> None:
 
 @pytest.mark.parametrize("name", ["muon", "adafactor"])
 def test_optimizers_of_whole_matrices_are_refused(name: Any) -> None:
-    with pytest.raises(UserError, match=f"update_on=host with optimizer.name={name}: it looks at"):
+    with pytest.raises(
+        UserError, match=f"update_on=host with optimizer.name={name}: it needs whole"
+    ):
         Config(layout=HOST, optimizer=OptimizerConfig(name=name))
 
 

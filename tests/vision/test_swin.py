@@ -157,7 +157,7 @@ IMAGE |= {"images.patch": 2, "images.window": 4, "images.depths": (2, 2)}
             {"images.decoder_depths": (2, 2)},
             r"model.images.decoder_depths=\[2, 2\]: model.images.dep",
         ),
-        ({"images.classes": 1}, "model.images.classes=1 tells nothing apart; use 2 or more"),
+        ({"images.classes": 1}, "model.images.classes=1: use 2 or more"),
         ({"images.window": 0}, "model.images.window=0 must be a number above 0"),
         ({"family": "gpt"}, "model.images.size=16 has no effect with the family gpt; leave it ou"),
         ({"images.drop_path": 1.0}, "model.images.drop_path=1.0"),

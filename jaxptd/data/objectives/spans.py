@@ -28,7 +28,7 @@ SHORTEST = 3  # a token or a span of one, its sentinel, the end
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a window stay, and how many are cut out in spans."""
+    """Counts the tokens of a window that stay, and those that are cut out in spans."""
 
     kept: int
     cut: int

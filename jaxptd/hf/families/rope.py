@@ -137,7 +137,7 @@ def _length(values: Json, config: Json) -> Any:
 
 
 def _factor(kind: str, values: Json, config: Json) -> float:
-    """How much positions are stretched; null for yarn is the ratio of the two lengths."""
+    """Stretch of the positions; null for yarn is the ratio of the two lengths."""
     if kind == "yarn" and "factor" in values and values["factor"] is None:
         positions = number("max_position_embeddings", config.get("max_position_embeddings"))
         return positions / _whole(LENGTH, _length(values, config))
