@@ -80,7 +80,7 @@ def entered(route: Route) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     begun = over = False
-    ignore = MONITORING.DISABLE if MONITORING else False  # the tool reports this code no more
+    ignore = MONITORING.DISABLE if MONITORING else False  # the tool stops reporting this code
 
     def call(code: CodeType, *_: Any) -> Any:
         nonlocal begun

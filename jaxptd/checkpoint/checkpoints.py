@@ -202,7 +202,7 @@ class Checkpoints:
         return None if chosen is None else saving.load(Path(chosen), target)
 
     def _by_loss(self, steps: Iterable[int], report: Reporter = lambda line: None) -> list[int]:
-        """Those of these steps that have a validation loss, lowest first."""
+        """The given steps that have a validation loss, lowest first."""
         losses = {}
         for step in steps:
             try:

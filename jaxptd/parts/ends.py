@@ -293,7 +293,7 @@ class Head(End):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def collectives(self, step: Scenario) -> Iterator[Collective]:
-        """Those of its matmuls and norm, and of its loss over the sharded vocabulary.
+        """Collectives of its matmuls and norm, and of its loss over the sharded vocabulary.
 
         The loss all-reduces a maximum and two sums per token.
         """
