@@ -1,8 +1,8 @@
 """The axes of the mesh, and `Layout`, which says how a model is spread over devices.
 
 The only place that spells an axis. Axes from the slowest link to the fastest, in Megatron's rank
-order (tp fastest, then cp, dp, pp): `pp, dp, cp, row, col, tp`. All are always in the mesh, most of
-them with size 1.
+order (tp fastest, then cp, ep, dp, pp): `pp, dp, ep, cp, row, col, tp`. All are always in the mesh,
+most of them with size 1.
 
 Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 """
@@ -25,13 +25,15 @@ class Axis(StrEnum):
 
     PP = "pp"  # pipeline stages
     DP = "dp"  # data parallelism: shards the batch
+    EP = "ep"  # expert parallelism: shards experts; to everything else it is more of dp
     CP = "cp"  # context parallelism: shards the sequence, for ring attention
     ROW = "row"  # 2D tensor parallel grid
     COL = "col"
     TP = "tp"  # Megatron's tensor parallelism: shards weight matrices along one dimension
 
 
-BATCH_AXES = (Axis.DP, Axis.CP)  # they shard the tokens of a batch; ZeRO shards the state over them
+SAMPLE_AXES = (Axis.DP, Axis.EP)  # they shard the samples of a batch
+BATCH_AXES = (*SAMPLE_AXES, Axis.CP)  # and its tokens; ZeRO shards the state over them
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ZeroStage = Literal[0, 1, 2, 3]
@@ -62,6 +64,7 @@ class Layout:
             row x col.
         row: rows of the grid that shards every matrix in blocks; also shards the sequence.
         col: columns of that grid; also shards hidden units.
+        ep: devices that split the experts of each layer, and take a share of the batch as dp does.
         sequence_parallel: also shard the sequence over tp, between the matmuls.
         collective_matmul: with sequence_parallel, gather and reduce-scatter in ring steps, each
             overlapped with a slice of the matmul that needs it.
@@ -80,8 +83,8 @@ class Layout:
             default.
         stage_layers: layers of each stage (of each chunk in model order where stages hold several;
             an encoder's layers, then the decoder's); null splits them as evenly as possible.
-        zero: ZeRO stage, sharding over dp x cp: 1 shards parameters and optimizer state between
-            steps, 2 also gradients, 3 also parameters during a step; 0 shards nothing.
+        zero: ZeRO stage, sharding over dp x ep x cp: 1 shards parameters and optimizer state
+            between steps, 2 also gradients, 3 also parameters during a step; 0 shards nothing.
         offload: what lives in host memory: none, optimizer (master parameters and moments),
             parameters (master parameters; a device holds one layer at a time), activations (what
             model.remat=dots saves), or a list of these.
@@ -95,6 +98,7 @@ class Layout:
     tp: int = 1
     row: int = 1
     col: int = 1
+    ep: int = 1
     sequence_parallel: bool = False
     collective_matmul: bool = False
     keep_gathered: bool = False
@@ -186,6 +190,11 @@ class Layout:
     def has_grid(self) -> bool:
         """Matrices are sharded over a grid of devices (including 1 x n and n x 1)."""
         return self.row * self.col > 1
+
+    @property
+    def replicas(self) -> int:
+        """Devices that split the samples of a batch: dp x ep."""
+        return self.dp * self.ep
 
     @cached_property
     def ring_size(self) -> int:

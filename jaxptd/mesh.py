@@ -19,10 +19,11 @@ from jaxptd.context_parallel import RingKind
 from jaxptd.display import preformatted
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import checked
-from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D
+from jaxptd.layout import BATCH_AXES, SAMPLE_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D
 
 __all__ = [
     "BATCH_AXES",
+    "SAMPLE_AXES",
     "SCHEDULES",
     "SQUARE",
     "Axis",
@@ -47,7 +48,7 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     """Arranges the first `layout.num_devices` of `devices` (default: JAX's) in a mesh.
 
     >>> make_mesh(Layout(dp=2, tp=4)).devices.shape
-    (1, 2, 1, 1, 1, 4)
+    (1, 2, 1, 1, 1, 1, 4)
 
     Raises:
         UserError: there are fewer devices than the layout needs.
@@ -101,7 +102,8 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
 
     `model` lists the devices of one replica, `embedding` the first and last stage of each pipeline,
     which share tied weights, and `position_embedding` the first stage. A decoder's first stage also
-    embeds, and is in both.
+    embeds, and is in both. Megatron's data-parallel devices are ours along `dp` and `ep`; the
+    devices of `dp_modulo_ep` share the same experts, and sum their gradients.
 
     Args:
         layout: the layout to list.
@@ -120,9 +122,13 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
     groups = {
         "tp": ranks_along(layout, Axis.TP),
         "cp": ranks_along(layout, Axis.CP),
-        "dp": ranks_along(layout, Axis.DP),
+        "dp": ranks_along(layout, *SAMPLE_AXES),
         "pp": pipelines,
-        "dp_cp": ranks_along(layout, Axis.DP, Axis.CP),
+        "dp_cp": ranks_along(layout, *BATCH_AXES),
+        "ep": ranks_along(layout, Axis.EP),
+        "tp_dp": ranks_along(layout, *SAMPLE_AXES, Axis.TP),
+        "tp_ep": ranks_along(layout, Axis.EP, Axis.TP),
+        "dp_modulo_ep": ranks_along(layout, Axis.DP, Axis.CP),
         "row": ranks_along(layout, Axis.ROW),
         "col": ranks_along(layout, Axis.COL),
         "model": ranks_along(layout, Axis.PP, Axis.ROW, Axis.COL, Axis.TP),
@@ -203,12 +209,19 @@ def _layout_of_mesh(mesh: Mesh) -> Layout:
 
 
 def draw(layout: Layout) -> str:
-    """Draws a mesh as text: a column per stage, a line per dp and cp index, tp ranks in a box."""
-    pp, dp, cp = layout.pp, layout.dp, layout.cp
+    """Draws a mesh as text: a column per stage, a line per dp and cp index, tp ranks in a box.
+
+    With expert parallelism the lines also have the index along ep.
+    """
+    pp, shown = layout.pp, [a for a in BATCH_AXES if a is not Axis.EP or layout.ep > 1]
+    sizes = [layout.sizes[axis] for axis in shown]
     digits = len(str(layout.num_devices - 1))
-    ranks = np.arange(layout.num_devices).reshape(pp, dp * cp, -1)
-    d_width, c_width = len(str(dp - 1)), len(str(cp - 1))
-    labels = [f"dp {d:>{d_width}} cp {c:>{c_width}} " for d, c in np.ndindex(dp, cp)]
+    ranks = np.arange(layout.num_devices).reshape(pp, math.prod(sizes), -1)
+    widths = [len(str(size - 1)) for size in sizes]
+    labels = [
+        "".join(f"{a} {i:>{w}} " for a, i, w in zip(shown, index, widths, strict=True))
+        for index in np.ndindex(*sizes)
+    ]
     rows = [
         [" ".join(f"{rank:>{digits}}" for rank in box) for box in line]
         for line in ranks.swapaxes(0, 1)

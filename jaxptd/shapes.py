@@ -40,6 +40,10 @@ class StoredShape(Protocol):
         """The mesh axes over which the stored form is sharded."""
 
     @property
+    def along(self) -> tuple[str, ...]:
+        """The mesh axes over which ZeRO deals out shards of it."""
+
+    @property
     def is_canonical(self) -> bool:
         """True if the stored form is the canonical one."""
 
@@ -88,6 +92,10 @@ class ParamShape:
     def axes_of_dims(self) -> list[tuple[str, ...]]:
         """The mesh axes over which each dim is sharded."""
         return axes_in(self.spec)
+
+    @property
+    def along(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def lead(self) -> int:

@@ -168,7 +168,9 @@ def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str
     layout, sizes = config.layout, sizes_of(config)
     devices = sizes.matrix_shards * layout.pp
     whole = sum(math.prod(info.shape) for info in infos.values()) * sizes.master_itemsize / devices
-    shards = {n: layout.dp * layout.cp if layout.zero >= z else 1 for n, z in _FROM_STAGE.items()}
+    shards = {
+        n: layout.replicas * layout.cp if layout.zero >= z else 1 for n, z in _FROM_STAGE.items()
+    }
     copies = {"parameters": 2 if layout.zero >= 3 else 1, "gradients": 1, "optimizer": 2}
     return {name: round(copies[name] * whole / shards[name]) for name in _FROM_STAGE}
 

@@ -22,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_varying, varying_axes
-from jaxptd.layout import BATCH_AXES
 from jaxptd.params import Stored
 from jaxptd.shapes import ParamShape, Spec, axes_in
 
@@ -242,7 +241,7 @@ def _forms(stored: Stored, canonical: ParamShape, mesh: Mesh) -> tuple[Frame, Pa
         rows=stored.info.rows or tuple(range(layers)),
         block=tuple(split(dim.padded, dim.axes) for dim in dims),
         cuts=tuple(dim.axes[len(dim.kept) :] for dim in dims),
-        shards=BATCH_AXES if stored.lead < len(stored.info.shape) else (),
+        shards=stored.along,
         is_one_line=stored.lead == 0,
     )
     plain = Part(

@@ -67,8 +67,8 @@ _NEEDS = (
     ),
     _Need(
         ("layout.zero",),
-        lambda model, layout: layout.dp * layout.cp > 1,
-        "layout.dp or layout.cp of 2 or more",
+        lambda model, layout: layout.replicas * layout.cp > 1,
+        "layout.dp, layout.ep or layout.cp of 2 or more",
     ),
     _Need(
         ("layout.update_on",),

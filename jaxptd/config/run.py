@@ -121,11 +121,13 @@ class Config:
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         self._check_update()
-        slices = self.layout.dp * self.train.micro_batches
+        slices = self.layout.replicas * self.train.micro_batches
+        replicas = f"layout.dp={self.layout.dp}"
+        replicas += f" x layout.ep={self.layout.ep}" if self.layout.ep > 1 else ""
         if self.train.global_batch_size % slices:
             raise UserError(
                 f"train.global_batch_size={self.train.global_batch_size} does not split over "
-                f"layout.dp={self.layout.dp} x train.micro_batches={self.train.micro_batches}; "
+                f"{replicas} x train.micro_batches={self.train.micro_batches}; "
                 f"use a multiple of {slices}"
             )
 

@@ -84,11 +84,12 @@ class Parallelism:
         tp, pp, cp: axis sizes.
         virtual_stages: chunks per stage.
         zero: ZeRO stage, 0 to 3.
-        zero_group: devices that share a shard; 0: all of dp x cp.
+        zero_group: devices that share a shard; 0: all of dp x ep x cp.
         sequence_parallel: whether tokens between the layers' matmuls are sharded over tp.
         remat: what backward recomputes.
         remat_layers: how many of a model part's first layers do so; None: all.
         row, col: sizes of the grid.
+        ep: devices that split experts, and samples as dp does.
         schedule: the pipeline's schedule.
     """
 
@@ -106,11 +107,17 @@ class Parallelism:
     remat_layers: int | None = None
     row: int = 1
     col: int = 1
+    ep: int = 1
     schedule: str = "1f1b"
 
     @property
     def dp(self) -> int:
-        return self.gpus // (self.tp * self.row * self.col * self.pp * self.cp)
+        return self.gpus // (self.tp * self.row * self.col * self.pp * self.cp * self.ep)
+
+    @property
+    def replicas(self) -> int:
+        """Devices that split the samples of a batch."""
+        return self.dp * self.ep
 
     @property
     def matrix_shards(self) -> int:
@@ -124,12 +131,12 @@ class Parallelism:
 
     @property
     def micro_batches(self) -> int:
-        return max(1, self.global_batch // (self.dp * self.micro_batch))
+        return max(1, self.global_batch // (self.replicas * self.micro_batch))
 
     @property
     def shards(self) -> int:
         """Devices that share one copy of the state."""
-        return (self.zero_group or self.dp * self.cp) if self.zero else 1
+        return (self.zero_group or self.replicas * self.cp) if self.zero else 1
 
     def tokens(self, length: int) -> int:
         """Tokens of a micro-batch on one device, for sequences of `length`."""
@@ -149,16 +156,18 @@ class Parallelism:
     def group(self, axes: Sequence[str]) -> Group:
         """The devices along some axes.
 
-        Besides axes: `shard` and `replica` divide dp x cp as ZeRO does, and `ends` are a device of
-        the first stage and its counterpart on the last.
+        Besides axes: `shard` and `replica` divide dp x ep x cp as ZeRO does, and `ends` are a
+        device of the first stage and its counterpart on the last.
         """
         if axes == ("shard",):
             return Group(self.shards, self.matrix_shards)
         if axes == ("replica",):
-            return Group(self.dp * self.cp // self.shards, self.matrix_shards * self.shards)
+            return Group(self.replicas * self.cp // self.shards, self.matrix_shards * self.shards)
         if axes == ("ends",):
             return Group(min(2, self.pp), self.gpus // self.pp * max(1, self.pp - 1))
-        sizes = {name: int(getattr(self, name)) for name in ("tp", "col", "row", "cp", "dp", "pp")}
+        sizes = {
+            name: int(getattr(self, name)) for name in ("tp", "col", "row", "cp", "ep", "dp", "pp")
+        }
         order = tuple(sizes)
         first = min(order.index(axis) for axis in axes)
         inside = math.prod(sizes[axis] for axis in order[:first])

@@ -14,7 +14,7 @@ There are two ways to look at a whole matrix, without a device that ever has all
                devices follows. A shard is put in its place in a block of zeros for that.
 
 Letters: S matrices of a stack, R rows, C columns, r and c the devices that share those, L layers, Z
-devices along dp x cp, n elements of a block.
+devices along dp x ep x cp, n elements of a block.
 """
 
 import dataclasses
@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.mesh import BATCH_AXES
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.zero.shards import ShardedInfo
 
@@ -49,7 +48,7 @@ def apply_to_whole(fn: OnStack, x: Array, stored: Stored) -> Array:
     def on_flat(flat: Array) -> Array:
         return stored.flatten(_on_blocks(fn, stored.unflatten(flat), stored.info))
 
-    return _dealt(on_flat, x, BATCH_AXES, 1)
+    return _dealt(on_flat, x, stored.along, 1)
 
 
 def _on_blocks(fn: OnStack, x: Array, info: ParamInfo) -> Array:
@@ -125,8 +124,7 @@ class Sums:
 
         Every shard's part of it is in the block of one device, and zero in all others'.
         """
-        sharding = BATCH_AXES if isinstance(self.stored, ShardedInfo) else ()
-        return self.mean_of_blocks(block, kinds, (*self.axes(kinds), *sharding))
+        return self.mean_of_blocks(block, kinds, (*self.axes(kinds), *self.stored.along))
 
     def mean_of_blocks(self, block: Array, kinds: str, axes: tuple[str, ...]) -> Array:
         total = block.sum(self.dims(kinds), keepdims=True)
@@ -147,7 +145,7 @@ class Sums:
         if not isinstance(self.stored, ShardedInfo):
             return x
         flat = jnp.zeros((*x.shape[:-1], self.stored.padded_size), x.dtype)
-        first = lax.axis_index(BATCH_AXES) * self.stored.shard_size
+        first = lax.axis_index(self.stored.along) * self.stored.shard_size
         placed = lax.dynamic_update_slice_in_dim(flat, x, first, x.ndim - 1)
         return self.stored.unflatten(placed)
 
@@ -156,5 +154,5 @@ class Sums:
         if not isinstance(self.stored, ShardedInfo):
             return block
         flat, size = self.stored.flatten(block), self.stored.shard_size
-        first = lax.axis_index(BATCH_AXES) * size
+        first = lax.axis_index(self.stored.along) * size
         return lax.dynamic_slice_in_dim(flat, first, size, flat.ndim - 1)

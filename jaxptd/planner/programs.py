@@ -158,7 +158,7 @@ def _ring(description: StepDescription) -> Iterable[Placed]:
 
 
 def _state(description: StepDescription) -> list[Placed]:
-    """Gradients and parameters over dp x cp, by ZeRO stage."""
+    """Gradients and parameters over dp x ep x cp, by ZeRO stage."""
     parallelism, program = description.parallelism, description.implementation
     hidden = program.dp_under == "backward" or (
         program.dp_under != "nothing" and parallelism.pp == 1

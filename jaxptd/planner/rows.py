@@ -214,7 +214,10 @@ def _check_choice(where: str, name: str, text: str, choices: Mapping[str, Any]) 
 def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
     """Raises UserError for a layout that does not divide the devices, the batch or the model."""
     devices = parallelism.tp * parallelism.pp * parallelism.cp
-    batch, per_step = parallelism.global_batch, max(1, parallelism.dp) * parallelism.micro_batch
+    batch, per_step = (
+        parallelism.global_batch,
+        max(1, parallelism.replicas) * parallelism.micro_batch,
+    )
     wrong = {
         f"gpus={parallelism.gpus} is not a multiple of tp x pp x cp = {devices}": parallelism.gpus
         % devices,
@@ -240,8 +243,9 @@ def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
             parallelism.pp == 1 and parallelism.virtual_stages > 1
         ),
         f"zero={parallelism.zero} is not a stage": parallelism.zero > 3,
-        f"zero_group={parallelism.zero_group} does not divide dp x cp": (
-            parallelism.zero_group and parallelism.dp * parallelism.cp % parallelism.zero_group
+        f"zero_group={parallelism.zero_group} does not divide dp x ep x cp": (
+            parallelism.zero_group
+            and parallelism.replicas * parallelism.cp % parallelism.zero_group
         ),
     }
     for words, bad in wrong.items():

@@ -200,7 +200,7 @@ def mesh(layout: Layout) -> Figure:
     """Draws each device of a layout: a column of boxes per pipeline stage, a row per replica.
 
     A box holds the devices that share weight matrices, `tp` side by side or `row` x `col`. Each
-    replica (`dp`) has one color.
+    replica (`dp` and `ep`) has one color.
 
     Raises:
         UserError: there are too many devices.
@@ -208,14 +208,14 @@ def mesh(layout: Layout) -> Figure:
     if layout.num_devices > MOST:
         raise UserError(f"layout ({layout}) has {layout.num_devices} devices; draw {MOST} or fewer")
     across = layout.col * layout.tp
-    columns, rows = layout.pp * (across + 1), layout.dp * layout.cp * (layout.row + 1)
+    columns, rows = layout.pp * (across + 1), layout.replicas * layout.cp * (layout.row + 1)
     figure = new_picture(np.clip(0.5 * columns + 1.5, 6, 16), np.clip(0.45 * rows + 1, 2, 16))
     axes = figure.subplots()
     ranks = np.arange(layout.num_devices).reshape(tuple(layout.sizes.values()))
-    for pp, dp, cp in np.ndindex(layout.pp, layout.dp, layout.cp):
-        place = pp * (across + 1), (dp * layout.cp + cp) * (layout.row + 1)
-        block = ranks[pp, dp, cp].reshape(layout.row, across)
-        _box(axes, block, place, COLORS[dp % len(COLORS)])
+    ranks = ranks.reshape(layout.pp, layout.replicas, layout.cp, layout.row, across)
+    for pp, replica, cp in np.ndindex(ranks.shape[:3]):
+        place = pp * (across + 1), (replica * layout.cp + cp) * (layout.row + 1)
+        _box(axes, ranks[pp, replica, cp], place, COLORS[replica % len(COLORS)])
     axes.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), aspect="equal")
     _label(axes, layout, across)
     figure.suptitle(f"{layout.num_devices} devices: {layout}", x=0.01, ha="left")
@@ -240,8 +240,8 @@ def _label(axes: Axes, layout: Layout, across: int) -> None:
     middle = (across + 1) * np.arange(layout.pp) + across / 2
     axes.set_xticks(middle, [f"pp {stage}" for stage in range(layout.pp)])
     lines = [
-        f"dp {dp}" + (f" cp {cp}" if layout.cp > 1 else "")
-        for dp, cp in np.ndindex(layout.dp, layout.cp)
+        f"dp {dp}" + f" ep {ep}" * (layout.ep > 1) + f" cp {cp}" * (layout.cp > 1)
+        for dp, ep, cp in np.ndindex(layout.dp, layout.ep, layout.cp)
     ]
     axes.set_yticks((layout.row + 1) * np.arange(len(lines)) + layout.row / 2, lines)
     axes.tick_params(length=0)

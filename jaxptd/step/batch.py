@@ -16,7 +16,7 @@ from jaxptd.attention.attend import Ring
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
-from jaxptd.mesh import BATCH_AXES, Axis
+from jaxptd.mesh import SAMPLE_AXES, Axis
 from jaxptd.models.families import family_of
 
 # Arrays of int32 [B, T] by name, or others, see `Family.fields`; on the mesh also those that follow
@@ -24,8 +24,8 @@ from jaxptd.models.families import family_of
 # there is a ring.
 Batch = dict[str, Array]
 
-BATCH_SPEC = P(*BATCH_AXES)
-SEQUENCE_SPEC = P(Axis.DP)  # of a number a sequence
+BATCH_SPEC = P(SAMPLE_AXES, Axis.CP)
+SEQUENCE_SPEC = P(SAMPLE_AXES)  # of a number a sequence
 
 
 class Batches:

@@ -17,7 +17,7 @@ from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.data import Field
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.tensor_parallel import local_numbers
-from jaxptd.mesh import BATCH_AXES, Axis
+from jaxptd.mesh import BATCH_AXES, SAMPLE_AXES, Axis
 from jaxptd.models.family import Loss
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
@@ -136,7 +136,7 @@ class StepBody:
             seed = jax.random.key_data(jax.random.fold_in(jax.random.key(config.train.seed), step))
         for sequence in self.resolved.family.sequences:
             size, length = batch[sequence.tokens].shape[:2]
-            sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)
+            sample_B = lax.axis_index(SAMPLE_AXES) * size + jnp.arange(size, dtype=jnp.int32)
             segment_BT, segment_BCT = sequence.documents(batch), None
             if segment_BT is not None:
                 segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))

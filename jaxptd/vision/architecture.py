@@ -21,7 +21,7 @@ from jaxptd.costs.collective import (
 )
 from jaxptd.costs.kept import MOST, Kept, by
 from jaxptd.costs.program import Implementation, Work
-from jaxptd.layout import Axis, Layout
+from jaxptd.layout import BATCH_AXES, Axis, Layout
 from jaxptd.matmul.padding import heads_for
 from jaxptd.parts.architecture import Stack
 from jaxptd.parts.ends import End, Norm
@@ -287,7 +287,7 @@ class ImageEnds(End):
         axes: tuple[Axis, ...] = (Axis.CP,)
         losses = self._in_strips(step)
         if self.dice == "batch":
-            losses, axes = 1, (Axis.DP, Axis.CP, Axis.ROW, *(Axis.TP,) * layout.sequence_parallel)
+            losses, axes = 1, (*BATCH_AXES, Axis.ROW, *(Axis.TP,) * layout.sequence_parallel)
         size = times * losses * (DICE_SUMS * self.classes + 1) * step.sizes.master_itemsize
         yield Collective(ALL_REDUCE, axes, PASSES * times, size)
 

@@ -25,7 +25,7 @@ from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo, keep_mask
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.mesh import Axis
+from jaxptd.mesh import SAMPLE_AXES, Axis
 from jaxptd.params import Initialiser, param
 from jaxptd.parts.parameters import HeadShape, by_head
 from jaxptd.remat import SAVED_ATTENTION_OUT, SAVED_MATMUL_IN
@@ -117,7 +117,7 @@ class Strips:
 
     def summed_batch(self, x: Array) -> Array:
         """Sums over this device's strips or images -> sums over the batch, on all devices."""
-        axes = (Axis.DP, self.axis, *self.others)
+        axes = (*SAMPLE_AXES, self.axis, *self.others)
         return lax.psum(collectives.as_varying(x, axes), axes)
 
     def mean(self, x_BRQ: Array) -> Array:

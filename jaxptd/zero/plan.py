@@ -39,15 +39,15 @@ class ParamPlan:
         runs: what reads it: the ends of the model (outside of layers), or layers in a loop,
             unrolled, or on the stages of a pipeline.
         where: the memory that the masters are in.
-        shards: what is cut into a shard for each device along dp x cp: nothing, the stack of all
-            layers at once (outside of layers the array), or each layer by itself.
+        shards: what is cut into a shard for each device along dp x ep x cp: nothing, the stack of
+            all layers at once (outside of layers the array), or each layer by itself.
         gather: when a device gets the whole block of a parameter that is in shards or on the host:
             at the beginning of the step, while the first micro-batch runs forward (and then holds
             it), or each time a layer runs. Never: it is there.
         gather_dtype: the precision that moves then, in which it is read.
         own_collective: whether it is a message of its own, in a loop's trip.
-        reduce: when its gradient is summed over dp x cp: after the last micro-batch, beside the
-            layers of the last one, or beside the layers of each.
+        reduce: when its gradient is summed over dp x ep x cp: after the last micro-batch, beside
+            the layers of the last one, or beside the layers of each.
         accumulate: when a micro-batch's gradient is added to that of those before: after backward,
             or at once, by a loop over layers or in a tick of a pipeline.
         grad_dtype: the precision in which backward gives the gradient, before it is added up.
@@ -161,7 +161,7 @@ def _wide(config: Config) -> Dtype:
 
 def _where(config: Config) -> tuple[Where, str]:
     zero = config.layout.zero
-    why = f"layout.zero={zero}: a {'shard' if zero else 'copy'} on each device along dp and cp"
+    why = f"layout.zero={zero}: a {'shard' if zero else 'copy'} on each device along dp, ep and cp"
     if config.layout.hosts_parameters:
         return "host", f"layout.offload={','.join(sorted(config.layout.offloaded))}; {why}"
     return "device", why
@@ -251,8 +251,8 @@ def _reduce(config: Config, runs: Runs, gather: Gather) -> tuple[Reduce, str]:
         return "each_layer", "layout.zero=1 with one micro-batch: the same bytes, beside the layers"
     if gather == "first_microbatch":
         return "last_microbatch", f"layout.zero=1: once for {many} micro-batches, beside the layers"
-    if config.layout.dp * config.layout.cp == 1:
-        return "end", "no other device along dp or cp has a part of the sum"
+    if config.layout.replicas * config.layout.cp == 1:
+        return "end", "no other device along dp, ep or cp has a part of the sum"
     return "end", f"layout.zero={zero}: once a step"
 
 
@@ -309,7 +309,7 @@ def _narrows(
 
 
 # ---- the state as shapes and axes, without its arrays; `shards.py` and `zero.py` have those ------
-# Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
+# Letters: L layers, Z devices along dp x ep x cp, n elements of a block with its padding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -338,7 +338,20 @@ class ShardShape:
     @cached_property
     def axes(self) -> frozenset[str]:
         """The mesh axes that the parameter is sharded over."""
-        return self.info.axes | {*BATCH_AXES}
+        return self.info.axes | {*self.along}
+
+    @cached_property
+    def along(self) -> tuple[Axis, ...]:
+        """The axes that the shards are dealt out over: those of the batch that layers do not use.
+
+        An expert's parameters are split over ep already.
+        """
+        return tuple(axis for axis in BATCH_AXES if axis not in self.info.axes)
+
+    @cached_property
+    def devices(self) -> int:
+        """Devices that share a block: Z."""
+        return math.prod(self.sizes[axis] for axis in self.along)
 
     @cached_property
     def _splits(self) -> list[int]:
@@ -355,12 +368,12 @@ class ShardShape:
     @cached_property
     def shard_size(self) -> int:
         """Elements of one shard."""
-        return -(-math.prod(self.block_shape) // math.prod(self.sizes[axis] for axis in BATCH_AXES))
+        return -(-math.prod(self.block_shape) // self.devices)
 
     @cached_property
     def padded_size(self) -> int:
         """Elements of all shards of a block."""
-        return self.shard_size * math.prod(self.sizes[axis] for axis in BATCH_AXES)
+        return self.shard_size * self.devices
 
     @cached_property
     def stored_shape(self) -> tuple[int, ...]:
@@ -371,7 +384,7 @@ class ShardShape:
     def spec(self) -> Spec:
         """The axes that shard each dim of the state's form."""
         axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
-        return (*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
+        return (*self.info.spec[: self.lead], (*axes, *self.along))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Parameters that are sharded over data-parallel devices, as the state holds them.
 
 The block that layers hold on a device is flattened and split into one shard for each device along
-dp x cp. All shards have the same size, the last ones padded with zeros, so any shape splits evenly.
-With offloading, shards are in host memory; the second half of this file copies them.
+dp x ep x cp; that of an expert, which is split over ep, along dp x cp. All shards have the same
+size, the last ones padded with zeros, so any shape splits evenly. With offloading, shards are in
+host memory; the second half of this file copies them.
 
-Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
+Letters: L layers, Z devices along dp x ep x cp, n elements of a block with its padding.
 """
 
 import dataclasses
@@ -20,7 +21,6 @@ from jax import Array, lax
 from jax.experimental import compute_on, layout
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxptd.layout import BATCH_AXES
 from jaxptd.params import ParamInfo
 from jaxptd.zero.plan import ShardShape
 
@@ -67,13 +67,13 @@ class ShardedInfo(ShardShape):
 
     def gather(self, shard: Array, dtype: DTypeLike) -> Array:
         """shard[.., n/Z] -> the block, all-gathered in `dtype`. Partner: `reduce_scatter`."""
-        flat = lax.all_gather(shard.astype(dtype), BATCH_AXES, axis=shard.ndim - 1, tiled=True)
+        flat = lax.all_gather(shard.astype(dtype), self.along, axis=shard.ndim - 1, tiled=True)
         return self.unflatten(flat)
 
     def reduce_scatter(self, gradient: Array) -> Array:
         """The block's gradient -> this shard of its sum over Z. Partner: `gather`."""
         flat = self.flatten(gradient)
-        return lax.psum_scatter(flat, BATCH_AXES, scatter_dimension=flat.ndim - 1, tiled=True)
+        return lax.psum_scatter(flat, self.along, scatter_dimension=flat.ndim - 1, tiled=True)
 
     def local_shape(self, shard: Array) -> tuple[int, ...]:
         """The shape of the block, or of all layers' blocks, that a shard is of."""

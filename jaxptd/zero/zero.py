@@ -31,7 +31,7 @@ fetches a layer as stage 3 does: it is copied to the device, then gathered. Grad
 Gathers move the precision that parameters are read in; gradients are summed in float32. An arrow
 with a function's name carries all parameters of one layer, in few messages.
 
-Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
+Letters: L layers, Z devices along dp x ep x cp, n elements of a block with its padding.
 Source: Rajbhandari et al., arXiv 1910.02054.
 """
 
@@ -46,7 +46,6 @@ import numpy as np
 from jax import Array, lax
 
 from jaxptd.collectives import Axes, as_varying, varying_axes
-from jaxptd.layout import BATCH_AXES
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.plan import WHOLE, ParamPlan, StateShapes
@@ -155,9 +154,9 @@ class Zero(StateShapes):
     def end_step(self, grads: Params, owed: Mapping[str, Axes]) -> Params:
         """Gradients that the passes return -> those of the state's arrays. Partner: `begin_step`.
 
-        Sums gradients of sharded parameters over dp x cp (those of layers that are gathered one by
-        one already are), then all gradients over the axes where they are owed, with one all-reduce
-        for each set of axes.
+        Sums gradients of sharded parameters over dp x ep x cp (those of layers that are gathered
+        one by one already are), then all gradients over the axes where they are owed, with one
+        all-reduce for each set of axes.
         """
         grads = dict(grads)
         groups: dict[Axes, list[str]] = {}
@@ -184,8 +183,9 @@ class Zero(StateShapes):
 #                       [2, 1] and concatenated: [2, 11]; one reduce-scatter: [1, 11], the sums over
 #                       devices of this device's shards; its columns are the shards' gradients.
 #
-# Parameters that vary over different mesh axes (sharded over tp, or not) make separate messages:
-# the result of a concatenation varies over the axes of all its operands. In a loop over layers a
+# Parameters that vary over different mesh axes (sharded over tp, or not), or whose shards are along
+# others (those of experts), make separate messages: the result of a concatenation varies over the
+# axes of all its operands. In a loop over layers a
 # matrix is a message of its own (`own_collective`), or each iteration would copy it into the
 # message and out of it. Vectors share one, since many small messages take longer than their copies.
 # Between unrolled layers XLA moves messages and joins those of several layers, so there a layer has
@@ -220,7 +220,8 @@ def missing_blocks(layer: Any, read: Read = lambda x: x) -> list[Array]:
         blocks.append(shard.astype(leaf.plan.gather_dtype))
     sharded = [i for i, leaf in enumerate(leaves) if leaf.info is not None]
     for group in _groups(leaves, sharded, lambda i: (blocks[i], leaves[i].plan.gather_dtype)):
-        rows = lax.all_gather(jnp.concatenate([blocks[i] for i in group]), BATCH_AXES)
+        along = leaves[group[0]].info.along
+        rows = lax.all_gather(jnp.concatenate([blocks[i] for i in group]), along)
         ends = np.cumsum([leaves[i].info.shard_size for i in group])
         columns = jnp.split(rows, ends[:-1], axis=1)
         for i, flat in zip(group, columns, strict=True):
@@ -287,7 +288,8 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
         flats = [leaves[i].info.flatten(grads[i]) for i in group]
         widths = [leaves[i].info.shard_size for i in group]
         rows = [flat.reshape(-1, n) for flat, n in zip(flats, widths, strict=True)]
-        sums = lax.psum_scatter(jnp.concatenate(rows, axis=1), BATCH_AXES, tiled=True)
+        along = leaves[group[0]].info.along
+        sums = lax.psum_scatter(jnp.concatenate(rows, axis=1), along, tiled=True)
         shards = jnp.split(sums, np.cumsum(widths)[:-1], axis=1)
         for i, shard in zip(group, shards, strict=True):
             grads[i] = shard.reshape(-1)
@@ -297,7 +299,7 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
 def _groups(
     leaves: Sequence[Any], indices: Sequence[int], key: Callable[[int], tuple[Array, Any]]
 ) -> list[list[int]]:
-    """Groups indices of leaves by precision, and by the axes over which their arrays vary.
+    """Groups indices of leaves by precision, the axes of ZeRO, and those their arrays vary over.
 
     A leaf with `own_collective` makes a group of its own, unless the last micro-batch scatters its
     gradients: then the kernel that adds them up writes the message.
@@ -305,7 +307,8 @@ def _groups(
     groups: dict[Any, list[int]] = {}
     for i in indices:
         array, dtype = key(i)
-        plan, alike = leaves[i].plan, (varying_axes(array), jnp.dtype(dtype))
+        plan, along = leaves[i].plan, leaves[i].info.along
+        alike = along, varying_axes(array), jnp.dtype(dtype)
         alone = plan.own_collective and plan.reduce != "last_microbatch"
         groups.setdefault(i if alone else alike, []).append(i)
     return list(groups.values())

@@ -373,7 +373,7 @@ class _Step:
         config, layout, plan = self.config, self.config.layout, self._params
         parameters, adds = sum(each.parameters for each in loops), plan.accumulate == "in_loop"
         if plan.reduce == "last_microbatch" and (adds or config.train.micro_batches == 2):
-            return parameters // (layout.dp * layout.cp)
+            return parameters // (layout.replicas * layout.cp)
         return 0 if adds else parameters // self._narrowing
 
     @cached_property
@@ -411,7 +411,7 @@ class _Step:
 
         Where gradients are summed over dp, XLA allocates those of the last loop before this moment.
         """
-        early = self.config.layout.dp > 1 and self._params.shards == "none"
+        early = self.config.layout.replicas > 1 and self._params.shards == "none"
         model = self.config.model
         zeros = self._stacked(self.loops) if early and not self._sums else 0
         return dataclasses.replace(
@@ -438,7 +438,7 @@ class _Step:
         """True if XLA hides all-reduces behind weight-gradient matmuls of unrolled layers."""
         layout = self.config.layout
         unrolled = not self.config.model.scan_layers and self.plan is None
-        return unrolled and layout.dp * layout.cp > 1
+        return unrolled and layout.replicas * layout.cp > 1
 
     def _late(self) -> Peak:
         """The backward pass of unrolled layers where such matmuls run late."""
@@ -471,13 +471,13 @@ class _Step:
         if layout.hosts_moments and layout.update_on == "device":
             # One more array, and another where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
-            shards = layout.dp * layout.cp if self._params.stage == 1 else 1
+            shards = layout.replicas * layout.cp if self._params.stage == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
             return dataclasses.replace(moment, gradients=gradients, copies=more)
         comes = layout.hosts_parameters and layout.update_on == "device"
         narrow = (comes or self._params.narrows) and not self._sums
         narrowing = self._narrowing if narrow else 1
-        if self._params.shards == "none" and layout.dp * layout.cp > 1:
+        if self._params.shards == "none" and layout.replicas * layout.cp > 1:
             return dataclasses.replace(moment, gradients=gradients + largest // narrowing)
         layers = sum(each.parameters for each in self.loops)
         # One parameter arrives, one is updated, one leaves; not all are the largest.

@@ -22,7 +22,7 @@ from jaxptd.zero.plan import ShardShape, StateShapes
 
 # ---- data parallelism and ZeRO: gathers of parameters, reductions of gradients -------------------
 # Letters: n elements of a parameter on one device (with ZeRO's padding, if ZeRO shards it), Z
-# devices along dp x cp.
+# devices along dp x ep x cp.
 # Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 
 
@@ -38,12 +38,12 @@ def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]
         yield Collective(ALL_REDUCE, _summed_over(stored, layout), 1, elements * wide)
         if not isinstance(stored, ShardShape):
             continue
-        whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
+        along, whole = stored.along, elements * stored.devices
         plan = zero.plans[name]
         if plan.gather == "step":
-            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * itemsize(plan.gather_dtype))
+            yield Collective(ALL_GATHER, along, 1, whole * itemsize(plan.gather_dtype))
         if plan.reduce == "end":
-            yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
+            yield Collective(REDUCE_SCATTER, along, 1, whole * wide)
 
 
 def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
@@ -57,29 +57,30 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
     held = {"first_microbatch": layers}.get(plan.gather, 0)
     gathers = _gathers(step, stack) if plan.gather == "layer" else held
     scatters = {"end": 0, "last_microbatch": layers, "each_layer": layers * many}[plan.reduce]
-    for message in _messages(zero, layout, stack, together=False):
+    for along, message in _messages(zero, layout, stack, together=False):
         for size, elements in message.items():
-            yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * size)
-    for message in _messages(zero, layout, stack, together=plan.reduce == "last_microbatch"):
+            yield Collective(ALL_GATHER, along, gathers, gathers * elements * size)
+    for along, message in _messages(zero, layout, stack, together=plan.reduce == "last_microbatch"):
         summed = scatters * sum(message.values()) * wide
-        yield Collective(REDUCE_SCATTER, BATCH_AXES, scatters, summed)
+        yield Collective(REDUCE_SCATTER, along, scatters, summed)
 
 
 def _messages(
     zero: StateShapes, layout: Layout, stack: Stack, *, together: bool
-) -> Iterable[dict[int, int]]:
-    """The collectives of a layer: for each, numbers of elements by bytes of an element.
+) -> Iterable[tuple[tuple[Axis, ...], dict[int, int]]]:
+    """The collectives of a layer: the axes of each, and its elements by bytes of an element.
 
     Parameters that are sharded alike share one. A loop's matrices are sent separately unless
     `together`, as when the last micro-batch scatters their gradients.
     """
-    messages: dict[Any, dict[int, int]] = {}  # by axes, or by name
+    messages: dict[Any, tuple[tuple[Axis, ...], dict[int, int]]] = {}  # by axes, or by name
     for name, stored in zero.stored.items():
         if isinstance(stored, ShardShape) and stored.info.stack == stack.name:
             axes = stored.axes | {*_summed_over(stored, layout)}
             plan = zero.plans[name]
             alone = plan.own_collective and not together
-            message = messages.setdefault(name if alone else tuple(sorted(axes)), {})
+            alike = name if alone else (stored.along, tuple(sorted(axes)))
+            _, message = messages.setdefault(alike, (stored.along, {}))
             size = itemsize(plan.gather_dtype)
             message[size] = message.get(size, 0) + stored.padded_size
     return messages.values()
@@ -103,15 +104,15 @@ def _gathers(step: Scenario, stack: Stack) -> int:
 
 def _summed_over(stored: StoredShape, layout: Layout) -> tuple[Axis, ...]:
     """The axes over which a device's gradient is a partial sum."""
-    tokens = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
+    tokens = (Axis.PP, *BATCH_AXES, Axis.ROW)
     sharding = (*tokens, Axis.TP) if layout.sequence_parallel else tokens
     others = (Axis(axis) for axis in stored.info.over if axis not in sharding)
     return tuple(axis for axis in (*sharding, *others) if axis not in stored.axes)
 
 
 # ---- optimizers that need whole matrices ---------------------------------------------------------
-# Letters: S matrices of a stage, R rows, C columns, L layers of a stage, Z devices along dp x cp, n
-# elements of a device's block of a layer.
+# Letters: S matrices of a stage, R rows, C columns, L layers of a stage, Z devices along dp x ep x cp,
+# n elements of a device's block of a layer.
 
 
 def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
@@ -126,7 +127,7 @@ def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterato
 
 
 def _dealt(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
-    """All-to-alls of a stack, there and back: over dp x cp if sharded, then for each cut dim.
+    """All-to-alls of a stack, there and back: over dp x ep x cp if sharded, then for each cut dim.
 
     A stack is dealt out in equal shares, so it is padded to a multiple of the devices.
     """
@@ -136,9 +137,8 @@ def _dealt(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
     layers = info.stored_shape[0] // layout.pp
     block = elements_on_device(info, layout) // layers
     if isinstance(stored, ShardShape):
-        devices = _devices(BATCH_AXES, layout)
-        share = -(-layers // devices)
-        yield Collective(ALL_TO_ALL, BATCH_AXES, 2, 2 * share * stored.padded_size * wide)
+        share = -(-layers // stored.devices)
+        yield Collective(ALL_TO_ALL, stored.along, 2, 2 * share * stored.padded_size * wide)
         layers = share
     parts = _stack(info, layout) * layout.pp // info.stored_shape[0]
     stack, block = layers * parts, block // parts
@@ -162,7 +162,7 @@ def _cuts(info: ParamShape) -> list[tuple[Axis, ...]]:
 def _summed(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
     """All-reduces over rows, columns and the means of rows, and of the step's squares."""
     layout, wide = step.config.layout, step.sizes.master_itemsize
-    shards = BATCH_AXES if isinstance(stored, ShardShape) else ()
+    shards = tuple(map(Axis, stored.along))
     stack = _stack(stored.info, layout)
     everywhere = _axes(stored.info, "rc")
     yield Collective(ALL_REDUCE, (*everywhere, *shards), 1, stack * wide)

@@ -19,7 +19,7 @@ from jaxptd.costs.collective import (
     subtract,
 )
 from jaxptd.display import Table, html_of
-from jaxptd.layout import Axis, Layout
+from jaxptd.layout import BATCH_AXES, SAMPLE_AXES, Axis, Layout
 from jaxptd.models.families import architecture_of, family_of, sizes_of
 from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.scenario import Scenario
@@ -256,12 +256,12 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     family = family_of(model)
     losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
-    axes: tuple[Axis, ...] = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
+    axes: tuple[Axis, ...] = (Axis.PP, *BATCH_AXES, Axis.ROW)
     if architecture_of(model).of_images and step.config.layout.sequence_parallel:
         axes = (*axes, Axis.TP)  # shards images, whose logits no other device holds
     number = sum(term.trained for term in losses.values())
     for field in counts:
-        batch_axes = (Axis.DP, Axis.CP) if fields[field].length else (Axis.DP,)
+        batch_axes = BATCH_AXES if fields[field].length else SAMPLE_AXES
         yield Collective(ALL_REDUCE, batch_axes, 1, COUNT)
     yield Collective(ALL_REDUCE, axes, number, number * step.sizes.master_itemsize)
 

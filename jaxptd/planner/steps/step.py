@@ -100,7 +100,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
     return Parallelism(
         gpus=layout.num_devices,
         global_batch=train.global_batch_size,
-        micro_batch=train.global_batch_size // (layout.dp * train.micro_batches),
+        micro_batch=train.global_batch_size // (layout.replicas * train.micro_batches),
         tp=layout.tp,
         pp=layout.pp,
         cp=layout.cp,
@@ -111,6 +111,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         remat_layers=model.remat_layers,
         row=layout.row,
         col=layout.col,
+        ep=layout.ep,
         schedule=layout.schedule,
     )
 
@@ -213,7 +214,7 @@ class Predictor:
             remat: what the layers recompute.
         """
         layout, train = config.layout, config.train
-        sequences = train.global_batch_size // (layout.dp * train.micro_batches)
+        sequences = train.global_batch_size // (layout.replicas * train.micro_batches)
         key = alone(layout), sequences, implementation, remat
         if key not in self._units:
             self._units[key] = self._unit(config, *key)
