@@ -111,8 +111,8 @@ def _summed_over(stored: StoredShape, layout: Layout) -> tuple[Axis, ...]:
 
 
 # ---- optimizers that need whole matrices ---------------------------------------------------------
-# Letters: S matrices of a stage, R rows, C columns, L layers of a stage, Z devices along dp x ep x cp,
-# n elements of a device's block of a layer.
+# Letters: S matrices of a stage, R rows, C columns, L layers of a stage, Z devices along dp x ep x
+# cp, n elements of a device's block of a layer.
 
 
 def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
