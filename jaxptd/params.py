@@ -77,6 +77,7 @@ def param(key: Array, shape: ParamShape, init: Initialiser) -> nnx.Param:
         cast=shape.cast,
         over=shape.over,
         matrix=shape.matrix,
+        counts=shape.counts,
         stacked=False,
     )
 
@@ -87,7 +88,7 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
 
     def relabel(p: nnx.Param) -> nnx.Param:
         canonical, spec = (keys.shape[0], *p.canonical), (None, *p.spec)
-        same = {"decay": p.decay, "cast": p.cast, "over": p.over}
+        same = {"decay": p.decay, "cast": p.cast, "over": p.over, "counts": p.counts}
         same["matrix"] = "s" + p.matrix if p.matrix else ""
         return nnx.Param(p.get_value(), spec=spec, canonical=canonical, stacked=True, **same)
 
@@ -202,7 +203,9 @@ def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedShardi
 
 def _info(name: str, p: nnx.Param) -> ParamInfo:
     shape, stack = p.get_value().shape, name.partition(".")[0] if p.stacked else None
-    return ParamInfo(p.canonical, shape, p.spec, p.decay, p.cast, p.over, stack, p.matrix)
+    return ParamInfo(
+        *(p.canonical, shape, p.spec, p.decay, p.cast, p.over, stack, p.matrix), counts=p.counts
+    )
 
 
 def _is_param(leaf: Any) -> bool:

@@ -16,11 +16,14 @@ SAVED_MATMUL_OUT = "kept"
 SAVED_ATTENTION_OUT = "core"
 # Other inputs of matmuls, norms, GELU and attention:
 SAVED_MATMUL_IN = "taken"
+# The experts that a router chose. All policies save them: computed again, a near tie might fall the
+# other way, and backward would silently differentiate another function.
+SAVED_CHOICE = "choice"
 # What each policy saves of a layer, besides its input:
 _SAVES = {
-    "dots": (SAVED_MATMUL_OUT, SAVED_ATTENTION_OUT),
-    "attention": (SAVED_MATMUL_OUT, SAVED_MATMUL_IN),
-    "full": (),
+    "dots": (SAVED_MATMUL_OUT, SAVED_ATTENTION_OUT, SAVED_CHOICE),
+    "attention": (SAVED_MATMUL_OUT, SAVED_MATMUL_IN, SAVED_CHOICE),
+    "full": (SAVED_CHOICE,),
 }
 
 
@@ -48,8 +51,8 @@ def _named(run: Any, params: Any, inputs: Any, x: Any) -> Any:
 def _to_host() -> Any:
     """The policy that holds what `dots` saves in host memory until backward."""
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=list(_SAVES["dots"]),
+        names_which_can_be_saved=[SAVED_CHOICE],
+        names_which_can_be_offloaded=[SAVED_MATMUL_OUT, SAVED_ATTENTION_OUT],
         offload_src="device",
         offload_dst="pinned_host",
     )

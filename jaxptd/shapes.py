@@ -68,6 +68,8 @@ class ParamShape:
         matrix: for a stack of matrices, a letter per dim: s for the stack (layers; or q, k and v,
             which are separate matrices), r for rows, c for columns; otherwise empty.
         rows: for a stack, the stored row of each layer; None: layer i is in row i.
+        counts: whether its gradient counts tokens: it has no part in the norm of all gradients, is
+            neither scaled nor clipped, and moves the parameter by its sign.
     """
 
     shape: tuple[int, ...]
@@ -79,6 +81,7 @@ class ParamShape:
     stack: str | None = None
     matrix: str = ""
     rows: tuple[int, ...] | None = None
+    counts: bool = False
 
     @property
     def info(self) -> Self:

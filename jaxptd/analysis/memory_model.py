@@ -11,7 +11,7 @@ from jaxptd.config import Config, ModelConfig, Remat, itemsize
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.layout import Axis, Layout
 from jaxptd.models.families import architecture_of, sizes_of
-from jaxptd.optimizers.moments import MOMENTS
+from jaxptd.optimizers.moments import kept
 from jaxptd.parts.architecture import Stack
 from jaxptd.parts.sizes import Sizes, elements_on_device
 from jaxptd.pipeline.placement import Stages, of_stack
@@ -38,8 +38,8 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
         return elements_on_device(zero.stored[name], layout) if scattered else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
-    kept = MOMENTS[config.optimizer.name].kept
-    moments = [moment for each in zero.stored.values() for moment in kept(each)]
+    name = config.optimizer.name
+    moments = [moment for each in zero.stored.values() for moment in kept(name, each)]
     # Names of the parameters that are gathered and held for a step.
     gathered = [n for n, plan in zero.plans.items() if plan.gather in ("step", "first_microbatch")]
     return {

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxptd.config.checks import Section, require_divides, require_not_negative, require_positive
 from jaxptd.config.images import SWIN, SWIN_UNET, check_images
+from jaxptd.config.moe import MoE
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
@@ -88,7 +89,20 @@ def _yarn(
 
 # ---- the options of a block ----------------------------------------------------------------------
 
-FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert", "t5", "swin", "swin-unet"]
+FamilyName = Literal[
+    "gpt",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "bert",
+    "t5",
+    "swin",
+    "swin-unet",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
 NormOrder = Literal["pre", "post"]
@@ -243,6 +257,7 @@ _T5 = _LLAMA | {
 }
 _SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
+_QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
 # The defaults of each family, and the sections that it can have.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt": _GPT,
@@ -254,8 +269,11 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "t5": _T5,
     "swin": _SWIN,
     "swin-unet": _SWIN | {"images": SWIN_UNET},
+    "mixtral": _LLAMA | {"rope": Rope(1e6), "moe": MoE()},
+    "qwen2_moe": _QWEN | {"linear_bias": "qkv", "moe": _QWEN2_MOE},
+    "qwen3_moe": _QWEN | {"qk_norm": True, "moe": MoE(128, 8)},
 }
-SECTIONS = ("rope", "encoder_decoder", "images")  # of `ModelConfig`
+SECTIONS = ("rope", "encoder_decoder", "images", "moe")  # of `ModelConfig`
 
 
 def section_of(model: Any, name: str) -> Any:

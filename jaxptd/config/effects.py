@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxptd.config.model import ModelConfig
+from jaxptd.config.moe import check_experts
 from jaxptd.errors import UserError, quoted
 from jaxptd.layout import Layout
 
@@ -133,6 +134,8 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
             "layout.col) splits them; use model.kernels=xla"
         )
     _check_offload(model, layout)
+    if model.moe:
+        check_experts(model, layout)
 
 
 def _check_offload(model: ModelConfig, layout: Layout) -> None:

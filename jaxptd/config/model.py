@@ -23,6 +23,7 @@ from jaxptd.config.block import (
 )
 from jaxptd.config.checks import require_not_negative, require_positive, require_share
 from jaxptd.config.images import Images
+from jaxptd.config.moe import MoE, check_layers
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
 
@@ -90,6 +91,7 @@ class ModelConfig:
         encoder_decoder: the decoder of an encoder-decoder; null is the family's.
         images: levels of an image model; hidden_size and num_heads are those of the first level;
             null is the family's.
+        moe: experts, and the router that chooses among them; null is the family's.
     """
 
     family: FamilyName = "gpt"
@@ -132,6 +134,7 @@ class ModelConfig:
         default=None, metadata={"sections": True}
     )
     images: Images | None = dataclasses.field(default=None, metadata={"sections": True})
+    moe: MoE | None = dataclasses.field(default=None, metadata={"sections": True})
 
     def __post_init__(self) -> None:
         check_fields(self, "model")
@@ -151,6 +154,8 @@ class ModelConfig:
                 "fewer, or null for all"
             )
         check_block(self)
+        if self.moe:
+            check_layers(self.moe, self.num_layers)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "

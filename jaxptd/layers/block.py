@@ -5,7 +5,7 @@ Letters: B batch, T position, D model, L layers.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -20,6 +20,21 @@ from jaxptd.layers.tensor_parallel import TensorParallel, block_along
 from jaxptd.params import normal, stacked
 from jaxptd.parts.architecture import Stack
 from jaxptd.remat import SAVED_MATMUL_OUT
+
+
+class Routed(NamedTuple):
+    """The residual stream with what the routers so far add to the loss.
+
+    x_BTD: the residual stream. terms_BTQ: sums for each token, a column for each term of the loss.
+    """
+
+    x_BTD: Array
+    terms_BTQ: Array
+
+
+def residual_of(x: Array | Routed) -> tuple[Array, Array | None]:
+    """(the residual stream, sums of router losses or None)."""
+    return x if isinstance(x, Routed) else (x, None)
 
 
 class Block(nnx.Module):
@@ -50,10 +65,11 @@ class Block(nnx.Module):
         self.mlp = mlp.make_layer(config, **own)
         self.rate, self.tensor_parallel = config.dropout, tensor_parallel
         self.init_out, self.norms_first = init_out, options.norm_order == "pre"
+        self.routes = mlp.routes
 
     def __call__(
         self,
-        x_BTD: Array,
+        x: Array | Routed,
         token_info: TokenInfo,
         layer: Array,
         cache: Cache | None,
@@ -61,11 +77,11 @@ class Block(nnx.Module):
         *,
         bias_NR: Array | None = None,
         between: Callable[[Array], Array] | None = None,
-    ) -> tuple[Array, Cache | None]:
+    ) -> tuple[Any, Cache | None]:
         """Maps the residual stream through the block, and appends x's keys and values to the cache.
 
         Args:
-            x_BTD: the residual stream.
+            x: the residual stream, with or without routers' losses.
             token_info: describes its tokens.
             layer: the layer's number.
             cache: keys and values of earlier tokens, in generation.
@@ -73,6 +89,7 @@ class Block(nnx.Module):
             bias_NR: added to the scores, by distance.
             between: applied to x between attention and MLP.
         """
+        x_BTD, terms_BTQ = residual_of(x)
         x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
         seeded = token_info.at(layer, DropoutSite.ATTENTION) if self.rate else token_info
         a_BTD, cache = self.attention(n_BTD, seeded, cache, bias_NR=bias_NR)
@@ -80,9 +97,10 @@ class Block(nnx.Module):
         x_BTD = x_BTD if self.norms_first else self.attention_norm(x_BTD)
         x_BTD = x_BTD if between is None else between(x_BTD)
         x_BTD, n_BTD = self.mlp_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
-        h_BTD = self.mlp(n_BTD)
+        h_BTD, more_BTQ = self.mlp(n_BTD, token_info) if self.routes else (self.mlp(n_BTD), 0)
         x_BTD = self.add(x_BTD, h_BTD, token_info, layer=layer, site=DropoutSite.MLP_OUTPUT)
-        return x_BTD if self.norms_first else self.mlp_norm(x_BTD), cache
+        x_BTD = x_BTD if self.norms_first else self.mlp_norm(x_BTD)
+        return x_BTD if terms_BTQ is None else Routed(x_BTD, terms_BTQ + more_BTQ), cache
 
     def add(
         self,

@@ -36,6 +36,8 @@ class TokenInfo(NamedTuple):
     each token of the device's cp block. seed: two words for this step, or None for no dropout.
     segment_BCT: the document of each token on each device of the ring, or None where attention
     ignores documents. source: the same for the sequence from which this one is predicted, if any.
+    counted_T: whether each token is one of the sequence and does not only pad it, or None if all
+    are; routers count these.
     """
 
     sample_B: Array
@@ -43,6 +45,7 @@ class TokenInfo(NamedTuple):
     seed: Array | None
     segment_BCT: Array | None = None
     source: "TokenInfo | None" = None
+    counted_T: Array | None = None
 
     def at_rows(self, unit: int) -> "TokenInfo":
         """The same places, in rows of patches `unit` pixels high instead of rows of pixels."""

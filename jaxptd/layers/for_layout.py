@@ -6,7 +6,7 @@ from collections.abc import Callable
 from jaxptd import collectives
 from jaxptd.attention.attend import Ring
 from jaxptd.layers.grid import DecodeGrid2D, Grid2D
-from jaxptd.layers.megatron import CollectiveMatmul1D, TensorParallel1D
+from jaxptd.layers.megatron import Base1D, CollectiveMatmul1D, TensorParallel1D
 from jaxptd.layers.tensor_parallel import NATIVE, MatmulPrecision, ShardingAxes, TensorParallel
 from jaxptd.matmul.grid import Grid
 from jaxptd.mesh import Axis, Layout
@@ -48,10 +48,11 @@ def _on_tp(
         gather_input, reduce_output = collectives.all_gather, collectives.reduce_scatter
     axes = ShardingAxes.of(layout)
     if layout.collective_matmul:
+        block_matmul = precision.block_matmul
         return CollectiveMatmul1D(
-            axes, ring, layout.tp, gather_input, reduce_output, precision.block_matmul
+            axes, ring, layout.tp, gather_input, reduce_output, block_matmul=block_matmul
         )
-    return whole(axes, ring, layout.tp, gather_input, reduce_output, precision)
+    return whole(axes, ring, layout.tp, gather_input, reduce_output, precision=precision)
 
 
 def for_decoding(layout: Layout) -> TensorParallel:
@@ -59,8 +60,9 @@ def for_decoding(layout: Layout) -> TensorParallel:
     tensor_parallel = make_tensor_parallel(
         dataclasses.replace(layout, sequence_parallel=False, collective_matmul=False)
     )
-    if not isinstance(tensor_parallel, Grid2D):
-        return tensor_parallel
+    if isinstance(tensor_parallel, Base1D):
+        return dataclasses.replace(tensor_parallel, samples_are_sharded=False)
+    assert isinstance(tensor_parallel, Grid2D)
     axes = dataclasses.replace(tensor_parallel.axes, tokens=(), logit_tokens=())
     return DecodeGrid2D(
         axes, tensor_parallel.ring, tensor_parallel.rows, tensor_parallel.cols, tensor_parallel.grid

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxptd.attention.attend import AttentionInputs, attend
 from jaxptd.attention.kernel import Kernel, Scores
-from jaxptd.collectives import alike
+from jaxptd.collectives import alike, all_gather, copy_to, reduce_from, reduce_scatter
 from jaxptd.layers.tensor_parallel import (
     NATIVE,
     Matmul,
@@ -49,11 +49,13 @@ class Base1D(TensorParallel):
         size: number of devices along tp.
         gather_input: x as the residual stream has it -> x with all tokens, for a first matmul.
         reduce_output: partial sums of a second matmul -> x as the residual stream has it.
+        samples_are_sharded: whether devices along ep have different samples, as in training.
     """
 
     size: int
     gather_input: Callable[[Array, str], Array]
     reduce_output: Callable[[Array, str], Array]
+    samples_are_sharded: bool = True
 
     @property
     def inner_devices(self) -> int:
@@ -65,6 +67,22 @@ class Base1D(TensorParallel):
     def square(self, x: Array, w: Array) -> Array:
         """Every device has all of w and multiplies its own tokens."""
         return matmul(x, w, 1)
+
+    def gather_experts(self, x: Array) -> Array:
+        """x[B, T, ..] as the residual stream has it -> x[ep B, T, ..]. Partner: `reduce_experts`.
+
+        Gathers over ep last, and the partner scatters over ep first, so that tp moves the tokens of
+        one device only.
+        """
+        x = self.gather_input(x, Axis.TP)
+        if not self.samples_are_sharded:
+            return copy_to(x, Axis.EP)
+        return all_gather(x, Axis.EP, 0)
+
+    def reduce_experts(self, y: Array) -> Array:
+        """y[ep B, T, D]{+ep, +tp} -> x as the residual stream has it. Partner: `gather_experts`."""
+        scatter = partial(reduce_scatter, dim=0) if self.samples_are_sharded else reduce_from
+        return self.reduce_output(scatter(y, Axis.EP), Axis.TP)
 
     def logits(self, x: Array, w: Array) -> Array:
         x, w = both_gradients(x, w.astype(x.dtype))  # the matmul's gradient is rounded to it

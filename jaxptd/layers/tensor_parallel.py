@@ -56,6 +56,11 @@ class ShardingAxes(Specs):
         """Sum over the shards of H, where each device has a slice of every head."""
         return lax.psum(s, self.head_slices) if self.head_slices else s
 
+    def sum_over_tokens(self, s: Array) -> Array:
+        """Sum over the shards of T that the logits' tokens do not have."""
+        axes = tuple(axis for axis in self.tokens if axis not in self.logit_tokens)
+        return lax.psum(s, axes) if axes else s
+
     def sum_over_hidden(self, s: Array) -> Array:
         """Sum over the shards of D."""
         return lax.psum(s, self.hidden) if self.hidden else s
@@ -201,6 +206,14 @@ class TensorParallel(Sharding, abc.ABC):
     @abc.abstractmethod
     def logits(self, x: Array, w: Array) -> Array:
         """The output layer: a first matmul, but never in less than the precision of `x`."""
+
+    def gather_experts(self, x: Array) -> Array:
+        """x[B, T, ..] as the residual stream has it -> all tokens of the devices along ep."""
+        raise NotImplementedError("a grid has no experts; the config refuses them")
+
+    def reduce_experts(self, y: Array) -> Array:
+        """Partial sums of experts, for all those tokens -> x as the residual stream has it."""
+        raise NotImplementedError("a grid has no experts; the config refuses them")
 
     # ---- tables ----
 

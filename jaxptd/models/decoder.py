@@ -3,6 +3,7 @@
 Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabulary.
 """
 
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,10 +16,12 @@ from jaxptd.errors import UserError
 from jaxptd.models.family import Family, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.attention import AttentionShape
-from jaxptd.parts.ends import Embedding, Head
+from jaxptd.parts.ends import Embedding, End, Head
 from jaxptd.parts.mlp import mlp_of
+from jaxptd.parts.moe import MoEShape, RouterLosses
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
+BALANCE_LOSS, ROUTER_Z_LOSS = "balance_loss", "router_z_loss"
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
 
 
@@ -37,9 +40,10 @@ def fields(config: Config) -> Mapping[str, Field]:
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
-    """Cross-entropy of the next tokens, and z-loss, which keeps their logits small."""
+    """Cross-entropy of the next tokens, z-loss, which keeps their logits small, routers' losses."""
     z_loss = {Z_LOSS: Loss("targets", weight=model.z_loss, evaluated=False)}
-    return {CROSS_ENTROPY: Loss("targets")} | (z_loss if model.z_loss else {})
+    of_logits = {CROSS_ENTROPY: Loss("targets")} | (z_loss if model.z_loss else {})
+    return of_logits | router_losses(model)
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
@@ -76,11 +80,10 @@ def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.nda
 
 
 def architecture(model: ModelConfig) -> Architecture:
-    """One stack of attention and MLP, between an embedding and a head."""
+    """Attention and MLP, or experts, between an embedding and a head."""
     options, hidden, size = model.block, model.hidden_size, model.vocab_size or 0
     statistics = 2 if options.norm == "layernorm" else 1
     post = options.norm_order == "post"
-    parts = (AttentionShape.of(model), mlp_of(model))
     learned = options.positions == "learned"
     embedding = Embedding(
         hidden,
@@ -90,10 +93,40 @@ def architecture(model: ModelConfig) -> Architecture:
         types=options.token_types,
         statistics=statistics if post else 0,
     )
-    stack = Stack("blocks", model.num_layers, parts, statistics, post)
     own = not model.tie_embeddings
     head = Head(hidden, size, statistics=0 if post else statistics, own=own)
-    return Architecture(hidden, (embedding,), (stack,), (head,))
+    terms = len(router_losses(model))
+    behind: tuple[End, ...] = (head, RouterLosses(terms)) if terms else (head,)
+    return Architecture(hidden, (embedding,), stacks(model, statistics, post=post), behind)
+
+
+def stacks(model: ModelConfig, statistics: int, *, post: bool) -> tuple[Stack, ...]:
+    """Runs of layers of the same kind: `blocks`, or `blocks_3` for the run from layer 3 on.
+
+    statistics, post: as in `Stack`.
+    """
+    attention, moe = AttentionShape.of(model), model.moe
+    kinds = [bool(moe and moe.is_sparse(layer)) for layer in range(model.num_layers)]
+    runs = [(kind, len([*layers])) for kind, layers in itertools.groupby(kinds)]
+    made, first = [], 0
+    for sparse, layers in runs:
+        name = "blocks" if len(runs) == 1 else f"blocks_{first}"
+        mlp = MoEShape.of(model) if sparse else mlp_of(model)
+        made.append(Stack(name, layers, (attention, mlp), statistics, post))
+        first += layers
+    return tuple(made)
+
+
+def router_losses(model: ModelConfig) -> dict[str, Loss]:
+    """The terms that routers add to the loss, in the order of their columns."""
+    weights = {}
+    if model.moe:
+        weights = {BALANCE_LOSS: model.moe.balance_loss, ROUTER_Z_LOSS: model.moe.z_loss}
+    return {
+        name: Loss("targets", weight=weight, evaluated=False)
+        for name, weight in weights.items()
+        if weight
+    }
 
 
 def check(config: Config) -> None:

@@ -35,6 +35,9 @@ FAMILIES: dict[str, Family] = {
     "t5": ENCODER_DECODER,
     "swin": IMAGES,
     "swin-unet": PIXELS,
+    "mixtral": DECODER,
+    "qwen2_moe": DECODER,
+    "qwen3_moe": DECODER,
 }
 
 

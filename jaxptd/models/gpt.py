@@ -13,10 +13,11 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
+from jaxptd.layers.block import Routed, residual_of
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.layers.tensor_parallel import ShardingAxes, block_along
-from jaxptd.models.decoder import CROSS_ENTROPY, Z_LOSS
+from jaxptd.models.decoder import CROSS_ENTROPY, Z_LOSS, router_losses
 from jaxptd.models.model import TextModel
 
 
@@ -35,12 +36,18 @@ class GPT(TextModel):
 
     @jax.named_scope("loss")
     def losses(
-        self, x_BTD: Array, batch: Mapping[str, Array], token_info: TokenInfo
+        self, x: Array | Routed, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
-        """x after all blocks -> `sums_over_targets`."""
-        logits_BTV = self.output(x_BTD)
-        return sums_over_targets(
-            logits_BTV, batch["targets"], self.config, self.tensor_parallel.axes
+        """x after all blocks -> `sums_over_targets`, and those of routers' losses."""
+        axes, targets_BT = self.tensor_parallel.axes, batch["targets"]
+        x_BTD, terms_BTQ = residual_of(x)
+        sums = sums_over_targets(self.output(x_BTD), targets_BT, self.config, axes)
+        if terms_BTQ is None:
+            return sums
+        own_BT = block_along(targets_BT, axes.tokens, 1)
+        sum_Q = jnp.where(own_BT[..., None] >= 0, terms_BTQ, 0).sum((0, 1))
+        return sums | dict(
+            zip(router_losses(self.config), axes.sum_over_tokens(sum_Q), strict=True)
         )
 
     evaluated = losses  # no scores

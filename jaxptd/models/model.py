@@ -1,7 +1,7 @@
 """A model's interface, the path of a batch through its layers, and models of one text.
 
 A model names no axis and no collective. `x` is any tree of arrays, each sharded like the residual
-stream. Models of one text consist of tables of tokens and positions and one stack of blocks.
+stream. Models of one text consist of tables of tokens and positions and of blocks.
 Letters: B batch, T position, S maximum length, D model, L layers, N heads, H head size, V
 vocabulary.
 """
@@ -19,12 +19,12 @@ from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.block import Block, drop_residual, make_blocks
+from jaxptd.layers.block import Block, Routed, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.linear import INIT, PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.models.decoder import architecture
+from jaxptd.models.decoder import architecture, router_losses
 from jaxptd.params import Initialiser
 from jaxptd.pipeline.pools import X
 from jaxptd.zero.loop import run_blocks
@@ -128,7 +128,7 @@ class TextModel(nnx.Module):
     """
 
     common: nnx.Module | None = None  # layers share no parameters
-    enter: Callable[[str, Array], Array] | None = None  # there is one stack
+    enter: Callable[[str, Array], Array] | None = None  # every stack takes x as it is
     block: type[Block] = Block
     architecture = staticmethod(architecture)
 
@@ -159,10 +159,13 @@ class TextModel(nnx.Module):
             if types
             else None
         )
-        (stack,) = self.architecture(config).stacks
-        self.blocks = make_blocks(
-            stack, config, tensor_parallel=tensor_parallel, rngs=rngs, kind=self.block
-        )
+        made = self.architecture(config).stacks
+        self.stack_names = tuple(stack.name for stack in made)
+        for stack in made:
+            blocks = make_blocks(
+                stack, config, tensor_parallel=tensor_parallel, rngs=rngs, kind=self.block
+            )
+            setattr(self, stack.name, blocks)
         self.norm = Norm(size, options=options, tensor_parallel=tensor_parallel, rngs=rngs)
 
     def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:
@@ -171,12 +174,21 @@ class TextModel(nnx.Module):
 
     @property
     def stacks(self) -> Mapping[str, Block]:
-        """The only stack."""
-        return {"blocks": self.blocks}
+        """The stacks; one if all layers are of the same kind."""
+        return {name: getattr(self, name) for name in self.stack_names}
 
     @jax.named_scope("embedding")
-    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
-        """A batch with tokens[B, T] -> x, the residual stream."""
+    def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
+        """A batch with tokens[B, T] -> x, the residual stream, with room for routers' losses."""
+        x_BTD = self.embedded(batch, token_info)
+        terms = len(router_losses(self.config))
+        if not terms or "targets" not in batch:
+            return x_BTD
+        wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
+        return Routed(x_BTD, jnp.zeros_like(x_BTD[..., :terms], dtype=wide))
+
+    def embedded(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
+        """A batch with tokens[B, T] -> the residual stream."""
         dtype = jnp.dtype(self.config.dtype)
         x_BTD = self.tokens(batch["tokens"], dtype)
         if self.positions is not None:
@@ -198,7 +210,10 @@ class TextModel(nnx.Module):
 
     def empty_state(self, batch: int) -> dict[str, Cache]:
         """Empty caches for up to seq_length tokens and this device's heads."""
-        return {"blocks": empty_cache(self.blocks.attention, self.config, batch)}
+        return {
+            name: empty_cache(stack.attention, self.config, batch)
+            for name, stack in self.stacks.items()
+        }
 
 
 def check_made(model: nnx.Module, config: ModelConfig, tensor_parallel: TensorParallel) -> None:

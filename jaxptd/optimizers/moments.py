@@ -44,6 +44,11 @@ class Moments:
     kept: Callable[[StoredShape], tuple[StoredShape, ...]]
 
 
+def kept(optimizer: OptimizerName, stored: StoredShape) -> tuple[StoredShape, ...]:
+    """The moments of a parameter; none of one that counts tokens, which no optimizer updates."""
+    return () if stored.info.counts else MOMENTS[optimizer].kept(stored)
+
+
 MOMENTS: Mapping[OptimizerName, Moments] = {
     "adamw": Moments(lambda each: (each, each)),
     "lion": Moments(lambda each: (each,)),

@@ -48,6 +48,7 @@ class Part(abc.ABC):
         first_title: its first matmul's name in reports.
         hidden: D.
         of_images: whether its tokens are patches of images, which devices share in strips.
+        routes: whether its layer also takes the tokens' places, and returns terms of the loss.
     """
 
     layer: ClassVar[Callable[..., Any]]
@@ -56,6 +57,7 @@ class Part(abc.ABC):
     first_title: ClassVar[str]
     hidden: int
     of_images: ClassVar[bool] = False
+    routes: ClassVar[bool] = False
 
     # ---- sizes ---------------------------------------------------------------------------------
 

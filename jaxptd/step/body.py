@@ -21,7 +21,14 @@ from jaxptd.mesh import BATCH_AXES, SAMPLE_AXES, Axis
 from jaxptd.models.family import Loss
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
-from jaxptd.step.optimizer import Scalars, clip, global_norm, learning_rate, updated
+from jaxptd.step.optimizer import (
+    Scalars,
+    balanced,
+    clip,
+    global_norm,
+    learning_rate,
+    updated,
+)
 from jaxptd.step.passes import ForwardBackward, Losses, MicroBatches
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig
@@ -77,6 +84,8 @@ class StepBody:
         gatherable = resolved.zero.begin_step(state["params"], self.owed)
         losses, grads = self.passes.gradients(gatherable, micro, token_info, weights)
         grads = resolved.zero.end_step(grads, self.owed)  # once, whatever M is
+        counts = {name: grads[name] for name in resolved.counting}
+        grads = {name: g for name, g in grads.items() if name not in counts}
         losses, scales = self._loss_sums(losses), {}
         if resolved.model.dtype == SCALED:
             scales = {"loss_scale": guard["scale"]}
@@ -89,10 +98,11 @@ class StepBody:
         metrics = {"loss": total, **terms, "grad_norm": norm, "learning_rate": rate}
         sound = is_sound(total, norm, config.optimizer.skip_above)
         new = updated(config, resolved.optimizer, state, clipped, Scalars(rate, norm, sound))
+        new["params"] |= balanced(config, state["params"], counts, sound)
         guard = after_step(guard, sound, norm, resolved.model.dtype)
         skips = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
         state = self.states.to_host({**new, "step": state["step"] + 1, "guard": guard})
-        return state, metrics | skips | scales, grads
+        return state, metrics | skips | scales, grads | counts
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Metrics]:
         """Sums each loss over all targets, in nats, and counts them; without dropout."""
@@ -142,9 +152,11 @@ class StepBody:
                 segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
             in_ring = self.fields[sequence.tokens].ring
             positions = ring.positions_along if in_ring else local_numbers
-            position_T = positions(Axis.CP, length)
+            position_T, counted_T = positions(Axis.CP, length), None
+            if config.model.moe and config.padded_model.seq_length > config.model.seq_length:
+                counted_T = position_T < config.model.seq_length
             segments.append(segment_BCT)
-            token_info = TokenInfo(sample_B, position_T, seed, segment_BCT, token_info)
+            token_info = TokenInfo(sample_B, position_T, seed, segment_BCT, token_info, counted_T)
         assert token_info is not None
         whole = MicroBatches(batch, token_info.sample_B, tuple(segments))
         M = config.train.micro_batches

@@ -146,17 +146,22 @@ class States:
             self.optimizer,
             kept,
             state["optimizer"],
-            self.stored,
+            self.trained,
             transform_non_params=other,
             is_leaf=lambda x: isinstance(x, Factors | optax.MaskedNode),
         )
         rest = {name: jax.tree.map(other, state[name]) for name in ("step", "guard")}
         return {"params": params, "optimizer": optimizer, **rest}
 
+    @cached_property
+    def trained(self) -> Mapping[str, Stored]:
+        """How the state holds the parameters that the optimizer updates, those with moments."""
+        return {name: each for name, each in self.stored.items() if not each.info.counts}
+
     def _make(self, params: Params) -> State:
         return {
             "params": params,
-            "optimizer": self.optimizer.init(params),
+            "optimizer": self.optimizer.init({name: params[name] for name in self.trained}),
             "step": jnp.zeros((), jnp.int32),
             "guard": new_guard(self.model_dtype),
         }

@@ -1,0 +1,407 @@
+"""A mixture of experts: a router sends each token to K of E MLPs, and adds up what they return.
+
+    y = sum over a token's experts e of weight_e (act(x gate_e) * (x up_e)) down_e
+
+Each device gathers the tokens of all devices along ep, adds up what its own experts make of them,
+and a reduce-scatter brings the sums back. Pairs of a token and an expert are sorted by expert, so
+that an expert's rows lie together. Nothing is scattered: sums are read through the inverse
+permutation and added in float32, in the same order on every layout.
+
+Letters: B batch, T position, D model, E experts (of a device, in what it holds), K experts of a
+token, F hidden units, n tokens of all devices along ep, r rows of a chunk, Q terms of the loss.
+Source: Shazeer et al., arXiv 1701.06538; Gale et al., arXiv 2211.15841 (no token is dropped).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd.collectives import alike, as_varying, varying_axes
+from jaxptd.config import ModelConfig
+from jaxptd.kernels.grouped import grouped_matmul
+from jaxptd.layers.dropout import TokenInfo
+from jaxptd.layers.linear import INIT, declare
+from jaxptd.layers.mlp import ACTIVATIONS, MLP, Elementwise
+from jaxptd.layers.tensor_parallel import TensorParallel, block_along, local_numbers, matmul
+from jaxptd.mesh import Axis
+from jaxptd.params import Initialiser
+from jaxptd.parts.moe import MoEShape
+from jaxptd.remat import SAVED_CHOICE
+
+TINY = 1e-20  # added to sums that weights are divided by, as published models do
+
+
+# ---- the router ----------------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """What a router decides about this device's tokens.
+
+    expert_BTK: numbers of the experts. weight_BTK: factors of their outputs, float32 or wider.
+    terms_BTQ: what each token adds to the loss, a column for each term with a weight.
+    """
+
+    expert_BTK: Array
+    weight_BTK: Array
+    terms_BTQ: Array
+
+
+class Router(nnx.Module):
+    """Chooses experts for each token, in float32 at least.
+
+    Args:
+        shape: numbers of experts.
+        config: of the model.
+        tensor_parallel: how tokens are sharded.
+        rngs: random keys of the initial weight.
+    """
+
+    w: nnx.Param
+    load_bias: nnx.Param
+    b: nnx.Param | None = None
+
+    def __init__(
+        self,
+        shape: MoEShape,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+    ) -> None:
+        assert config.moe is not None
+        declare(self, shape.router_parameters(tensor_parallel), rngs, w=INIT)
+        self.shape, self.moe, self.tensor_parallel = shape, config.moe, tensor_parallel
+
+    @jax.named_scope("router")
+    def __call__(self, x_BTD: Array, token_info: TokenInfo) -> Choice:
+        """x, as the residual stream has it -> the choice for its tokens."""
+        wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
+        logits_BTE = jnp.matmul(x_BTD.astype(wide), self.w[...], precision=lax.Precision.HIGHEST)
+        if self.b is not None:
+            logits_BTE += self.b[...]
+        if self.moe.score == "softmax":
+            score_BTE = jax.nn.softmax(logits_BTE)
+        else:
+            score_BTE = jax.nn.sigmoid(logits_BTE)
+        rank_BTE = self._within_groups(lax.stop_gradient(score_BTE + self.load_bias[...]))
+        expert_BTK = lax.top_k(rank_BTE, self.shape.chosen)[1]
+        expert_BTK = checkpoint_name(expert_BTK, SAVED_CHOICE)
+        one_hot_BTKE = expert_BTK[..., None] == jnp.arange(self.shape.experts)
+        weight_BTK = jnp.where(one_hot_BTKE, score_BTE[..., None, :], 0).sum(-1)
+        if self.moe.normalize:
+            weight_BTK /= weight_BTK.sum(-1, keepdims=True) + TINY
+        counted_BTKE = one_hot_BTKE & self._counted(token_info)
+        weight_BTK = with_counts(weight_BTK * self.moe.scale, self.load_bias[...], counted_BTKE)
+        terms_BTQ = self._terms(logits_BTE, score_BTE, counted_BTKE)
+        return Choice(expert_BTK, weight_BTK, terms_BTQ)
+
+    def _within_groups(self, rank_BTE: Array) -> Array:
+        """Ranks of experts, minus infinity outside the best groups."""
+        moe = self.moe
+        if moe.top_groups == moe.num_groups:
+            return rank_BTE
+        rank_BTGE = rank_BTE.reshape(*rank_BTE.shape[:-1], moe.num_groups, -1)
+        best = min(2 if moe.group_score == "best_two" else 1, rank_BTGE.shape[-1])
+        group_BTG = lax.top_k(rank_BTGE, best)[0].sum(-1)
+        chosen = lax.top_k(group_BTG, moe.top_groups)[1]
+        inside_BTG = (chosen[..., None] == jnp.arange(moe.num_groups)).any(-2)
+        return jnp.where(inside_BTG[..., None], rank_BTGE, -jnp.inf).reshape(rank_BTE.shape)
+
+    def _counted(self, token_info: TokenInfo) -> Array:
+        """True for tokens of the sequence, `[T, 1, 1]`: not for those that only pad it."""
+        if token_info.counted_T is None:
+            return jnp.ones((1, 1, 1), bool)
+        axes = self.tensor_parallel.axes.tokens
+        return block_along(token_info.counted_T, axes, 0)[:, None, None]
+
+    def _terms(self, logits_BTE: Array, score_BTE: Array, counted_BTKE: Array) -> Array:
+        """What each token adds to the loss, before the term's weight.
+
+        Balance: E times the sum over experts of the share of the sequence's choices that an expert
+        has, times the token's score of it. Its mean over tokens is 1 if loads are equal. The share
+        is of a sequence, so that no layout changes the loss; it has no gradient.
+        """
+        terms = []
+        if self.moe.balance_loss:
+            load_BE = counted_BTKE.sum((1, 2)).astype(score_BTE.dtype)
+            over = [Axis.CP, *self.tensor_parallel.axes.tokens]
+            load_BE = lax.psum(as_varying(load_BE, over), tuple(over))
+            share_BE = load_BE / load_BE.sum(-1, keepdims=True)
+            probability_BTE = score_BTE / score_BTE.sum(-1, keepdims=True)
+            terms.append(self.shape.experts * (share_BE[:, None] * probability_BTE).sum(-1))
+        if self.moe.z_loss:
+            terms.append(jnp.square(jax.nn.logsumexp(logits_BTE, -1)))
+        return jnp.stack(terms, -1) if terms else jnp.zeros((*logits_BTE.shape[:2], 0))
+
+
+@jax.custom_vjp
+def with_counts(weight_BTK: Array, load_bias_E: Array, counted_BTKE: Array) -> Array:
+    """The weights. Backward: the gradient of `load_bias` is the number of tokens of each expert.
+
+    As gradients, counts are added up over micro-batches and devices like all others; they are
+    integers, exact in float32 up to 2**24.
+    """
+    return weight_BTK
+
+
+def _with_counts_fwd(weight_BTK: Array, load_bias_E: Array, counted_BTKE: Array) -> Any:
+    return weight_BTK, (load_bias_E, counted_BTKE)
+
+
+def _with_counts_bwd(saved: tuple[Array, Array], dweight_BTK: Array) -> tuple[Array, Array, None]:
+    load_bias_E, counted_BTKE = saved
+    counts_E = counted_BTKE.sum((0, 1, 2)).astype(load_bias_E.dtype)
+    bias_axes = varying_axes(load_bias_E)
+    summed = tuple(sorted(varying_axes(counts_E) - bias_axes))
+    counts_E = lax.psum(counts_E, summed) if summed else counts_E
+    return dweight_BTK, as_varying(counts_E, sorted(bias_axes)), None
+
+
+with_counts.defvjp(_with_counts_fwd, _with_counts_bwd)
+
+
+# ---- the experts of a device ---------------------------------------------------------------------
+
+
+class Pairs(NamedTuple):
+    """The pairs of a token and one of its experts that are this device's, sorted by expert.
+
+    pair_R: number of each pair among all n K, token by token; R is a multiple of the chunk's rows.
+    place_nK: the place of each pair in that order; for pairs of other devices after all own ones.
+    ends_E: the place after each expert's last pair.
+    """
+
+    pair_R: Array
+    place_nK: Array
+    ends_E: Array
+
+    @classmethod
+    def of(cls, expert_nK: Array, experts: int, rows: int) -> "Pairs":
+        """Sorts pairs. expert_nK: numbers from this device's first expert on; experts: its E."""
+        own = (expert_nK >= 0) & (expert_nK < experts)
+        group = jnp.where(own, expert_nK, experts).reshape(-1)
+        order = jnp.argsort(group, stable=True).astype(jnp.int32)
+        places = (
+            jnp.zeros_like(order)
+            .at[order]
+            .set(jnp.arange(order.size, dtype=jnp.int32), unique_indices=True)
+        )
+        sizes_E = (group[:, None] == jnp.arange(experts)).sum(0, dtype=jnp.int32)
+        padded = jnp.pad(order, (0, -order.size % rows))
+        return cls(padded, places.reshape(expert_nK.shape), jnp.cumsum(sizes_E))
+
+
+class Chunk(NamedTuple):
+    """Some rows of the sorted pairs.
+
+    token_r: the token of each row. pair_r: its pair. row_nK: the row of each pair, or -1 if it is
+    in another chunk or of another device. sizes_E: rows of each expert.
+    """
+
+    token_r: Array
+    pair_r: Array
+    row_nK: Array
+    sizes_E: Array
+
+    @classmethod
+    def of(cls, pairs: Pairs, number: Array, rows: int) -> "Chunk":
+        """Chunk `number` of so many rows."""
+        first, chosen = number * rows, pairs.place_nK.shape[1]
+        pair_r = lax.dynamic_slice_in_dim(pairs.pair_R, first, rows)
+        ends_E = jnp.clip(pairs.ends_E - first, 0, rows)
+        row_nK = pairs.place_nK - first
+        row_nK = jnp.where((row_nK >= 0) & (row_nK < ends_E[-1]), row_nK, -1)
+        return cls(pair_r // chosen, pair_r, row_nK, jnp.diff(ends_E, prepend=0))
+
+    def summed(self, y_rD: Array) -> Array:
+        """Rows -> the sum of each token's, `[n, D]`, in float32 at least."""
+        wide = y_rD.astype(jnp.promote_types(y_rD.dtype, jnp.float32))
+        return self.returned(wide).sum(1)
+
+    def returned(self, y_r: Array) -> Array:
+        """Rows `[r, ..]` -> that of each pair `[n, K, ..]`, zero for pairs of other chunks."""
+        inside = (self.row_nK >= 0).reshape(*self.row_nK.shape, *[1] * (y_r.ndim - 1))
+        return jnp.where(inside, y_r[jnp.maximum(self.row_nK, 0)], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The function that a device's experts compute, chunk after chunk of its pairs.
+
+    Forward and backward run as many chunks as the router filled. Backward computes hidden units
+    again, so that no array has the rows of the worst case, in which all tokens choose one device.
+
+    Args:
+        act: the activation.
+        gated: whether experts have a gate.
+        rows: of a chunk.
+        most: rows in the worst case.
+    """
+
+    act: Elementwise
+    gated: bool
+    rows: int
+    most: int
+
+    def of_rows(
+        self, x_rD: Array, weight_r: Array, up: Array, down: Array, sizes_E: Array
+    ) -> Array:
+        """x[r, D], up[E, D, ..], down[E, F, D] -> each row's expert times its weight, `[r, D]`."""
+        experts, hidden = up.shape[:2]
+        h = grouped_matmul(x_rD, up.reshape(experts, hidden, -1).astype(x_rD.dtype), sizes_E)
+        h = h.reshape(-1, *up.shape[2:])
+        h_rF = self.act(h[:, 0]) * h[:, 1] if self.gated else self.act(h)
+        h_rF = (h_rF * weight_r[:, None]).astype(x_rD.dtype)
+        return grouped_matmul(h_rF, down.astype(x_rD.dtype), sizes_E)
+
+    def over_chunks(self, pairs: Pairs, add: Callable[[Any, Chunk], Any], like: Any) -> Any:
+        """Folds `add(total, chunk)` over the chunks that have pairs, from zeros like `like`."""
+        axes = sorted(frozenset().union(*(varying_axes(x) for x in jax.tree.leaves(pairs))))
+        total = jax.tree.map(lambda x: as_varying(jnp.zeros(x.shape, x.dtype), axes), like)
+        if self.rows >= self.most:
+            return add(total, Chunk.of(pairs, jnp.int32(0), self.rows))
+        trips = -(-pairs.ends_E[-1] // self.rows)
+
+        def trip(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            number, total = carry
+            return number + 1, add(total, Chunk.of(pairs, number, self.rows))
+
+        start = as_varying(jnp.int32(0), axes), total
+        return lax.while_loop(lambda carry: carry[0] < trips, trip, start)[1]
+
+    def rows_of(self, chunk: Chunk, x_nD: Array, weight_nK: Array) -> tuple[Array, Array]:
+        """x and the weight of each row; rows after the last pair have weight zero."""
+        exists = jnp.arange(self.rows) < chunk.sizes_E.sum()
+        return x_nD[chunk.token_r], jnp.where(exists, weight_nK.reshape(-1)[chunk.pair_r], 0)
+
+
+def _wide(x: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def expert_sums(
+    experts: Experts, x_nD: Array, weight_nK: Array, up: Array, down: Array, pairs: Pairs
+) -> Array:
+    """Tokens -> for each the sum of what this device's experts make of it, `[n, D]`.
+
+    All arguments vary over the same axes.
+    """
+
+    def add(y_nD: Array, chunk: Chunk) -> Array:
+        rows = experts.rows_of(chunk, x_nD, weight_nK)
+        return y_nD + chunk.summed(experts.of_rows(*rows, up, down, chunk.sizes_E))
+
+    return experts.over_chunks(pairs, add, _wide(x_nD)).astype(x_nD.dtype)
+
+
+def _expert_sums_fwd(experts: Experts, *arguments: Any) -> tuple[Array, Any]:
+    return expert_sums(experts, *arguments), arguments
+
+
+def _expert_sums_bwd(experts: Experts, saved: Any, dy_nD: Array) -> tuple[Any, ...]:
+    x_nD, weight_nK, up, down, pairs = saved
+
+    def add(total: Any, chunk: Chunk) -> Any:
+        rows = experts.rows_of(chunk, x_nD, weight_nK)
+        run = partial(experts.of_rows, sizes_E=chunk.sizes_E)
+        _, back = jax.vjp(run, *rows, up, down)
+        dx_rD, dweight_r, dup, ddown = back(dy_nD[chunk.token_r])
+        found = chunk.summed(dx_rD), chunk.returned(dweight_r), dup, ddown
+        return jax.tree.map(lambda x, more: x + more.astype(x.dtype), total, found)
+
+    like = jax.tree.map(_wide, (x_nD, weight_nK, up, down))
+    gradients = experts.over_chunks(pairs, add, like)
+    given = x_nD, weight_nK, up, down
+    return *(g.astype(x.dtype) for g, x in zip(gradients, given, strict=True)), None
+
+
+expert_sums.defvjp(_expert_sums_fwd, _expert_sums_bwd)
+
+
+# ---- the layer -----------------------------------------------------------------------------------
+
+
+class ExpertWeights(nnx.Module):
+    """One matrix `w` for each expert of a device."""
+
+    w: nnx.Param
+
+
+class MoE(nnx.Module):
+    """A router with its experts, and the MLP that all tokens pass, if there is one.
+
+    Args:
+        shape: their sizes.
+        config: of the model.
+        tensor_parallel: how tokens and matrices are sharded.
+        rngs: random keys of the initial weights.
+        init_out: initialiser of the second matmuls' weights.
+    """
+
+    shared: MLP | None = None
+    shared_gate: ExpertWeights | None = None
+
+    def __init__(
+        self,
+        shape: MoEShape,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        init_out: Initialiser,
+    ) -> None:
+        own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs}
+        self.router = Router(shape, config, **own)
+        self.up, self.down = ExpertWeights(), ExpertWeights()
+        for each, of_one, init in (
+            (self.up, shape.up, INIT),
+            (self.down, shape.down, init_out),
+        ):
+            declare(each, shape.of_experts(of_one.parameters(tensor_parallel)), rngs, w=init)
+        if shape.shared:
+            self.shared = MLP(shape.shared, config, init_out=init_out, **own)
+        if shape.shared_gate:
+            self.shared_gate = ExpertWeights()
+            declare(self.shared_gate, shape.gate_parameters(tensor_parallel), rngs, w=INIT)
+        options = config.block
+        self.act, self.looped = ACTIVATIONS[options.activation], options.looped
+        self.shape, self.tensor_parallel = shape, tensor_parallel
+
+    @jax.named_scope("moe")
+    def __call__(self, x_BTD: Array, token_info: TokenInfo) -> tuple[Array, Array]:
+        """x -> the output, as the residual stream is sharded, and terms of the loss `[B, T, Q]`."""
+        choice = self.router(x_BTD, token_info)
+        # Backward gathers x, choices and weights again: kept, they would be as many as ep devices'.
+        sums = jax.checkpoint(self._sums, prevent_cse=not self.looped)
+        y_nTD = sums(x_BTD, choice[:2], self.up.w[...], self.down.w[...])
+        y_BTD = self.tensor_parallel.reduce_experts(y_nTD)
+        if self.shared is not None:
+            shared_BTD = self.shared(x_BTD)
+            if self.shared_gate is not None:
+                shared_BTD *= jax.nn.sigmoid(matmul(x_BTD, self.shared_gate.w[...], 1))
+            y_BTD += shared_BTD
+        return y_BTD, choice.terms_BTQ
+
+    def _sums(self, x_BTD: Array, choice: tuple[Array, Array], up: Array, down: Array) -> Array:
+        """x -> partial sums over this device's experts, for the tokens of all devices along ep."""
+        gathered = [self.tensor_parallel.gather_experts(x) for x in (x_BTD, *choice)]
+        shape, first = gathered[0].shape, local_numbers(Axis.EP, len(up))[0]
+        tokens, own, chosen = shape[0] * shape[1], len(up), self.shape.chosen
+        most = tokens * min(chosen, own)
+        balanced = tokens * chosen * own / self.shape.experts
+        rows = min(most, math.ceil(self.shape.chunk * balanced))
+        x_nD, expert_nK, weight_nK = (x.reshape(tokens, -1) for x in gathered)
+        pairs = Pairs.of(expert_nK - first, own, rows)
+        arrays, tree = jax.tree.flatten((x_nD, weight_nK, up, down, pairs))
+        alike_ones = jax.tree.unflatten(tree, alike(*arrays))
+        experts = Experts(self.act, up.ndim == 4, rows, most)
+        return expert_sums(experts, *alike_ones).reshape(shape)

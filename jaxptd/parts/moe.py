@@ -1,0 +1,281 @@
+"""A mixture of experts: its description and costs. The layer is `layers/moe.py`.
+
+Tokens of all devices along ep are gathered, each device adds up what its own experts make of them,
+and a reduce-scatter brings the sums back. No message depends on the router's choice, so none is
+dropped and bytes are known before a step runs.
+
+Letters: b sequences of a micro-batch on one device, T tokens, D model, F hidden units of an expert,
+E experts, K of them for a token.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import ClassVar, Self
+
+from jaxptd.config import ModelConfig
+from jaxptd.context_parallel import Imported
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
+from jaxptd.costs.kept import MOST, SOME, Kept, by
+from jaxptd.costs.program import Implementation, Work
+from jaxptd.layout import Axis, Layout
+from jaxptd.parts.ends import End
+from jaxptd.parts.mlp import MLPShape
+from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
+from jaxptd.parts.part import BACKWARD, FORWARD, Part, Product
+from jaxptd.parts.scenario import Recomputed, Scenario
+from jaxptd.parts.sizes import Sizes
+from jaxptd.parts.working import PairBytes
+from jaxptd.shapes import ParamShape
+
+CHOICE_BYTES = 4  # of an expert's number
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEShape(Part):
+    """A router and the experts that it chooses from; optionally an MLP that all tokens pass.
+
+    Args:
+        hidden: D.
+        size: F.
+        gated: whether experts have a gate.
+        experts: E.
+        chosen: K.
+        shared: the MLP of all tokens, or None.
+        shared_gate: whether a sigmoid of its own scales that MLP's output.
+        router_bias: whether router logits have a bias.
+        counts_sequences: whether the loss depends on the loads of each sequence.
+        chunk: rows of a chunk, as a multiple of balanced experts'.
+    """
+
+    hidden: int
+    size: int
+    gated: bool
+    experts: int
+    chosen: int
+    shared: MLPShape | None = None
+    shared_gate: bool = False
+    router_bias: bool = False
+    counts_sequences: bool = False
+    chunk: float = 1.25
+
+    layer = Imported("jaxptd.layers.moe", "MoE")
+    name: ClassVar[str] = "mlp"
+    title: ClassVar[str] = "the experts"
+    first_title: ClassVar[str] = "experts"
+    routes: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Self:
+        """The experts of a model's sparse layers."""
+        moe, gated = model.moe, model.block.gated
+        assert moe is not None
+        width = moe.shared_ffn_hidden_size
+        return cls(
+            model.hidden_size,
+            moe.ffn_hidden_size or model.mlp_size,
+            gated,
+            moe.num_experts,
+            moe.top_k,
+            shared=MLPShape(model.hidden_size, width, gated) if width else None,
+            shared_gate=moe.shared_gate,
+            router_bias=moe.router_bias,
+            counts_sequences=moe.balance_loss > 0,
+            chunk=moe.chunk,
+        )
+
+    # ---- sizes ---------------------------------------------------------------------------------
+
+    @property
+    def expert(self) -> MLPShape:
+        """One expert."""
+        return MLPShape(self.hidden, self.size, self.gated)
+
+    @property
+    def columns(self) -> int:
+        return self.experts * self.expert.columns
+
+    @property
+    def inner(self) -> int:
+        return self.experts * self.size
+
+    @property
+    def weights(self) -> int:
+        router = self.hidden * (self.experts + self.shared_gate)
+        shared = self.shared.weights if self.shared else 0
+        return super().weights + router + shared
+
+    def multiplications(self, tokens: int) -> int:
+        """Those of the experts that a token passes, not of all."""
+        idle = (self.experts - self.chosen) * self.expert.weights
+        return tokens * (self.weights - idle)
+
+    def first(self, sizes: Sizes) -> int:
+        return self.expert.first(sizes)
+
+    def second(self, sizes: Sizes) -> int:
+        return self.expert.second(sizes)
+
+    def splits(self, layout: Layout) -> bool:
+        return self.expert.splits(layout) and (self.shared is None or self.shared.splits(layout))
+
+    def rows(self, tokens: int, layout: Layout) -> tuple[int, int]:
+        """Rows of a device's experts at most, and rows of a chunk.
+
+        Args:
+            tokens: of a micro-batch on one device, b*T/cp.
+            layout: the run's.
+        """
+        most = tokens * layout.ep * min(self.chosen, self.experts // layout.ep)
+        return most, min(most, math.ceil(self.chunk * tokens * self.chosen))
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    @property
+    def up(self) -> Column:
+        """The first matmul of an expert."""
+        return self.expert.up
+
+    @property
+    def down(self) -> Row:
+        """The second matmul of an expert."""
+        return self.expert.down
+
+    def parameters(self, sharding: Sharding) -> Named:
+        yield from inside("router", self.router_parameters(sharding))
+        yield from inside("up", self.of_experts(self.up.parameters(sharding)))
+        yield from inside("down", self.of_experts(self.down.parameters(sharding)))
+        if self.shared:
+            yield from inside("shared", self.shared.parameters(sharding))
+        if self.shared_gate:
+            yield from inside("shared_gate", self.gate_parameters(sharding))
+
+    def router_parameters(self, sharding: Sharding) -> Named:
+        """`w[D, E]`, a bias of logits if there is one, and the bias that only chooses.
+
+        The gradient of the last one counts the tokens of each expert, see `ParamShape.counts`.
+        """
+        shape, spec = (self.hidden, self.experts), (None, None)
+        yield "w", ParamShape(shape, shape, spec, decay=True, matrix="rc")
+        bias = ParamShape((self.experts,), (self.experts,), (None,), decay=False)
+        if self.router_bias:
+            yield "b", bias
+        yield "load_bias", dataclasses.replace(bias, counts=True)
+
+    def gate_parameters(self, sharding: Sharding) -> Named:
+        """`w[D, 1]` of the sigmoid that scales the shared MLP."""
+        yield (
+            "w",
+            ParamShape((self.hidden, 1), (self.hidden, 1), (None, None), decay=True, cast=True),
+        )
+
+    def of_experts(self, parameters: Named) -> Named:
+        """Parameters of one expert -> those of all, stacked and split over ep."""
+        for name, info in parameters:
+            yield (
+                name,
+                dataclasses.replace(
+                    info,
+                    shape=(self.experts, *info.shape),
+                    stored_shape=(self.experts, *info.stored_shape),
+                    spec=(Axis.EP, *info.spec),
+                    matrix="s" + info.matrix,
+                ),
+            )
+
+    # ---- bytes ---------------------------------------------------------------------------------
+
+    def kept(self, sizes: Sizes) -> Iterator[Kept]:
+        """Scores and choices of own tokens; all that experts compute is computed again."""
+        tokens = sizes.stream_rows
+        chosen = tokens * self.chosen
+        always = MOST | by("full")
+        yield Kept("chosen experts", chosen * CHOICE_BYTES, always)
+        yield Kept("weights of chosen experts", chosen * sizes.master_itemsize, SOME)
+        yield Kept("router scores", tokens * self.experts * sizes.master_itemsize, SOME)
+        if self.shared:
+            yield from self.shared.kept(sizes)
+
+    def pair_bytes(self, sizes: Sizes) -> PairBytes:
+        """Those of a chunk of rows, and of x of all devices along ep."""
+        layout, shards = sizes.config.layout, sizes.matrix_shards
+        rows = self.rows(sizes.tokens, layout)[1]
+        whole = sizes.activations * layout.ep
+        unit = rows * sizes.itemsize // shards
+        return PairBytes.of(
+            self,
+            sizes,
+            taken=whole,
+            first=unit * self.first(sizes),
+            second=unit * self.second(sizes),
+            gradient=whole,
+            moving=2 * whole,
+        )
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+
+    def on_tp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Collectives over ep and tp around the experts, of x, choices and weights.
+
+        Forward gathers x, and reduce-scatters the sums of experts' outputs; backward their
+        conjugates, after another gather of x. Without sequence parallelism tp has all-reduces.
+        """
+        sizes, layout = step.sizes, step.config.layout
+        x, chosen = sizes.activations, sizes.tokens * self.chosen
+        weights, choices = chosen * sizes.master_itemsize, chosen * CHOICE_BYTES
+        runs = FORWARD + BACKWARD + again.last_product  # of the experts, each after gathers
+        ends = runs  # reduce-scatters of x: of the output, again, and of the gradient of x
+        gathered = runs + 1  # and the gradient of the output
+        sums = BACKWARD  # of the weights' gradients
+        on_ep = (Axis.EP,)
+        for axes, size in ((on_ep, layout.ep), ((Axis.TP,), 1)):
+            if axes != on_ep and not layout.sequence_parallel:
+                yield Collective(ALL_REDUCE, axes, times * ends, times * ends * x)
+                yield Collective(ALL_REDUCE, axes, times * sums, times * sums * weights)
+                continue
+            moved = gathered * x + runs * (choices + weights)
+            yield Collective(ALL_GATHER, axes, times * (gathered + 2 * runs), times * size * moved)
+            moved = ends * x + sums * weights
+            yield Collective(REDUCE_SCATTER, axes, times * (ends + sums), times * size * moved)
+        if self.counts_sequences:
+            counts = sizes.sequences * self.experts * sizes.master_itemsize
+            over = (Axis.CP, *(Axis.TP,) * layout.sequence_parallel)
+            yield Collective(ALL_REDUCE, over, times, times * counts)
+        if self.shared:
+            yield from self.shared.on_tp(step, again, times)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def products(self, work: Work) -> Iterator[Product]:
+        """Those of balanced experts."""
+        devices, rows = work.parallelism.inner, work.tokens * self.chosen
+        yield Product("router", work.tokens, self.hidden, self.experts)
+        yield Product("experts in", rows, self.hidden, self.expert.columns // devices)
+        yield Product("experts out", rows, self.size // devices, self.hidden)
+        if self.shared:
+            yield from self.shared.products(work)
+
+    def moved_forward(self, implementation: Implementation) -> int:
+        shared = self.shared.moved_forward(implementation) if self.shared else 0
+        return self.chosen * self.expert.moved_forward(implementation) + shared
+
+    def moved_backward(self, implementation: Implementation) -> int:
+        shared = self.shared.moved_backward(implementation) if self.shared else 0
+        return self.chosen * self.expert.moved_backward(implementation) + shared
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterLosses(End):
+    """The sums of what routers add to the loss, one for each term.
+
+    Args:
+        terms_of_loss: their number.
+    """
+
+    terms_of_loss: int
+
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
+        """Sums over tp, where it shards tokens that the logits' devices all have."""
+        if step.config.layout.sequence_parallel:
+            size = self.terms_of_loss * step.sizes.master_itemsize
+            yield Collective(ALL_REDUCE, (Axis.TP,), step.micro_batches, step.micro_batches * size)
