@@ -112,7 +112,7 @@ def stacks(model: ModelConfig, statistics: int, *, post: bool) -> tuple[Stack, .
     for sparse, layers in runs:
         name = "blocks" if len(runs) == 1 else f"blocks_{first}"
         mlp = MoEShape.of(model) if sparse else mlp_of(model)
-        made.append(Stack(name, layers, (attention, mlp), statistics, post))
+        made.append(Stack(name, layers, (attention, mlp), statistics, post, updates="x"))
         first += layers
     return tuple(made)
 

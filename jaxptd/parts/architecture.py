@@ -28,6 +28,8 @@ class Stack:
         statistics: each norm's, as in `Norm`.
         norms_sums: whether norms apply to the residual sums instead of the pairs' inputs.
         parallel: whether all parts read one norm of the layer's input, and none another's output.
+        updates: the array of x that it updates, by a name that other stacks may share; None: one of
+            its own.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Stack:
     statistics: int
     norms_sums: bool
     parallel: bool = False
+    updates: str | None = None
 
     @property
     def norm(self) -> Norm:
@@ -225,6 +228,8 @@ class Architecture:
     def streams(self, sizes: Sizes) -> list[int]:
         """Bytes of each array of x: a micro-batch's residual stream on a device.
 
-        Each stack updates one array; all are as wide as the model.
+        Each stack updates one array, as wide as the model; ends may need others.
         """
-        return [sizes.with_tokens(stack.tokens).stream for stack in self.stacks]
+        updated = {stack.updates or stack.name: stack.tokens for stack in self.stacks}
+        others = [each for end in self.ends for each in end.streams(sizes)]
+        return [sizes.with_tokens(tokens).stream for tokens in updated.values()] + others

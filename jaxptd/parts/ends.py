@@ -132,6 +132,10 @@ class End(abc.ABC):
         """The bytes that it holds while the loss is computed."""
         return EndBytes()
 
+    def streams(self, sizes: Sizes) -> list[int]:
+        """Bytes of each array that passes all layers beside the residual stream for it."""
+        return []
+
     @abc.abstractmethod
     def collectives(self, step: Scenario) -> Iterator[Collective]:
         """Its collectives in all micro-batches."""

@@ -274,6 +274,10 @@ class RouterLosses(End):
 
     terms_of_loss: int
 
+    def streams(self, sizes: Sizes) -> list[int]:
+        """The sums of each token."""
+        return [sizes.stream_rows * self.terms_of_loss * sizes.master_itemsize]
+
     def collectives(self, step: Scenario) -> Iterator[Collective]:
         """Sums over tp, where it shards tokens that the logits' devices all have."""
         if step.config.layout.sequence_parallel:

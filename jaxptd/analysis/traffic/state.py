@@ -120,7 +120,8 @@ def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterato
     moved = _MOVED.get(step.config.optimizer.name)
     if moved is not None:
         for each in stored.values():
-            yield from moved(step, each)
+            if not each.info.counts:
+                yield from moved(step, each)
 
 
 # ---- Muon ----------------------------------------------------------------------------------------
@@ -186,9 +187,10 @@ def _axes(info: ParamShape, kinds: str) -> tuple[Axis, ...]:
 
 
 def _stack(info: ParamShape, layout: Layout) -> int:
-    """Number of matrices, or vectors, on one stage."""
+    """Number of matrices, or vectors, on one device."""
     sizes = zip(info.stored_shape, _kinds(info), strict=True)
-    return math.prod(n for n, kind in sizes if kind == "s") // (layout.pp if info.stack else 1)
+    every = math.prod(n for n, kind in sizes if kind == "s")
+    return every // _devices(_axes(info, "s"), layout)
 
 
 def _devices(axes: tuple[Axis, ...], layout: Layout) -> int:

@@ -268,6 +268,6 @@ def _loss(step: Scenario) -> Iterator[Collective]:
 
 def _norm(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
     """All-reduces of the gradient norm: a scalar for all parameters sharded over the same axes."""
-    for axes in dict.fromkeys(each.axes for each in stored.values()):
+    for axes in dict.fromkeys(each.axes for each in stored.values() if not each.info.counts):
         over = tuple(Axis(axis) for axis in sorted(axes))
         yield Collective(ALL_REDUCE, over, 1, step.sizes.master_itemsize)
