@@ -34,7 +34,7 @@ from jaxptd.layers.tensor_parallel import TensorParallel, block_along, local_num
 from jaxptd.mesh import Axis
 from jaxptd.params import Initialiser
 from jaxptd.parts.moe import MoEShape
-from jaxptd.remat import SAVED_CHOICE
+from jaxptd.remat import SAVED_CHOICE, SAVED_MATMUL_IN
 
 TINY = 1e-20  # added to sums that weights are divided by, as published models do
 
@@ -43,15 +43,16 @@ TINY = 1e-20  # added to sums that weights are divided by, as published models d
 
 
 class Choice(NamedTuple):
-    """What a router decides about this device's tokens.
+    """What a router decides about this device's tokens; it has no gradient.
 
-    expert_BTK: numbers of the experts. weight_BTK: factors of their outputs, float32 or wider.
-    terms_BTQ: what each token adds to the loss, a column for each term with a weight.
+    expert_BTK: numbers of the experts. counted_T: whether each token counts as one of theirs, or
+    None if all do. share_BE: of each sequence's choices, the share that each expert has; None
+    without a balance loss.
     """
 
     expert_BTK: Array
-    weight_BTK: Array
-    terms_BTQ: Array
+    counted_T: Array | None
+    share_BE: Array | None
 
 
 class Router(nnx.Module):
@@ -80,28 +81,52 @@ class Router(nnx.Module):
         declare(self, shape.router_parameters(tensor_parallel), rngs, w=INIT)
         self.shape, self.moe, self.tensor_parallel = shape, config.moe, tensor_parallel
 
-    @jax.named_scope("router")
-    def __call__(self, x_BTD: Array, token_info: TokenInfo) -> Choice:
-        """x, as the residual stream has it -> the choice for its tokens."""
+    def logits(self, x_BTD: Array) -> Array:
+        """x, as the residual stream has it -> a number for each of its tokens and each expert."""
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
         logits_BTE = jnp.matmul(x_BTD.astype(wide), self.w[...], precision=lax.Precision.HIGHEST)
-        if self.b is not None:
-            logits_BTE += self.b[...]
+        return logits_BTE if self.b is None else logits_BTE + self.b[...]
+
+    def scores(self, logits_BTE: Array) -> Array:
+        """The scores of experts by which a token's outputs are weighted."""
         if self.moe.score == "softmax":
-            score_BTE = jax.nn.softmax(logits_BTE)
-        else:
-            score_BTE = jax.nn.sigmoid(logits_BTE)
+            return jax.nn.softmax(logits_BTE)
+        return jax.nn.sigmoid(logits_BTE)
+
+    @jax.named_scope("router")
+    def choose(self, x_BTD: Array, token_info: TokenInfo) -> Choice:
+        """x -> the choice for its tokens, which is saved for backward by every policy."""
+        score_BTE = self.scores(self.logits(lax.stop_gradient(x_BTD)))
         rank_BTE = self._within_groups(lax.stop_gradient(score_BTE + self.load_bias[...]))
-        expert_BTK = lax.top_k(rank_BTE, self.shape.chosen)[1]
-        expert_BTK = checkpoint_name(expert_BTK, SAVED_CHOICE)
+        expert_BTK = checkpoint_name(lax.top_k(rank_BTE, self.shape.chosen)[1], SAVED_CHOICE)
+        axes, counted_T = self.tensor_parallel.axes.tokens, token_info.counted_T
+        if counted_T is not None:
+            counted_T = block_along(counted_T, axes, 0)
+        if not self.moe.balance_loss:
+            return Choice(expert_BTK, counted_T, None)
+        over = (Axis.CP, *axes)
+        load_BE = self.one_hot(expert_BTK, counted_T).sum((1, 2), dtype=jnp.int32)
+        load_BE = lax.psum(as_varying(load_BE, over), over).astype(rank_BTE.dtype)
+        share_BE = load_BE / load_BE.sum(-1, keepdims=True)
+        return Choice(expert_BTK, counted_T, checkpoint_name(share_BE, SAVED_CHOICE))
+
+    def one_hot(self, expert_BTK: Array, counted_T: Array | None) -> Array:
+        """True for the experts of each choice of the tokens that count, `[B, T, K, E]`."""
         one_hot_BTKE = expert_BTK[..., None] == jnp.arange(self.shape.experts)
-        weight_BTK = jnp.where(one_hot_BTKE, score_BTE[..., None, :], 0).sum(-1)
+        return one_hot_BTKE if counted_T is None else one_hot_BTKE & counted_T[:, None, None]
+
+    @jax.named_scope("router")
+    def weigh(self, x_BTD: Array, choice: Choice) -> tuple[Array, Array]:
+        """(factors of the chosen experts' outputs, `[B, T, K]`; terms of the loss, `[B, T, Q]`)."""
+        logits_BTE, expert_BTK = self.logits(x_BTD), choice.expert_BTK
+        score_BTE = self.scores(logits_BTE)
+        chosen_BTKE = self.one_hot(expert_BTK, None)
+        weight_BTK = jnp.where(chosen_BTKE, score_BTE[..., None, :], 0).sum(-1)
         if self.moe.normalize:
             weight_BTK /= weight_BTK.sum(-1, keepdims=True) + TINY
-        counted_BTKE = one_hot_BTKE & self._counted(token_info)
+        counted_BTKE = self.one_hot(expert_BTK, choice.counted_T)
         weight_BTK = with_counts(weight_BTK * self.moe.scale, self.load_bias[...], counted_BTKE)
-        terms_BTQ = self._terms(logits_BTE, score_BTE, counted_BTKE)
-        return Choice(expert_BTK, weight_BTK, terms_BTQ)
+        return weight_BTK, self._terms(logits_BTE, score_BTE, choice.share_BE)
 
     def _within_groups(self, rank_BTE: Array) -> Array:
         """Ranks of experts, minus infinity outside the best groups."""
@@ -115,14 +140,7 @@ class Router(nnx.Module):
         inside_BTG = (chosen[..., None] == jnp.arange(moe.num_groups)).any(-2)
         return jnp.where(inside_BTG[..., None], rank_BTGE, -jnp.inf).reshape(rank_BTE.shape)
 
-    def _counted(self, token_info: TokenInfo) -> Array:
-        """True for tokens of the sequence, `[T, 1, 1]`: not for those that only pad it."""
-        if token_info.counted_T is None:
-            return jnp.ones((1, 1, 1), bool)
-        axes = self.tensor_parallel.axes.tokens
-        return block_along(token_info.counted_T, axes, 0)[:, None, None]
-
-    def _terms(self, logits_BTE: Array, score_BTE: Array, counted_BTKE: Array) -> Array:
+    def _terms(self, logits_BTE: Array, score_BTE: Array, share_BE: Array | None) -> Array:
         """What each token adds to the loss, before the term's weight.
 
         Balance: E times the sum over experts of the share of the sequence's choices that an expert
@@ -130,11 +148,7 @@ class Router(nnx.Module):
         is of a sequence, so that no layout changes the loss; it has no gradient.
         """
         terms = []
-        if self.moe.balance_loss:
-            load_BE = counted_BTKE.sum((1, 2)).astype(score_BTE.dtype)
-            over = [Axis.CP, *self.tensor_parallel.axes.tokens]
-            load_BE = lax.psum(as_varying(load_BE, over), tuple(over))
-            share_BE = load_BE / load_BE.sum(-1, keepdims=True)
+        if share_BE is not None:
             probability_BTE = score_BTE / score_BTE.sum(-1, keepdims=True)
             terms.append(self.shape.experts * (share_BE[:, None] * probability_BTE).sum(-1))
         if self.moe.z_loss:
@@ -379,29 +393,33 @@ class MoE(nnx.Module):
     @jax.named_scope("moe")
     def __call__(self, x_BTD: Array, token_info: TokenInfo) -> tuple[Array, Array]:
         """x -> the output, as the residual stream is sharded, and terms of the loss `[B, T, Q]`."""
-        choice = self.router(x_BTD, token_info)
-        # Backward gathers x, choices and weights again: kept, they would be as many as ep devices'.
-        sums = jax.checkpoint(self._sums, prevent_cse=not self.looped)
-        y_nTD = sums(x_BTD, choice[:2], self.up.w[...], self.down.w[...])
+        x_BTD = checkpoint_name(x_BTD, SAVED_MATMUL_IN)
+        choice = self.router.choose(x_BTD, token_info)
+        # Backward has x and the choice of own tokens, and gathers and weighs them again: what is
+        # gathered is ep times as much.
+        weighed = jax.checkpoint(MoE._weighed_sums, prevent_cse=not self.looped)
+        y_nTD, terms_BTQ = weighed(self, x_BTD, choice)
         y_BTD = self.tensor_parallel.reduce_experts(y_nTD)
         if self.shared is not None:
             shared_BTD = self.shared(x_BTD)
             if self.shared_gate is not None:
                 shared_BTD *= jax.nn.sigmoid(matmul(x_BTD, self.shared_gate.w[...], 1))
             y_BTD += shared_BTD
-        return y_BTD, choice.terms_BTQ
+        return y_BTD, terms_BTQ
 
-    def _sums(self, x_BTD: Array, choice: tuple[Array, Array], up: Array, down: Array) -> Array:
-        """x -> partial sums over this device's experts, for the tokens of all devices along ep."""
-        gathered = [self.tensor_parallel.gather_experts(x) for x in (x_BTD, *choice)]
-        shape, first = gathered[0].shape, local_numbers(Axis.EP, len(up))[0]
-        tokens, own, chosen = shape[0] * shape[1], len(up), self.shape.chosen
+    def _weighed_sums(self, x_BTD: Array, choice: Choice) -> tuple[Array, Array]:
+        """(sums over this device's experts for all tokens along ep, terms of the loss)."""
+        weight_BTK, terms_BTQ = self.router.weigh(x_BTD, choice)
+        gather, up, down = self.tensor_parallel.gather_experts, self.up.w[...], self.down.w[...]
+        x_nTD, expert, weight = map(gather, (x_BTD, choice.expert_BTK, weight_BTK))
+        tokens, own, chosen = math.prod(x_nTD.shape[:2]), len(up), self.shape.chosen
         most = tokens * min(chosen, own)
         balanced = tokens * chosen * own / self.shape.experts
         rows = min(most, math.ceil(self.shape.chunk * balanced))
-        x_nD, expert_nK, weight_nK = (x.reshape(tokens, -1) for x in gathered)
-        pairs = Pairs.of(expert_nK - first, own, rows)
-        arrays, tree = jax.tree.flatten((x_nD, weight_nK, up, down, pairs))
-        alike_ones = jax.tree.unflatten(tree, alike(*arrays))
+        first = local_numbers(Axis.EP, own)[0]
+        pairs = Pairs.of(expert.reshape(tokens, chosen) - first, own, rows)
+        arguments = x_nTD.reshape(tokens, -1), weight.reshape(tokens, chosen), up, down, pairs
+        arrays, tree = jax.tree.flatten(arguments)
         experts = Experts(self.act, up.ndim == 4, rows, most)
-        return expert_sums(experts, *alike_ones).reshape(shape)
+        y_nD = expert_sums(experts, *jax.tree.unflatten(tree, alike(*arrays)))
+        return y_nD.reshape(x_nTD.shape), terms_BTQ

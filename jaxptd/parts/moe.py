@@ -186,14 +186,15 @@ class MoEShape(Part):
     # ---- bytes ---------------------------------------------------------------------------------
 
     def kept(self, sizes: Sizes) -> Iterator[Kept]:
-        """Scores and choices of own tokens; all that experts compute is computed again."""
-        tokens = sizes.stream_rows
-        chosen = tokens * self.chosen
+        """The choices for own tokens; all that experts compute is computed again."""
         always = MOST | by("full")
-        yield Kept("chosen experts", chosen * CHOICE_BYTES, always)
-        yield Kept("weights of chosen experts", chosen * sizes.master_itemsize, SOME)
-        yield Kept("router scores", tokens * self.experts * sizes.master_itemsize, SOME)
+        yield Kept("chosen experts", sizes.stream_rows * self.chosen * CHOICE_BYTES, always)
+        if self.counts_sequences:
+            loads = sizes.sequences * self.experts * sizes.master_itemsize
+            yield Kept("loads of sequences", loads, always)
         if self.shared:
+            if sizes.copies_taken:
+                yield Kept("input of the shared up product", sizes.taken, SOME)
             yield from self.shared.kept(sizes)
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
