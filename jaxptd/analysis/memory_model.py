@@ -92,7 +92,7 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
         if number < stack.norms:
             yield Kept(f"statistics of the {norm} norm", statistics, MOST)
         if number < stack.norms or sizes.copies_taken:
-            yield Kept(f"input of the {part.first_title}", sizes.taken, SOME)
+            yield Kept(f"input of the {part.first_title}", part.taken(sizes), SOME)
         yield from part.kept_of_source(sizes)
         yield from part.kept(sizes)
         if stack.norms_sums or number < stack.read_inside:

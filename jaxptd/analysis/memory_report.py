@@ -252,7 +252,7 @@ def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
     model = program.config.model
     family = family_of(model)
-    before = 2 * len(architecture_of(model).stacks)
+    before = 2 * len(architecture_of(model).streams(sizes_of(program.config)))
     behind = len(program.infos) + len(family.losses(model))
     return [var.aval for var in scan.outvars][before:-behind]
 

@@ -54,9 +54,12 @@ def _plan(config: Config, make: Callable[..., Schedule]) -> Plan:
         )
     except UserError as error:
         raise UserError(in_terms_of_config(str(error))) from error
-    layers = {stack.name: stack.layers for stack in architecture_of(model).stacks}
+    parts = architecture_of(model).stacks
+    layers = {stack.name: stack.layers for stack in parts}
     stacks = stack_sizes(layers, schedule, layout.stage_layers)
-    recompute = model.remat == "full" and model.remat_layers is None
+    # From a part's input routers would choose again; with policies of layers their choice is saved.
+    routes = any(part.routes for stack in parts for part in stack.parts)
+    recompute = model.remat == "full" and model.remat_layers is None and not routes
     return Plan(schedule, stacks, recompute=recompute, first=model.remat_layers)
 
 

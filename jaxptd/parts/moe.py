@@ -185,6 +185,10 @@ class MoEShape(Part):
 
     # ---- bytes ---------------------------------------------------------------------------------
 
+    def taken(self, sizes: Sizes) -> int:
+        """Own tokens, which backward gathers again."""
+        return sizes.stream
+
     def kept(self, sizes: Sizes) -> Iterator[Kept]:
         """The choices for own tokens; all that experts compute is computed again."""
         always = MOST | by("full")

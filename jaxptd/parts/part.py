@@ -147,6 +147,10 @@ class Part(abc.ABC):
 
     # ---- bytes saved for backward --------------------------------------------------------------
 
+    def taken(self, sizes: Sizes) -> int:
+        """Bytes saved of the first matmul's input."""
+        return sizes.taken
+
     @abc.abstractmethod
     def kept(self, sizes: Sizes) -> Iterator[Kept]:
         """The tensors between the two matmuls that backward needs."""
