@@ -119,7 +119,7 @@ def _scatter_bwd(axis: str, dim: int, _: None, dy: Array) -> tuple[Array]:
 scatter_to.defvjp(_scatter_fwd, _scatter_bwd)
 
 
-def gather_from(x: Array, axis: str, dim: int = -1) -> Array:
+def gather_from(x: Array, axis: Axes, dim: int = -1) -> Array:
     """x[.., n/axis] -> x[.., n]: all-gather; backward: local block. Partner: `scatter_to`."""
     return lax.all_gather(x, axis, axis=dim % x.ndim, tiled=True, to="invarying")
 

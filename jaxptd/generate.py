@@ -42,7 +42,7 @@ MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
 # Options that apply only to text, and only to images.
 OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed", "stop")
 OF_IMAGES = ("images", "samples", "out")
-AXES = ("tp", "pp", "row", "col", "cp")  # devices along cp all generate the same text
+AXES = ("tp", "pp", "row", "col", "cp", "ep")  # devices along cp and ep generate the same text
 
 
 def write_text(

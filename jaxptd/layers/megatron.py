@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxptd.attention.attend import AttentionInputs, attend
 from jaxptd.attention.kernel import Kernel, Scores
-from jaxptd.collectives import alike, all_gather, copy_to, reduce_from, reduce_scatter
+from jaxptd.collectives import alike, all_gather, as_varying, reduce_from, reduce_scatter
 from jaxptd.layers.tensor_parallel import (
     NATIVE,
     Matmul,
@@ -76,7 +76,7 @@ class Base1D(TensorParallel):
         """
         x = self.gather_input(x, Axis.TP)
         if not self.samples_are_sharded:
-            return copy_to(x, Axis.EP)
+            return as_varying(x, [Axis.EP])
         return all_gather(x, Axis.EP, 0)
 
     def reduce_experts(self, y: Array) -> Array:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, TextIO
 
 import jax
+import numpy as np
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -249,6 +250,11 @@ COUNTS = ("skipped", "skipped_in_row")
 Values = dict[str, float]
 
 
+def by_layer(name: str, x_L: np.ndarray) -> Values:
+    """A metric of each layer by names such as `expert_load/3`; layers that have none have NaN."""
+    return {f"{name}/{layer}": float(x) for layer, x in enumerate(x_L) if not np.isnan(x)}
+
+
 class Meter:
     """Times steps, excluding compilation, evaluations and checkpoints, and holds their metrics.
 
@@ -297,7 +303,10 @@ class Meter:
     def wait(self) -> Values:
         """Waits until the newest step has ended, checks its metrics and returns them."""
         with self._waiting():
-            values = {n: int(x) if n in COUNTS else float(x) for n, x in self._metrics.items()}
+            values: Values = {}
+            for name, x in self._metrics.items():
+                values |= by_layer(name, np.asarray(x)) if x.ndim else {name: float(x)}
+            values |= {name: int(values[name]) for name in COUNTS if name in values}
         if values:
             self._note_end()
             self._check(self._step, values)
@@ -322,7 +331,7 @@ class Meter:
         has, becomes None.
         """
         values = self.wait()
-        names = (*METRICS[:1], *self._terms, *METRICS[1:])
+        names = (*METRICS[:1], *self._terms, *METRICS[1:], *(n for n in values if "/" in n))
         shown = {n: values[n] for n in names if n in values}
         finite = {n: x if math.isfinite(x) else None for n, x in shown.items()}
         row = {"step": self._step, **finite, **self._speed()}

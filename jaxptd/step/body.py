@@ -21,9 +21,9 @@ from jaxptd.mesh import BATCH_AXES, SAMPLE_AXES, Axis
 from jaxptd.models.family import Loss
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
+from jaxptd.step.expert_load import balanced, load_metrics
 from jaxptd.step.optimizer import (
     Scalars,
-    balanced,
     clip,
     global_norm,
     learning_rate,
@@ -100,9 +100,10 @@ class StepBody:
         new = updated(config, resolved.optimizer, state, clipped, Scalars(rate, norm, sound))
         new["params"] |= balanced(config, state["params"], counts, sound)
         guard = after_step(guard, sound, norm, resolved.model.dtype)
+        loads = load_metrics(config, counts, resolved.stored)
         skips = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
         state = self.states.to_host({**new, "step": state["step"] + 1, "guard": guard})
-        return state, metrics | skips | scales, grads | counts
+        return state, metrics | skips | scales | loads, grads | counts
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Metrics]:
         """Sums each loss over all targets, in nats, and counts them; without dropout."""

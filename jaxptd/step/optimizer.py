@@ -228,32 +228,6 @@ def _updated(rule: Update, name: str, old: Params, kept: Any, *others: Array) ->
         return jnp.where(sound, old[name] - step, old[name]), new
 
 
-@jax.named_scope("optimizer")
-def balanced(config: Config, params: Params, counts: Params, sound: Array) -> Params:
-    """Biases by which routers choose experts, moved towards equal loads.
-
-    By `model.moe.bias_rate`: up for an expert with fewer tokens than the mean, down for one with
-    more. The mean is known, since no token is dropped, so that shards and layouts agree exactly.
-    Source: Wang et al., arXiv 2408.15664.
-
-    Args:
-        config: of the run.
-        params: the state's; only those of `counts` are read.
-        counts: of each bias, the tokens that chose its expert.
-        sound: whether the step is taken.
-    """
-    moe, moved = config.model.moe, {}
-    if moe is None:
-        return {}
-    tokens = config.train.global_batch_size * config.model.seq_length
-    mean = tokens * moe.top_k / moe.num_experts
-    for name, count in counts.items():
-        old = on_device(params[name])
-        step = moe.bias_rate * jnp.sign(mean - count)
-        moved[name] = jnp.where(sound, old + step.astype(old.dtype), old)
-    return moved
-
-
 def _after(others: list[Array], tree: Any) -> Any:
     """Arrays on the host, to be read when the last of the others has been computed.
 

@@ -46,6 +46,19 @@ def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]
             yield Collective(REDUCE_SCATTER, along, 1, whole * wide)
 
 
+def expert_counts(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
+    """Gathers of the counts of each expert's tokens, for metrics."""
+    layout, wide = step.config.layout, step.sizes.master_itemsize
+    for stored in zero.stored.values():
+        if stored.info.counts:
+            whole = elements_on_device(stored.info, layout)
+            if isinstance(stored, ShardShape):
+                gathered = elements_on_device(stored, layout) * stored.devices
+                yield Collective(ALL_GATHER, stored.along, 1, gathered * wide)
+            if stored.info.stack and layout.pp > 1:
+                yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * layout.pp * wide)
+
+
 def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
     """Reduce-scatters and gathers of n elements for each layer, in each micro-batch or the last.
 

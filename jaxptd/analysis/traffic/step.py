@@ -8,7 +8,12 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from jaxptd.analysis.traffic.state import per_layer, state_collectives, whole_matrices
+from jaxptd.analysis.traffic.state import (
+    expert_counts,
+    per_layer,
+    state_collectives,
+    whole_matrices,
+)
 from jaxptd.config import Config, itemsize
 from jaxptd.costs.collective import (
     ALL_GATHER,
@@ -233,6 +238,7 @@ def _once(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     yield from state_collectives(step, zero)
     yield from _norm(step, zero.stored)
     yield from whole_matrices(step, zero.stored)
+    yield from expert_counts(step, zero)
 
 
 def _of_all_stages(ends: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
