@@ -55,6 +55,8 @@ class MoE(Section):
         first_dense: how many first layers have an MLP instead of experts.
         every: only each n-th layer has experts.
         dense_layers: numbers of further layers with an MLP.
+        replay: takes the experts of a token from the batch's field `choices`, where it names them,
+            instead of choosing; for batches made in Python.
         chunk: experts work on chunks of this many times the rows of balanced experts, as many as
             the router fills; less takes less memory.
     """
@@ -77,6 +79,7 @@ class MoE(Section):
     first_dense: int = 0
     every: int = 1
     dense_layers: tuple[int, ...] = ()
+    replay: bool = False
     chunk: float = 1.25
 
     def __post_init__(self) -> None:
