@@ -283,18 +283,24 @@ class OneStep:
 
     @cached_property
     def _given(self) -> dict[str, np.ndarray]:
-        """A random batch."""
+        """Random numbers, as a user gives them."""
         config = self.program.config
         return random_batch(config, config.train.seed)
 
-    def batch(self, choices: Choices | None = None) -> Batch:
-        """The random batch, with the choices of routers."""
-        given = {CHOICES: choices.experts} if choices else {}
-        return self.program.place(self._given | given)
+    @cached_property
+    def batch(self) -> Batch:
+        """A random batch."""
+        return self.program.place(self._given)
+
+    def _batch_with(self, choices: Choices | None) -> Batch:
+        """The same batch, with choices of routers if there are any."""
+        if choices is None:
+            return self.batch
+        return self.program.place(self._given | {CHOICES: choices.experts})
 
     def choices(self, params: Tensors) -> tuple[np.ndarray, np.ndarray]:
         """What routers choose from canonical `params`, see `Program.choices`."""
-        return self.program.choices(self._state(params)["params"], self.batch())
+        return self.program.choices(self._state(params)["params"], self.batch)
 
     @cached_property
     def _step(self) -> Any:
@@ -317,7 +323,7 @@ class OneStep:
 
         choices: of routers; None: they choose themselves.
         """
-        step, first, batch = self._step, self._state(params), self.batch(choices)
+        step, first, batch = self._step, self._state(params), self._batch_with(choices)
         state, metrics, grads = step(first, batch)
         while metrics.get("loss_scale", 1) > 1 and metrics["skipped_in_row"]:
             first = {**first, "guard": state["guard"]}  # with half the scale, as in training

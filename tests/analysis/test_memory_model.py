@@ -30,6 +30,7 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
     return [(layout, choice | {"remat": remat}) for remat in REMATS]
 
 
+MOE = tiny.MOE | {"moe.balance_loss": 0.1, "moe.shared_ffn_hidden_size": 8}
 SWIN = {"family": "swin-unet", "dropout": 0.1, "images.drop_path": 0.1}
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
@@ -47,8 +48,13 @@ QUICK = [
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(tp=2), tiny.T5 | {"remat": "dots"}),
     (Layout(tp=2, sequence_parallel=True), {"family": "swin-unet", "remat": "full"}),
+    (Layout(ep=2, tp=2, sequence_parallel=True), MOE | {"remat": "dots"}),
 ]
 SLOW = [
+    *every(Layout(ep=2, tp=2, sequence_parallel=True), **MOE)[:2],
+    *every(Layout(dp=2, ep=2, cp=2, zero=3), **MOE)[1:],
+    *every(Layout(ep=4, keep_gathered=True, tp=2, sequence_parallel=True), **tiny.MOE)[::3],
+    *every(Layout(pp=2, ep=2), **MOE | FIVE),
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1)[1:],
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[::2],
     (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),

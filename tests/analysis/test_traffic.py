@@ -106,6 +106,24 @@ OPTIONS = [
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
     slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
 ]
+LOSSES = {"moe.balance_loss": 0.1, "moe.z_loss": 0.1}
+SHARED = {"moe.shared_ffn_hidden_size": 8, "moe.first_dense": 1}
+EP_SP = Layout(ep=2, tp=4, sequence_parallel=True)
+EXPERTS = [
+    (EP_SP, tiny.MOE | LOSSES | {"remat": "dots"}),
+    (Layout(dp=2, ep=2, cp=2, zero=3), tiny.MOE | SHARED),
+    (Layout(pp=2, ep=2, tp=2, zero=2), tiny.MOE | LOSSES | {"remat": "full"}),
+    slow(Layout(dp=2, ep=2, tp=2), tiny.MOE | {"remat": "full"}),
+    slow(Layout(dp=2, ep=2, tp=2, zero=1), tiny.MOE | {"optimizer": "adafactor"}),
+    slow(Layout(dp=2, ep=2, tp=2, zero=2), tiny.MOE | {"optimizer": "muon"}),
+    slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | {"scan_layers": False}),
+    slow(dataclasses.replace(EP_SP, keep_gathered=True), tiny.MOE | SHARED),
+    slow(dataclasses.replace(EP_SP, collective_matmul=True), tiny.MOE | {"remat": "attention"}),
+    slow(dataclasses.replace(EP_SP, zero=3), tiny.MOE | {"dtype": "bfloat16"}),
+    slow(Layout(pp=2, ep=2, cp=2, schedule="zb-h1"), FOUR | tiny.MOE | {"remat": "dots"}),
+    slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | LOSSES),
+    slow(Layout(pp=2, ep=2, schedule="interleaved"), FOUR | tiny.MOE | SHARED),
+]
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
@@ -210,7 +228,18 @@ MIXED = [
 ]
 
 
-ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + ENCODERS + ENCODER_DECODERS + IMAGES + MIXED
+ALL = (
+    MATRIX
+    + PIPELINES
+    + OPTIONS
+    + EXPERTS
+    + WINDOWS
+    + HEADS
+    + ENCODERS
+    + ENCODER_DECODERS
+    + IMAGES
+    + MIXED
+)
 
 
 @pytest.mark.parametrize(("layout", "choice"), ALL, ids=str)
