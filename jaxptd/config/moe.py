@@ -140,7 +140,8 @@ def check_experts(model: Any, layout: Layout) -> None:
             f"{NAME} with a grid (layout.row, layout.col): a grid splits every matrix over rows "
             "and columns, and experts are split over layout.ep; use layout.tp instead"
         )
-    require_divides(f"{NAME}.num_experts", model.moe.num_experts, "layout.ep", layout.ep)
+    devices, over = layout.expert_devices, " x ".join(f"layout.{a}" for a in layout.expert_axes)
+    require_divides(f"{NAME}.num_experts", model.moe.num_experts, over, devices)
     if model.products == "fp8":
         raise UserError(
             f"model.products=fp8 with {NAME}: rows of experts have no fp8 matmul yet; use "

@@ -31,7 +31,7 @@ from jaxptd.layers.block import RouterOutput
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import INIT, declare
 from jaxptd.layers.mlp import ACTIVATIONS, MLP, Elementwise
-from jaxptd.layers.tensor_parallel import TensorParallel, block_along, local_numbers, matmul
+from jaxptd.layers.tensor_parallel import TensorParallel, block_along, matmul
 from jaxptd.mesh import Axis
 from jaxptd.params import Initialiser
 from jaxptd.parts.moe import MoEShape
@@ -396,7 +396,8 @@ class MoE(nnx.Module):
             (self.up, shape.up, INIT),
             (self.down, shape.down, init_out),
         ):
-            declare(each, shape.of_experts(of_one.parameters(tensor_parallel)), rngs, w=init)
+            infos = shape.of_experts(tensor_parallel, of_one.parameters(tensor_parallel))
+            declare(each, infos, rngs, w=init)
         if shape.shared:
             self.shared = MLP(shape.shared, config, init_out=init_out, **own)
         if shape.shared_gate:
@@ -437,7 +438,7 @@ class MoE(nnx.Module):
         most = tokens * min(chosen, own)
         balanced = tokens * chosen * own / self.shape.experts
         rows = min(most, math.ceil(self.shape.chunk * balanced))
-        first = local_numbers(Axis.EP, own)[0]
+        first = lax.axis_index(self.tensor_parallel.axes.experts) * own
         pairs = Pairs.of(expert.reshape(tokens, chosen) - first, own, rows)
         arguments = x_nTD.reshape(tokens, -1), weight.reshape(tokens, chosen), up, down, pairs
         arrays, tree = jax.tree.flatten(arguments)
