@@ -78,10 +78,8 @@ class Scorer:
             UserError: a continuation is longer than the model.
         """
         scores = [Score(0.0, True)] * len(questions)
-        longest, replicas = (
-            self._program.config.model.seq_length,
-            self._program.config.layout.dp,
-        )
+        config = self._program.config
+        longest, replicas = config.model.seq_length, config.layout.dp
         for length, numbers in _by_length(questions, longest).items():
             rows = max(1, AT_ONCE // length) * replicas
             for first in range(0, len(numbers), rows):

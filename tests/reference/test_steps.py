@@ -98,10 +98,10 @@ def test_other_options_step_as_the_reference(case: Case) -> None:
 
 
 LAYOUTS = (
-    Layout(dp=2, tp=2, sequence_parallel=True),
+    Layout(dp=2, ep=2, tp=2, sequence_parallel=True),
     Layout(row=2, col=2),
     Layout(cp=2, tp=2, zero=3),
-    Layout(pp=2, dp=2),
+    Layout(pp=2, ep=2),
     Layout(row=2, col=2, attention2d="blocks"),
     Layout(dp=2, cp=4, ring="rsa", zero=2),
     Layout(pp=2, cp=2, schedule="zb-h1"),
