@@ -174,7 +174,8 @@ def program(layout: Layout, chunk: float) -> Callable[[Arrays, Arrays], Arrays]:
         info = TokenInfo(sample_B, position_T, None)
 
         def run(params: Any, x_BTD: Any) -> Any:
-            return blueprint.build(params)(x_BTD, info)
+            y_BTD, said = blueprint.build(params)(x_BTD, info, jnp.int32(0))
+            return y_BTD, said.terms_BTQ
 
         results, back = jax.vjp(run, params, given["x"])
         d_params, dx = back((given["dy"], given["dterms"]))
@@ -282,7 +283,11 @@ def test_choices_are_those_of_loops(fields: dict[str, Any]) -> None:
         params["b"] = np.array([0, 0, 1.0, 1.0, 1.0, 0, 0, 1.0])
     info = TokenInfo(np.arange(3), np.arange(12), None)
     with jax.enable_x64(True):
-        found = jax.jit(lambda params, x: made.build(params)(x, info).expert_BTK)(params, x_BTD)
+
+        def choose(params: Any, x_BTD: Any) -> Any:
+            return made.build(params).choose(x_BTD, info, jnp.int32(0)).expert_BTK
+
+        found = jax.jit(choose)(params, x_BTD)
     names = {"top_k": "chosen", "num_groups": "groups"}
     known = {names.get(n, n): value for n, value in fields.items() if n != "router_bias"}
     routers = Routers(options(Known(**known)))
