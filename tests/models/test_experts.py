@@ -93,13 +93,14 @@ def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
 )
 def test_backward_never_chooses_again(layout: Layout, remat: str) -> None:
     program = tiny.program(layout, remat=remat, **tiny.MOE)
-    jaxpr = program.train_step.trace(program.abstract_state, program.abstract_batch).jaxpr.jaxpr
-    backward = [each for each in equations(jaxpr) if each.primitive.name == "top_k"]
-    plain = tiny.program(layout, **tiny.MOE)
-    evaluated = plain.eval_step.trace(plain.abstract_state["params"], plain.abstract_batch)
-    forward = [each for each in equations(evaluated.jaxpr.jaxpr) if each.primitive.name == "top_k"]
-    assert len(forward) == 1
-    assert len(backward) == layout.zero // 3 + 1  # the last layer is outside the loop
+    params, batch = program.abstract_state["params"], program.abstract_batch
+    step = program.train_step.trace(program.abstract_state, batch).jaxpr
+    forward = program.eval_step.trace(params, batch).jaxpr
+    assert choices_in(step) == choices_in(forward) >= 1
+
+
+def choices_in(traced: Any) -> int:
+    return sum(each.primitive.name == "top_k" for each in equations(traced.jaxpr))
 
 
 # ---- loads ---------------------------------------------------------------------------------------
