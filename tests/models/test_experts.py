@@ -204,3 +204,19 @@ def test_a_model_with_experts_has_all_of_a_dense_models_fields() -> None:
     assert dataclasses.replace(config.model, remat="full").moe == config.model.moe
     assert make_mesh(Layout(ep=2)).shape["ep"] == 2
     assert Program(config, make_mesh(Layout())).infos["blocks.mlp.up.w"].shape == (2, 4, 16, 2, 8)
+
+
+def test_padding_of_sequences_is_no_load() -> None:
+    """Seven tokens do not split over a zigzag of two devices; the bias sees seven all the same."""
+    choice = {"seq_length": 7, "moe.bias_rate": 0.125, "moe.balance_loss": 0.5, "micro_batches": 1}
+    batch = {name: x[:, :7] for name, x in tiny.batch().items()}
+    results = []
+    for layout in (Layout(), Layout(cp=2)):
+        program = tiny.program(layout, **tiny.MOE, **choice)
+        state, metrics = program.train_step(program.init_state(), batch)
+        results.append((program.canonical(state["params"]), metrics))
+    (one, metrics), (spread, other) = results
+    name = "blocks.mlp.router.load_bias"
+    assert np.asarray(spread[name]).tobytes() == np.asarray(one[name]).tobytes()
+    np.testing.assert_array_equal(other[LOAD], metrics[LOAD])
+    np.testing.assert_allclose(other["balance_loss"], metrics["balance_loss"], rtol=1e-6)
