@@ -27,6 +27,8 @@ _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "activation": read_activation,
         "encoder_decoder.start_token": partial(count, least=0),
         "moe.normalize": flag,
+        "moe.scale": number,
+        "moe.first_dense": partial(count, least=0),
     }
 )
 # Keys of any `config.json` that change the model, and the only value that is supported.

@@ -81,6 +81,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 16,
     },
+    "dots1": {
+        **ROPE,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 2,
+        "attention_bias": False,
+        "sliding_window": 16,
+        "max_window_layers": 0,
+        "layer_types": ["sliding_attention"] * 2,
+    },
     "gpt2": {
         "n_layer": 2,
         "n_embd": 12,
@@ -199,6 +215,10 @@ SIZES = {
     "num_local_experts": "moe.num_experts",
     "num_experts_per_tok": "moe.top_k",
     "decoder_sparse_step": "moe.every",
+    "n_routed_experts": "moe.num_experts",
+    "routed_scaling_factor": "moe.scale",
+    "n_group": "moe.num_groups",
+    "topk_group": "moe.top_groups",
 }
 # Where experts have the size that is an MLP's elsewhere.
 SIZES_OF_EXPERTS = {("mixtral", "intermediate_size"): "moe.ffn_hidden_size"}
@@ -216,6 +236,7 @@ NULLS: dict[str, dict[str, Any]] = {
 }
 NO_NULLS = {("qwen3", "head_dim"), ("qwen2", "sliding_window"), ("qwen3", "sliding_window")}
 NO_NULLS |= {("qwen2_moe", "sliding_window"), ("qwen2_moe", "layer_types")}
+NO_NULLS |= {("dots1", "sliding_window")}
 
 
 def read(config: dict[str, Any]) -> ModelConfig | None:
@@ -266,6 +287,8 @@ OTHERS = {
     ("tie_word_embeddings", "1"),
     ("layer_types", "null"),  # of Qwen 2 MoE: then no layer has a window
     ("use_sliding_window", "false"),  # of Qwen 3 MoE, whose `layer_types` has no effect
+    ("first_k_dense_replace", "0"),
+    *(("n_shared_experts", text) for text in ("1", "2")),
     ("router_jitter_noise", "0"),
     ("router_jitter_noise", "false"),
     ("norm_topk_prob", "false"),

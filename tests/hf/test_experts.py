@@ -31,13 +31,8 @@ def run_of(kind: str, folder: Path, layout: Layout, **keys: Any) -> Run:
     return jaxptd.from_hf(there, layout=layout, **sizes)
 
 
-def counts_of(chosen: Any) -> np.ndarray:
-    """The number of tokens of each layer's experts."""
-    return np.stack([np.bincount(np.ravel(x), minlength=experts.EXPERTS) for x in chosen])
-
-
 def counted(gradients: dict[str, Any]) -> np.ndarray:
-    """The same of our model, whose gradient of a bias that chooses counts tokens."""
+    """The number of tokens of each expert: the gradient of a bias that only chooses."""
     biases = [np.asarray(x) for name, x in gradients.items() if name.endswith("load_bias")]
     return np.concatenate(biases).astype(int)
 
@@ -50,7 +45,7 @@ def test_numbers_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
         loss, gradients = run.loss_and_gradients(experts.inputs())
         found = jaxptd.hf.names(run.program, gradients)
     assert abs(loss - golden["loss"]) < 1e-12
-    np.testing.assert_array_equal(counted(gradients), counts_of(golden["experts"]))
+    np.testing.assert_array_equal(counted(gradients), experts.counts_of(kind, golden["experts"]))
     found = {name: x for name, x in found.items() if not name.endswith(experts.BUFFER)}
     reference.check_summaries(found, golden["gradients"])
 

@@ -107,6 +107,11 @@ SHAPES = {
     "mixtral": (experts.MIXTRAL_TENSORS, EXPERTS),
     "mixtral-fused": (fused(experts.MIXTRAL_TENSORS), OF_EXPERTS),
     "qwen2_moe": (experts.QWEN2_TENSORS, EXPERTS | SHARED),
+    "dots1": (
+        experts.DOTS1_TENSORS,
+        {name: shape for name, shape in SHARED.items() if "gate" not in name}
+        | {"blocks.mlp.router.load_bias": (L, E)},
+    ),
     "qwen3_moe-fused": (fused(experts.QWEN3_TENSORS), OF_EXPERTS),
 }
 CASES = [
@@ -252,6 +257,7 @@ def test_every_family_has_tensors() -> None:
         "mixtral",
         "qwen2_moe",
         "qwen3_moe",
+        "dots1",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

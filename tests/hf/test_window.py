@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from hugging.experts import REQUIRED
 
 from jaxptd.config import ModelConfig, nested
 from jaxptd.data.tokenizers import ByteTokenizer
@@ -12,12 +13,14 @@ from jaxptd.hf.sizes import config_json, read_sizes
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 13}
 USED = {"use_sliding_window": True, "sliding_window": 64}
-WINDOWED = ["mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"]
+WINDOWED = ["mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "dots1"]
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read(kind: str, config: dict) -> dict[str, Any]:
-    config = SIZES | {"model_type": kind, "num_key_value_heads": 2} | config
+    config = (
+        SIZES | {"model_type": kind, "num_key_value_heads": 2} | REQUIRED.get(kind, {}) | config
+    )
     return read_sizes(config, tied=False, where="there")
 
 
@@ -51,6 +54,10 @@ def read(kind: str, config: dict) -> dict[str, Any]:
         ("qwen3_moe", {"sliding_window": 64}, None),
         ("qwen3_moe", USED, 64),
         ("qwen3_moe", {"use_sliding_window": True}, 4096),
+        ("dots1", {}, None),
+        ("dots1", {"max_window_layers": 0}, 4096),
+        ("dots1", {"layer_types": [SLIDING] * 3, "use_sliding_window": False}, 4096),
+        ("dots1", {"sliding_window": None, "max_window_layers": 0}, None),
     ],
 )
 def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int | None) -> None:

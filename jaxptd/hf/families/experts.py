@@ -10,7 +10,7 @@ Sources: `modeling_*.py`, `configuration_*.py` and `conversion_mapping.py` of tr
 import dataclasses
 from typing import Any
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.families import llama, rope, windows
@@ -76,6 +76,13 @@ MIXTRAL_TENSORS = _tensors(
 )
 QWEN2_TENSORS = _tensors(*_QWEN, *_shared(f"{_MLP}.shared_expert"), _GATE, alternatives=_QWEN_FUSED)
 QWEN3_TENSORS = _tensors(*_QWEN, alternatives=_QWEN_FUSED)
+DOTS1_TENSORS = _tensors(
+    *_QWEN,
+    *_shared(f"{_MLP}.shared_experts"),
+    Rule(_BIAS, "L E", f"{_MLP}.gate.e_score_correction_bias", "E", exact=True),
+    alternatives=_QWEN_FUSED,
+    zeros=(),
+)
 
 
 # ---- config.json ---------------------------------------------------------------------------------
@@ -113,6 +120,35 @@ def _write_dense(model: ModelConfig) -> Json:
     moe, layers = model.moe, range(model.num_layers)
     dense = [i for i in layers if (i + 1) % moe.every == 0 and not moe.is_sparse(i)]
     return {"mlp_only_layers": dense}
+
+
+def _read_dots1(config: Json) -> Json:
+    """Numbers of experts, which have no defaults; shared ones are a single MLP of their widths."""
+    width = count("moe_intermediate_size", config["moe_intermediate_size"])
+    shared = count("n_shared_experts", config.get("n_shared_experts"))
+    return {
+        "moe.num_experts": count("n_routed_experts", config.get("n_routed_experts")),
+        "moe.top_k": count("num_experts_per_tok", config.get("num_experts_per_tok")),
+        "moe.shared_ffn_hidden_size": shared * width,
+    }
+
+
+def _write_dots1(model: ModelConfig) -> Json:
+    """The keys of `_read_dots1`. Raises UserError if no number of shared experts is as wide."""
+    assert model.moe is not None
+    moe, width = model.moe, option(model, "moe.ffn_hidden_size")
+    shared, rest = divmod(moe.shared_ffn_hidden_size, width)
+    if rest or not shared:
+        raise UserError(
+            f"model.moe.shared_ffn_hidden_size={moe.shared_ffn_hidden_size}: Hugging Face's dots1 "
+            f"has shared experts that are as wide as others, model.moe.ffn_hidden_size={width}; "
+            "export a model with a multiple of it"
+        )
+    return {
+        "n_routed_experts": moe.num_experts,
+        "num_experts_per_tok": moe.top_k,
+        "n_shared_experts": shared,
+    }
 
 
 _DENSE = Keys(_read_dense, _write_dense)
@@ -195,4 +231,34 @@ QWEN3_MOE = llama.descendant(
     fixed=llama.NO_BIAS,
     parts=[windows.EVERY_IF_USED, _DENSE],
     remarks=_remarks,
+)
+DOTS1 = llama.descendant(
+    "dots1",
+    "Dots1ForCausalLM",
+    {
+        "vocab_size": ("vocab_size", 152064),
+        "num_layers": ("num_hidden_layers", 62),
+        "hidden_size": ("hidden_size", 4608),
+        "num_kv_heads": ("num_key_value_heads", 32),
+        "ffn_hidden_size": ("intermediate_size", 10944),
+        "moe.ffn_hidden_size": ("moe_intermediate_size", 1408),
+        "moe.normalize": _NORMALIZE,
+        "moe.scale": ("routed_scaling_factor", 1.0),
+        "moe.num_groups": ("n_group", 1),
+        "moe.top_groups": ("topk_group", 1),
+        "moe.first_dense": ("first_k_dense_replace", 0),
+    },
+    tensors=DOTS1_TENSORS,
+    synonyms={"num_local_experts": "n_routed_experts"},
+    options={
+        "qk_norm": True,
+        "moe.score": "sigmoid",
+        "moe.group_score": "best_two",
+        "moe.router_bias": False,
+        "moe.shared_gate": False,
+        "moe.every": 1,
+        "moe.dense_layers": (),
+    },
+    fixed=llama.NO_BIAS,
+    parts=[windows.BY_TYPE, Keys(_read_dots1, _write_dots1)],
 )

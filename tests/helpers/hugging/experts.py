@@ -48,9 +48,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
     },
+    "dots1": {  # in two of three groups, with two shared experts and a dense layer
+        "num_hidden_layers": 3,
+        "intermediate_size": WIDE,
+        "moe_intermediate_size": F,
+        "n_routed_experts": 12,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+    },
 }
 CONFIGS = {name: {"model_type": name, **BASE, **sizes} for name, sizes in CONFIGS.items()}
-REQUIRED: dict[str, dict[str, Any]] = {}  # keys without a default
+REQUIRED = {  # keys without a default
+    "dots1": {"n_routed_experts": 16, "num_experts_per_tok": 2, "n_shared_experts": 1}
+}
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -62,6 +77,17 @@ def sparse_layers(kind: str) -> list[int]:
     return [i for i in range(config["num_hidden_layers"]) if i not in dense]
 
 
+def experts_of(kind: str) -> int:
+    """The number of experts in a layer."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next(CONFIGS[kind][name] for name in names if name in CONFIGS[kind])
+
+
+def counts_of(kind: str, chosen: Any) -> np.ndarray:
+    """The number of tokens of each expert, by layer; chosen: the experts of each token."""
+    return np.stack([np.bincount(np.ravel(x), minlength=experts_of(kind)) for x in chosen])
+
+
 # ---- a directory ---------------------------------------------------------------------------------
 
 
@@ -70,28 +96,28 @@ def mlp(name: str, size: int) -> Shapes:
     return up | {f"{name}.down_proj.weight": (D, size)}
 
 
-def mixtral_layer(name: str) -> Shapes:
+def mixtral_layer(name: str, experts: int) -> Shapes:
     expert = {"w1": (F, D), "w3": (F, D), "w2": (D, F)}
     name = f"{name}.block_sparse_moe"
     found = {
         f"{name}.experts.{i}.{each}.weight": shape
-        for i in range(EXPERTS)
+        for i in range(experts)
         for each, shape in expert.items()
     }
-    return found | {f"{name}.gate.weight": (EXPERTS, D)}
+    return found | {f"{name}.gate.weight": (experts, D)}
 
 
-def qwen_layer(name: str) -> Shapes:
+def qwen_layer(name: str, experts: int) -> Shapes:
     """The experts of Qwen 3, and of all others that are named alike."""
-    found = {f"{name}.mlp.gate.weight": (EXPERTS, D)}
-    for i in range(EXPERTS):
+    found = {f"{name}.mlp.gate.weight": (experts, D)}
+    for i in range(experts):
         found |= mlp(f"{name}.mlp.experts.{i}", F)
     return found
 
 
-def qwen2_layer(name: str) -> Shapes:
+def qwen2_layer(name: str, experts: int) -> Shapes:
     shared = mlp(f"{name}.mlp.shared_expert", WIDE)
-    return qwen_layer(name) | shared | {f"{name}.mlp.shared_expert_gate.weight": (1, D)}
+    return qwen_layer(name, experts) | shared | {f"{name}.mlp.shared_expert_gate.weight": (1, D)}
 
 
 def expert_names(kind: str, *, layer: int, expert: int) -> list[str]:
@@ -102,7 +128,17 @@ def expert_names(kind: str, *, layer: int, expert: int) -> list[str]:
     return sorted(found, key=lambda name: next(i for i, each in enumerate(names) if each in name))
 
 
-LAYERS = {"mixtral": mixtral_layer, "qwen2_moe": qwen2_layer, "qwen3_moe": qwen_layer}
+def dots1_layer(name: str, experts: int) -> Shapes:
+    shared = mlp(f"{name}.mlp.shared_experts", 2 * F)
+    return qwen_layer(name, experts) | shared | {f"{name}.mlp.gate.{BUFFER}": (experts,)}
+
+
+LAYERS = {
+    "mixtral": mixtral_layer,
+    "qwen2_moe": qwen2_layer,
+    "qwen3_moe": qwen_layer,
+    "dots1": dots1_layer,
+}
 
 
 def attention(kind: str, name: str) -> Shapes:
@@ -111,7 +147,7 @@ def attention(kind: str, name: str) -> Shapes:
     found[f"{name}.o_proj.weight"] = (D, N * H)
     if kind == "qwen2_moe":
         found |= {f"{name}.{each}_proj.bias": (size,) for each, size in sizes.items()}
-    if kind == "qwen3_moe":
+    if kind in ("qwen3_moe", "dots1"):
         found |= {f"{name}.{each}_norm.weight": (H,) for each in "qk"}
     return found
 
@@ -125,7 +161,7 @@ def shapes(kind: str) -> Shapes:
         found |= {f"{name}.{each}_layernorm.weight": (D,) for each in ("input", "post_attention")}
         found |= attention(kind, f"{name}.self_attn")
         sparse = number in sparse_layers(kind)
-        found |= LAYERS[kind](name) if sparse else mlp(f"{name}.mlp", WIDE)
+        found |= LAYERS[kind](name, experts_of(kind)) if sparse else mlp(f"{name}.mlp", WIDE)
     return found | {"model.norm.weight": (D,), "lm_head.weight": (VOCAB, D)}
 
 
@@ -137,6 +173,8 @@ def expert_tensors(kind: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
         x = 0.1 * rng.normal(size=shape) + name.endswith("norm.weight")
         if name == "model.embed_tokens.weight":
             x = 10 * x + 4 * (np.arange(D) == 0)
+        if name.endswith(BUFFER):
+            x /= 2  # or some experts would never be chosen
         if name.endswith(".gate.weight"):
             x[:, 0] = 0
             x[-1] = np.where(np.arange(D) == 0, -1, 0)
@@ -284,12 +322,16 @@ FIELDS = {
     "max_positions": ("max_position_embeddings",),
     "norm_eps": ("rms_norm_eps",),
     "moe.ffn_hidden_size": ("moe_intermediate_size", "intermediate_size"),
-    "moe.num_experts": ("num_experts",),
+    "moe.num_experts": ("num_experts", "num_local_experts"),
     "moe.top_k": ("num_experts_per_tok",),
     "moe.normalize": ("norm_topk_prob",),
     "moe.every": ("decoder_sparse_step",),
     "moe.dense_layers": ("mlp_only_layers",),
     "moe.shared_ffn_hidden_size": ("shared_expert_intermediate_size",),
+    "moe.scale": ("routed_scaling_factor",),
+    "moe.num_groups": ("n_group",),
+    "moe.top_groups": ("topk_group",),
+    "moe.first_dense": ("first_k_dense_replace",),
 }
 
 
@@ -314,7 +356,7 @@ def write_golden(folders: Mapping[str, Path], path: Path) -> None:
     found = []
     for kind, folder in folders.items():
         loss, gradients, experts = computed(folder, inputs())
-        counts = np.stack([np.bincount(x.ravel(), minlength=EXPERTS) for x in experts])
+        counts = counts_of(kind, experts)
         assert (counts[:, -1] == 0).all(), counts
         assert (counts[:, :-1] > 0).all(), counts
         lines = (f"{json.dumps(name)}: {summary(x)}" for name, x in gradients.items())

@@ -153,6 +153,25 @@ def test_a_bias_that_hugging_face_lacks_is_not_lost(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_bias_that_chooses_keeps_its_precision(tmp_path: Path) -> None:
+    """Rounded to bfloat16 it would choose other experts."""
+    tensors, kind = experts.expert_tensors("dots1"), "dots1"
+    there = write_directory(tmp_path / "there", tensors, base=experts.CONFIGS[kind])
+    convert(["--from-hf", str(there), "--out", str(tmp_path / "run"), "--quiet"])
+    sizes = ("--dtype=bfloat16", "--shard-size=50KB")
+    convert(["--to-hf", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--quiet", *sizes])
+    back = Directory(tmp_path / "out")
+    for name, x in tensors.items():
+        is_bias = name.endswith(experts.BUFFER)
+        assert back.dtypes[name] == ("F32" if is_bias else "BF16"), name
+        expected = x if is_bias else x.astype(ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(back.tensor(name)[(slice(None),) * x.ndim], expected)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    biases = sum(x.size for name, x in tensors.items() if name.endswith(experts.BUFFER))
+    total = 2 * sum(x.size for x in tensors.values()) + 2 * biases
+    assert index["metadata"]["total_size"] == total
+
+
 # ---- config.json ---------------------------------------------------------------------------------
 
 
@@ -176,6 +195,9 @@ def sizes(kind: str, **keys: Any) -> dict[str, Any]:
             {"moe.normalize": False, "moe.dense_layers": ()}),
         ("qwen3_moe", {"mlp_only_layers": [2, 9, 0, -1, 0]}, {"moe.dense_layers": (0, 2)}),
         ("qwen3_moe", {"num_local_experts": 6}, {"moe.num_experts": 6}),
+        ("dots1", {}, {"moe.score": "sigmoid", "moe.top_groups": 2, "moe.group_score": "best_two"}),
+        ("dots1", {}, {"moe.scale": 2.5, "moe.first_dense": 1, "moe.shared_ffn_hidden_size": 32}),
+        ("dots1", {"norm_topk_prob": False}, {"moe.normalize": False, "qk_norm": True}),
     ],
     ids=str,
 )  # fmt: skip
@@ -210,6 +232,12 @@ def test_keys_that_are_missing_have_the_values_of_transformers(kind: str) -> Non
         ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers=1; it must be a list of whole numb"),
         ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "model.moe: none of model.num_layers=3 laye"),
         ("qwen3_moe", {"num_experts": 0}, "num_experts=0; it must be a whole number above 0"),
+        ("dots1", {"n_routed_experts": None}, "n_routed_experts=None; it must be a whole number"),
+        ("dots1", {"n_shared_experts": None}, "n_shared_experts=None; it must be a whole number"),
+        ("dots1", {"n_group": 5}, "model.moe.num_experts=12 does not split over model.moe.num_g"),
+        ("dots1", {"max_window_layers": 1}, "sliding_window=4096 in some layers only; use another"),
+        ("dots1", {"attention_bias": True}, "attention_bias=True; use a model with attention_bias"),
+        ("dots1", {"first_k_dense_replace": 3}, "model.moe: none of model.num_layers=3 layers has"),
     ],
     ids=str,
 )  # fmt: skip
@@ -245,6 +273,9 @@ def test_dense_layers_are_listed_however_they_are_told() -> None:
         ("mixtral", {"every": 2}, "model.moe.every=2: Hugging Face's mixtral has 1; export a mo"),
         ("qwen3_moe", {"score": "sigmoid"}, "model.moe.score=sigmoid: Hugging Face's qwen3_moe"),
         ("qwen3_moe", {"num_groups": 2}, "model.moe.num_groups=2: Hugging Face's qwen3_moe has"),
+        ("dots1", {"group_score": "best"}, "model.moe.group_score=best: Hugging Face's dots1 has "),
+        ("dots1", {"shared_ffn_hidden_size": 9}, "model.moe.shared_ffn_hidden_size=9: Hugging Fa"),
+        ("dots1", {"shared_ffn_hidden_size": 0}, "model.moe.shared_ffn_hidden_size=0: Hugging Fa"),
         ("qwen2_moe", {"shared_gate": False}, "model.moe.shared_gate=False: Hugging Face's qwen"),
     ],
     ids=str,
