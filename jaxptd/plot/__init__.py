@@ -1,4 +1,4 @@
-"""Draws a mesh, a schedule, losses, loads of experts, memory, communication, the time of a step, and a plan.
+"""Draws meshes, schedules, losses, loads of experts, memory, communication, steps, and plans.
 
 Each function returns a matplotlib Figure, which a notebook shows; `save` writes it to a file.
 Functions live next to what they draw and are imported on first use, because matplotlib comes with

@@ -181,7 +181,7 @@ def expert_load(run: Run | Columns) -> Figure:
     Raises:
         UserError: no loads were logged.
     """
-    columns = getattr(run, "metrics", run)
+    columns = run.metrics if isinstance(run, Run) else run
     found = {int(n.removeprefix(LOADS)): x for n, x in columns.items() if n.startswith(LOADS)}
     steps = np.asarray(columns.get("step", ()))
     if not found or not len(steps):
