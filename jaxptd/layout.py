@@ -36,6 +36,7 @@ SAMPLE_AXES = (Axis.DP, Axis.EP)  # they shard the samples of a batch
 BATCH_AXES = (*SAMPLE_AXES, Axis.CP)  # and its tokens; ZeRO shards the state over them
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
+ExpertSplit = Literal["cut", "whole"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offloaded = Literal["optimizer", "parameters", "activations"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
@@ -65,6 +66,8 @@ class Layout:
         row: rows of the grid that shards every matrix in blocks; also shards the sequence.
         col: columns of that grid; also shards hidden units.
         ep: devices that split the experts of each layer, and take a share of the batch as dp does.
+        experts: experts over tp: cut (each device has a slice of every expert's hidden units), or
+            whole (each has other experts, with larger matmuls where experts are narrow).
         sequence_parallel: also shard the sequence over tp, between the matmuls.
         collective_matmul: with sequence_parallel, gather and reduce-scatter in ring steps, each
             overlapped with a slice of the matmul that needs it.
@@ -99,6 +102,7 @@ class Layout:
     row: int = 1
     col: int = 1
     ep: int = 1
+    experts: ExpertSplit = "cut"
     sequence_parallel: bool = False
     collective_matmul: bool = False
     keep_gathered: bool = False
@@ -196,6 +200,16 @@ class Layout:
         """Devices that split the samples of a batch: dp x ep."""
         return self.dp * self.ep
 
+    @property
+    def expert_axes(self) -> tuple[Axis, ...]:
+        """The axes that split the experts of a layer."""
+        return (Axis.EP, Axis.TP) if self.experts == "whole" else (Axis.EP,)
+
+    @property
+    def expert_devices(self) -> int:
+        """Devices that split the experts of a layer."""
+        return math.prod(self.sizes[axis] for axis in self.expert_axes)
+
     @cached_property
     def ring_size(self) -> int:
         """Devices that share a sequence's keys and pass them around a ring."""
@@ -265,6 +279,7 @@ class Layout:
         sequence = [name for name in names if getattr(self, name)]
         slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""
         grid = [f"{self.matmul2d}{slices}", str(self.attention2d)] if self.has_grid else []
+        sequence += ["experts=whole"] if self.experts == "whole" else []
         ring = [str(self.ring)] if self.ring_size > 1 else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []

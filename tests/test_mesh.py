@@ -33,6 +33,10 @@ LITERATURE = {
     "dp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
     "pp": [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]],
     "dp_cp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
+    "ep": [[rank] for rank in range(16)],
+    "tp_dp": [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]],
+    "tp_ep": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]],
+    "dp_modulo_ep": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
     "row": [[rank] for rank in range(16)],
     "col": [[rank] for rank in range(16)],
     "model": [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]],
@@ -93,18 +97,44 @@ def test_groups_of_an_encoder_and_a_decoder_are_megatrons():
         assert (groups["embedding"], groups["position_embedding"]) == expected
 
 
+@pytest.mark.parametrize(("tp", "ep", "dp", "pp"), [(2, 2, 2, 2), (1, 4, 1, 3), (3, 2, 3, 1)])
+def test_groups_of_experts_are_megatrons(tp, ep, dp, pp):
+    """The loops of `initialize_model_parallel` in megatron-core 0.5.0, which counts ep in dp."""
+    tensor_and_data, tensor_and_expert = tp * ep * dp, tp * ep
+    starts = range(0, tensor_and_data * pp, tensor_and_data)
+    groups = rank_groups(Layout(pp=pp, dp=dp, ep=ep, tp=tp))
+    assert groups["tp_ep"] == [
+        [*range(i + j * tensor_and_expert, i + (j + 1) * tensor_and_expert)]
+        for i in starts
+        for j in range(dp)
+    ]
+    assert groups["dp_modulo_ep"] == [
+        [*range(i + j, i + tensor_and_data, tensor_and_expert)]
+        for i in starts
+        for j in range(tensor_and_expert)
+    ]
+    assert groups["tp_dp"] == [[*range(i, i + tensor_and_data)] for i in starts]
+    assert groups["dp"] == [
+        [*range(i + j, i + tensor_and_data, tp)] for i in starts for j in range(tp)
+    ]
+
+
 SIZES = st.integers(1, 3)
 TENSOR = st.one_of(
     st.fixed_dictionaries({"tp": SIZES}), st.fixed_dictionaries({"row": SIZES, "col": SIZES})
 )
-LAYOUTS = st.builds(
-    lambda pp, dp, cp, tensor: Layout(pp=pp, dp=dp, cp=cp, **tensor), SIZES, SIZES, SIZES, TENSOR
-)
-# tp varies fastest, then cp, dp, pp; a grid takes the place of tp, and col varies faster than row.
-FASTEST_FIRST = ["tp", "col", "row", "cp", "dp", "pp"]
+OTHERS = st.fixed_dictionaries(dict.fromkeys(("pp", "dp", "ep", "cp"), SIZES))
+LAYOUTS = st.builds(lambda others, tensor: Layout(**others, **tensor), OTHERS, TENSOR)
+# tp varies fastest, then cp, ep, dp, pp; a grid takes the place of tp, and col varies faster than
+# row. Megatron counts ep in dp.
+FASTEST_FIRST = ["tp", "col", "row", "cp", "ep", "dp", "pp"]
 ALONG = {
     **{axis.value: {axis.value} for axis in Axis},
-    "dp_cp": {"dp", "cp"},
+    "dp": {"dp", "ep"},
+    "dp_cp": {"dp", "ep", "cp"},
+    "tp_dp": {"dp", "ep", "tp"},
+    "tp_ep": {"ep", "tp"},
+    "dp_modulo_ep": {"dp", "cp"},
     "model": {"pp", "row", "col", "tp"},
 }
 
@@ -157,8 +187,8 @@ def test_ranks_along_takes_axes_in_any_order():
 
 def test_a_mesh_has_every_axis_and_ranks_in_order():
     mesh = make_mesh(Layout(dp=2, tp=2))
-    assert mesh.axis_names == ("pp", "dp", "cp", "row", "col", "tp")
-    assert mesh.devices.shape == (1, 2, 1, 1, 1, 2)
+    assert mesh.axis_names == ("pp", "dp", "ep", "cp", "row", "col", "tp")
+    assert mesh.devices.shape == (1, 2, 1, 1, 1, 1, 2)
     assert [device.id for device in mesh.devices.flat] == [0, 1, 2, 3]
     assert set(mesh.axis_types) == {AxisType.Auto}
 
@@ -186,6 +216,19 @@ def test_the_picture_of_four_stages():
         "dp 1 cp 0 |  2  3 |  6  7 | 10 11 | 14 15 |",
         "          +-------+-------+-------+-------+",
         "          in each box: tp 2",
+    ]
+
+
+def test_the_picture_of_two_devices_for_experts():
+    assert draw(Layout(ep=2, cp=2, tp=2)).splitlines() == [
+        "                 pp 0",
+        "               +------+",
+        "dp 0 ep 0 cp 0 | 0 1  |",
+        "dp 0 ep 0 cp 1 | 2 3  |",
+        "dp 0 ep 1 cp 0 | 4 5  |",
+        "dp 0 ep 1 cp 1 | 6 7  |",
+        "               +------+",
+        "               in each box: tp 2",
     ]
 
 
@@ -252,6 +295,13 @@ def test_a_picture_of_the_mesh(capsys, tmp_path):
     assert ">15<" in (tmp_path / "mesh.svg").read_text()
 
 
+def test_experts_take_their_share_of_the_devices(capsys):
+    main(["--world-size", "12", "--ep", "2", "--tp", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found == rank_groups(Layout(dp=2, ep=2, tp=3))
+    assert found["ep"] == [[0, 3], [1, 4], [2, 5], [6, 9], [7, 10], [8, 11]]
+
+
 @pytest.mark.parametrize("given_dp", [[], ["--dp", "2"]])
 def test_dp_is_the_quotient_unless_it_is_given(capsys, given_dp):
     main(["--world-size", "12", "--tp", "3", "--cp", "2", *given_dp])
@@ -271,7 +321,7 @@ def test_dp_is_the_quotient_unless_it_is_given(capsys, given_dp):
         (["--world-size", "8", "--tp", "2", "--row", "2"], ["tp=2", "row=2", "set tp=1"]),
         (["--world-size", "four"], ["--world-size", "four"]),
         (["--tp", "2"], ["--world-size", "required"]),
-        (["--world-size", "4", "--ep", "2"], ["--ep"]),
+        (["--world-size", "6", "--ep", "4"], ["world size 6", "ep=4", "multiple of 4"]),
         ([*ARGV, "--split-rank", "4"], ["split rank 4", "layout.pp=4", "use 1 to 3"]),
         ([*ARGV, "--split-rank", "0"], ["split rank 0", "use 1 to 3"]),
         (["--world-size", "4", "--split-rank", "1"], ["split rank 1", "layout.pp of 2 or more"]),

@@ -21,7 +21,7 @@ QWEN = {"family": "qwen3", "num_kv_heads": 2}
 @pytest.mark.parametrize(
     "layout",
     [
-        slow(Layout(dp=4)),
+        slow(Layout(dp=2, ep=2)),
         slow(Layout(tp=4)),
         slow(tiny.SEQUENCE_PARALLEL),
         slow(Layout(cp=8, ring="rsa")),
@@ -94,7 +94,7 @@ CP_BLOCKS = Layout(cp=2, row=2, col=2, attention2d="blocks")
         slow(dataclasses.replace(CP_BLOCKS, pp=2, row=1, schedule="zb-v"), FOUR),
         slow(Layout(pp=2, tp=4, schedule="zb-v"), FOUR),
         slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "dots"}),
-        slow(Layout(pp=2, dp=2, cp=2, schedule="interleaved", zero=2), FOUR | {"dropout": 0.1}),
+        slow(Layout(pp=2, ep=2, cp=2, schedule="interleaved", zero=2), FOUR | {"dropout": 0.1}),
         slow(Layout(dp=2, tp=2, offload="optimizer", zero=1), {}),
         slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
     ],
@@ -240,7 +240,7 @@ RINGS = [
     Layout(cp=2),
     Layout(cp=4),
     Layout(cp=8),
-    Layout(cp=2, dp=2),
+    Layout(cp=2, ep=2),
     Layout(cp=4, tp=2),
     Layout(cp=2, tp=4, sequence_parallel=True),
     Layout(cp=4, tp=2, sequence_parallel=True),

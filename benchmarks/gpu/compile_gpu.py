@@ -47,7 +47,7 @@ def line(config: Config) -> list[str]:
     return [
         str(config.layout.num_devices),
         str(config.layout),
-        str(config.train.global_batch_size // config.layout.dp),
+        str(config.train.global_batch_size // config.layout.replicas),
         "scan" if model.scan_layers else "unrolled",
         f"{model.remat}{some}",
         kernel,

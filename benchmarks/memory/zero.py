@@ -18,7 +18,7 @@ from jaxptd.commands.command_line import parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
-from jaxptd.layout import Offloaded, UpdateOn
+from jaxptd.layout import BATCH_AXES, Offloaded, UpdateOn
 
 STAGES = (0, 1, 2, 3)
 HEAD = ("layout", "remat", "B, M a GPU", "state GiB", "in host memory", "temporary GiB")
@@ -27,7 +27,7 @@ HEAD += ("in host memory", "over dp, GiB a GPU")
 
 def variants(config: Config) -> Iterator[Config]:
     """Yields the config with every stage that shards, and with all that host memory can take."""
-    stages = STAGES if config.layout.dp * config.layout.cp > 1 else (0,)
+    stages = STAGES if config.layout.replicas * config.layout.cp > 1 else (0,)
     for stage in stages:
         yield with_layout(config, zero=stage)
     if config.layout.num_devices == 1:
@@ -51,7 +51,7 @@ def line(config: Config) -> list[str]:
     program, layout = on_h200s(config), config.layout
     found, sizes = compile_step(program).memory_analysis(), axis_sizes(program.mesh)
     # Collectives within a stage are added up over stages; a GPU is on one.
-    sent = sum(c.wire_bytes(sizes) for c in count(program) if {"dp", "cp"} & {*c.axes})
+    sent = sum(c.wire_bytes(sizes) for c in count(program) if {*BATCH_AXES} & {*c.axes})
     memory = (
         found.argument_size_in_bytes,
         found.host_argument_size_in_bytes,
@@ -59,7 +59,7 @@ def line(config: Config) -> list[str]:
         found.host_temp_size_in_bytes,
         sent // layout.pp,
     )
-    batch = f"{config.train.global_batch_size // layout.dp}, {config.train.micro_batches}"
+    batch = f"{config.train.global_batch_size // layout.replicas}, {config.train.micro_batches}"
     return [str(layout), config.model.remat, batch, *(f"{x / 2**30:.1f}" for x in memory)]
 
 

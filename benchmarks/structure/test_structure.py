@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 282,
-    "lines": 51_420,
+    "lines": 51_500,
 }
 
 

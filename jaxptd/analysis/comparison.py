@@ -282,4 +282,70 @@ def backward_order(row: Row, last: Sequence[str]) -> tuple[int, ...]:
     layer = re.match(r"\w+\.(\d+)\.", row.name)
     behind = row.name.startswith(tuple(last))
     place = (2, -int(layer[1])) if layer else (1, 0) if behind else (3, 0)
-    return *place, ("gradient", "parameter").index(row.what)
+    return *place, ("choices", "gradient", "parameter").index(row.what)
+
+
+# ---- choices of routers --------------------------------------------------------------------------
+# A router may choose otherwise where two experts are nearly tied, and rounding tips the scales. All
+# that follows then differs by far more than rounding. So below float64 choices are compared first,
+# and then all steps are given those of one device.
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """The choices of one device's routers.
+
+    Args:
+        experts: of each token and layer, `[B, T, L, K]`.
+        margins: by how much the last of them was better than the next, `[B, T, L]`.
+        noise: the largest change of a margin in each layer by rounding, `[L]`.
+    """
+
+    experts: np.ndarray
+    margins: np.ndarray
+    noise: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        choose: Callable[[Tensors], tuple[np.ndarray, np.ndarray]],
+        start: Tensors,
+        changed: Sequence[Tensors],
+    ) -> "Choices":
+        """Those from some parameters; changed: the same with other roundings."""
+        experts, margins = choose(start)
+        others = [np.abs(choose(each)[1] - margins).max((0, 1)) for each in changed]
+        return cls(experts, margins, np.max(others, axis=0))
+
+    @property
+    def smallest(self) -> float:
+        """The smallest margin of any choice."""
+        sparse = self.margins.any((0, 1))  # other layers have zeros
+        return float(self.margins[..., sparse].min())
+
+    def compared(self, expected: Outcome, own: Outcome) -> Iterator[Row]:
+        """Compares the loads of experts, layer by layer, until they differ.
+
+        As many tokens may choose otherwise as have margins that rounding can close. Layers after
+        one with other choices see other tokens.
+
+        Args:
+            expected: the step on one device.
+            own: the step on the layout, whose routers chose.
+        """
+        near_L = (self.margins <= ROUNDINGS * self.noise).sum((0, 1))
+        names = [name for name in expected.gradients if name.endswith("load_bias")]
+        differed = False
+        for name in sorted(names, key=_layer_number):
+            change = np.abs(own.gradients[name] - expected.gradients[name]).sum() / 2
+            layer = _layer_number(name)
+            allowed = math.inf if differed else float(near_L[layer] * self.experts.shape[-1])
+            yield Row(name, "choices", float(change), allowed)
+            differed = differed or bool(change > 0)
+
+
+def _layer_number(name: str) -> int:
+    """The number in the model of a parameter's layer: `blocks_2.1.mlp.up.w` is of layer 3."""
+    found = re.match(r"[a-z]+(?:_(\d+))?\.(\d+)\.", name)
+    assert found is not None, name
+    return int(found[1] or 0) + int(found[2])

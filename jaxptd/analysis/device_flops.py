@@ -5,8 +5,8 @@ device's index or on a loop's iteration, this module computes it for every devic
 computes only small integer arrays. Values that come from arguments are unknown, and the branches of
 a `cond` with an unknown predicate must have equal FLOPs.
 
-A matmul (`dot_general`) counts in full even if a mask discards some of its results, since the
-device computes them.
+A matmul (`dot_general`, or one of rows in groups) counts in full even if a mask discards some of
+its results, since the device computes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import Mesh
 
-from jaxptd.analysis.jaxprs import equations, inside, product_flops
+from jaxptd.analysis.jaxprs import equations, inside, is_product, product_flops
 
 Value = np.ndarray | None  # a variable's value; None: unknown
 Found = tuple[int, list[Value]]  # FLOPs of matmuls, and the results' values
@@ -70,7 +70,7 @@ class _Device:
     def _equation(self, equation: Any, inputs: list[Value]) -> Found:
         name = equation.primitive.name
         unknown: list[Value] = [None] * len(equation.outvars)
-        if name == "dot_general":
+        if is_product(equation):
             if not self.inside:
                 raise ValueError(
                     "a matmul is outside every shard_map: XLA decides which device runs it"

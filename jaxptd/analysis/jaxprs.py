@@ -81,8 +81,11 @@ def _executions(
             yield from _executions(inner, number, f"{scopes}/{scope}", trips)
 
 
+PRODUCTS = ("dot_general", "ragged_dot_general")
+
+
 def is_product(equation: Any) -> int:
-    return int(equation.primitive.name == "dot_general")
+    return int(equation.primitive.name in PRODUCTS)
 
 
 def flops(equation: Any) -> int:
@@ -91,7 +94,10 @@ def flops(equation: Any) -> int:
 
 
 def product_flops(equation: Any) -> int:
-    """FLOPs of a `dot_general`: two per multiplication."""
+    """FLOPs of a matmul: two per multiplication; each row of groups meets the matrix of its own."""
+    if equation.primitive.name == "ragged_dot_general":
+        left, result = equation.invars[0].aval, equation.outvars[0].aval
+        return 2 * math.prod(left.shape) * int(result.shape[-1])
     (contracted, _), _ = equation.params["dimension_numbers"]
     left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     return 2 * math.prod(result) * math.prod(left[i] for i in contracted)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxptd.analysis.comparison import (
+    Choices,
     FirstSteps,
     Outcome,
     Row,
@@ -28,9 +29,10 @@ from jaxptd.analysis.comparison import (
 )
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
-from jaxptd.config import Config, Dtype, Products
+from jaxptd.config import Config, Dtype, ModelConfig, Products
 from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, jax_option, make_mesh
+from jaxptd.models.decoder import CHOICES
 from jaxptd.models.families import family_of
 from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program
@@ -47,11 +49,16 @@ FP8_ROUNDING = 2.0**-4  # e4m3's, with three mantissa bits
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """All comparisons of a layout in one precision, in the order of backward."""
+    """All comparisons of a layout in one precision, in the order of backward.
+
+    margin: of a mixture of experts the smallest by which a router chose, where the layout was
+    given one device's choices; None where it chose itself.
+    """
 
     layout: Layout
     dtype: Precision
     rows: list[Row]
+    margin: float | None = None
 
     @property
     def equal(self) -> bool:
@@ -76,7 +83,11 @@ class Report:
     @property
     def verdict(self) -> str:
         if not self.wrong:
-            return f"equal to one device {self.precision}: gradients to {self.worst_gradient:.1e}"
+            given = ""
+            if self.margin is not None:
+                given = f", given its choices (smallest margin {self.margin:.1e})"
+            worst = f"gradients to {self.worst_gradient:.1e}"
+            return f"equal to one device {self.precision}{given}: {worst}"
         first = self.wrong[0]
         return (
             f"NOT equal to one device {self.precision}: {len(self.wrong)} of {len(self.rows)} "
@@ -132,6 +143,7 @@ class Reference:
         rounded: pairs of such outcomes that differ only by rounding.
         steps: the optimizer's, in the layouts' precision.
         options: of the compiler, for both steps; None: its defaults.
+        choices: of routers, which all these outcomes have in common; None: each chose itself.
     """
 
     dtype: Precision
@@ -140,6 +152,7 @@ class Reference:
     rounded: Sequence[tuple[Outcome, Outcome]]
     steps: FirstSteps
     options: Mapping[str, Any] | None = None
+    choices: Choices | None = None
 
 
 def one_device(
@@ -159,27 +172,30 @@ def one_device(
     step = _one_step(with_precision(fine, single), options, config.layout)
     with out_of_memory_explained(step.program, config.layout):
         start = step.parameters()
-        expected = step.run(start)
-        rounded = [(step.run(perturbed(start, eps, seed)), expected) for seed in SEEDS]
+        changed = [perturbed(start, eps, seed) for seed in SEEDS]
+        choices = Choices.of(step.choices, start, changed) if step.replays else None
+        expected = step.run(start, choices)
+        rounded = [(step.run(each, choices), expected) for each in changed]
     if dtype in REFERENCE_DTYPE:
         half = with_precision(dtype, single).model.dtype  # with native products
         coarse = _one_step(with_precision(half, single), options)
         with out_of_memory_explained(coarse.program, config.layout):
-            rounded += _noise_of(coarse, step, start)
+            rounded += _noise_of(coarse, step, start, choices)
     rounding = float(jnp.finfo(with_precision(dtype, single).model.dtype).eps)
     steps = FirstSteps(single.optimizer, step.program.infos, rounding, options)
-    return Reference(dtype, start, expected, rounded, steps, options)
+    return Reference(dtype, start, expected, rounded, steps, options, choices)
 
 
 def _noise_of(
-    coarse: "OneStep", fine: "OneStep", start: Tensors
+    coarse: "OneStep", fine: "OneStep", start: Tensors, choices: Choices | None
 ) -> Iterator[tuple[Outcome, Outcome]]:
     """Yields pairs of outcomes that differ by the coarse step's rounding at different parameters.
 
     An error that all of them share is in no pair.
     """
     far = [perturbed(start, FAR, seed) for seed in SEEDS]
-    for a, b in itertools.combinations([(coarse.run(each), fine.run(each)) for each in far], 2):
+    pairs = [(coarse.run(each, choices), fine.run(each, choices)) for each in far]
+    for a, b in itertools.combinations(pairs, 2):
         yield a[0].plus(b[1]), b[0].plus(a[1])
 
 
@@ -195,19 +211,31 @@ def compared(config: Config, reference: Reference) -> Report:
     config = with_precision(reference.dtype, _comparable(config))
     spread = _one_step(config, reference.options)
     with out_of_memory_explained(spread.program):
-        outcome = spread.run(reference.start)
+        outcome = spread.run(reference.start, reference.choices)
     terms = max(math.prod(x.shape) for x in jax.tree.leaves(spread.program.abstract_batch))
+    choices, own_rows = reference.choices, list[Row]()
+    if choices:
+        own_rows = [*choices.compared(reference.expected, spread.run(reference.start))]
     rows = compare(
         reference.expected, reference.rounded, outcome, steps=reference.steps, terms=terms
     )
-    order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
-    return Report(config.layout, reference.dtype, order)
+    last = family_of(config.model).last
+    order = sorted([*own_rows, *rows], key=lambda row: backward_order(row, last))
+    margin = choices.smallest if choices else None
+    return Report(config.layout, reference.dtype, order, margin)
 
 
 def _comparable(config: Config) -> Config:
     """The config without skipping of steps, which would update nothing."""
     optimizer = dataclasses.replace(config.optimizer, skip_above=0.0)
     return dataclasses.replace(config, optimizer=optimizer)
+
+
+def _replaying(precision: Precision, model: ModelConfig) -> ModelConfig:
+    """The model, whose routers take choices from the batch where rounding may tip a near tie."""
+    if model.moe is None or precision == "float64":
+        return model
+    return dataclasses.replace(model, moe=dataclasses.replace(model.moe, replay=True))
 
 
 def with_precision(precision: Precision, config: Config) -> Config:
@@ -219,7 +247,7 @@ def with_precision(precision: Precision, config: Config) -> Config:
     half: Dtype = "float16" if model.dtype == "float16" else "bfloat16"
     dtype: Dtype = half if precision == "fp8" else precision
     products: Products = "fp8" if precision == "fp8" else "native"
-    model = dataclasses.replace(model, dtype=dtype, products=products)
+    model = dataclasses.replace(_replaying(precision, model), dtype=dtype, products=products)
     if model.attention == "cudnn" and dtype not in REFERENCE_DTYPE:
         model = dataclasses.replace(model, attention="auto")
     if model.kernels == "triton" and dtype == "float64":
@@ -247,11 +275,32 @@ class OneStep:
             for name, p in params.items()
         }
 
+    @property
+    def replays(self) -> bool:
+        """True if routers take choices from the batch."""
+        moe = self.program.config.model.moe
+        return moe is not None and moe.replay
+
+    @cached_property
+    def _given(self) -> dict[str, np.ndarray]:
+        """Random numbers, as a user gives them."""
+        config = self.program.config
+        return random_batch(config, config.train.seed)
+
     @cached_property
     def batch(self) -> Batch:
         """A random batch."""
-        config = self.program.config
-        return self.program.place(random_batch(config, config.train.seed))
+        return self.program.place(self._given)
+
+    def _batch_with(self, choices: Choices | None) -> Batch:
+        """The same batch, with choices of routers if there are any."""
+        if choices is None:
+            return self.batch
+        return self.program.place(self._given | {CHOICES: choices.experts})
+
+    def choices(self, params: Tensors) -> tuple[np.ndarray, np.ndarray]:
+        """What routers choose from canonical `params`, see `Program.choices`."""
+        return self.program.choices(self._state(params)["params"], self.batch)
 
     @cached_property
     def _step(self) -> Any:
@@ -263,16 +312,23 @@ class OneStep:
         lowered = step.lower(program.abstract_state, program.abstract_batch)
         return lowered.compile(compiler_options=dict(self.options))
 
-    def run(self, params: Tensors) -> Outcome:
-        """Runs one step from canonical `params`, then another from the first's moments."""
-        states, step = self.program.states, self._step
+    def _state(self, params: Tensors) -> Any:
+        """The state of step 0 with canonical `params`."""
+        states = self.program.states
         stored = jax.tree.map(np.asarray, self._to_stored(params))  # sharded without a program
-        first = states.new(jax.device_put(stored, shardings(states.stored, self.program.mesh)))
-        state, metrics, grads = step(first, self.batch)
+        return states.new(jax.device_put(stored, shardings(states.stored, self.program.mesh)))
+
+    def run(self, params: Tensors, choices: Choices | None = None) -> Outcome:
+        """Runs one step from canonical `params`, then another from the first's moments.
+
+        choices: of routers; None: they choose themselves.
+        """
+        step, first, batch = self._step, self._state(params), self._batch_with(choices)
+        state, metrics, grads = step(first, batch)
         while metrics.get("loss_scale", 1) > 1 and metrics["skipped_in_row"]:
             first = {**first, "guard": state["guard"]}  # with half the scale, as in training
-            state, metrics, grads = step(first, self.batch)
-        again, _, _ = step({**first, "optimizer": state["optimizer"]}, self.batch)
+            state, metrics, grads = step(first, batch)
+        again, _, _ = step({**first, "optimizer": state["optimizer"]}, batch)
         return Outcome(
             loss=float(metrics["loss"]),
             grad_norm=float(metrics["grad_norm"]),

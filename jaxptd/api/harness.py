@@ -24,7 +24,7 @@ from jaxptd.collectives import all_gather, as_same
 from jaxptd.data.tokenizers import continuation, spelling, until_stop
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
-from jaxptd.mesh import SAMPLE_AXES
+from jaxptd.mesh import Axis
 from jaxptd.params import Params
 from jaxptd.run.generator import Generator, Sampling
 from jaxptd.step import Program
@@ -78,10 +78,8 @@ class Scorer:
             UserError: a continuation is longer than the model.
         """
         scores = [Score(0.0, True)] * len(questions)
-        longest, replicas = (
-            self._program.config.model.seq_length,
-            self._program.config.layout.replicas,
-        )
+        config = self._program.config
+        longest, replicas = config.model.seq_length, config.layout.dp
         for length, numbers in _by_length(questions, longest).items():
             rows = max(1, AT_ONCE // length) * replicas
             for first in range(0, len(numbers), rows):
@@ -149,9 +147,10 @@ def _score_function(program: Program) -> Any:
         logs_BT = jnp.take_along_axis(logs_BTV, target_BT[..., None], -1)[..., 0]
         sums_B = jnp.where(counts_BT, logs_BT, 0).sum(1)
         greedy_B = (~counts_BT | (logits_BTV.argmax(-1) == target_BT)).all(1)
-        return tuple(as_same(all_gather(x, SAMPLE_AXES, 0)) for x in (sums_B, greedy_B.astype(int)))
+        return tuple(as_same(all_gather(x, Axis.DP, 0)) for x in (sums_B, greedy_B.astype(int)))
 
-    specs = (program.states.specs["params"], P(SAMPLE_AXES), P(SAMPLE_AXES))
+    # Devices along ep see the same texts, as in generation.
+    specs = (program.states.specs["params"], P(Axis.DP), P(Axis.DP))
     mapped = partial(jax.shard_map, mesh=program.mesh, check_vma=True)
     return jax.jit(mapped(run, in_specs=specs, out_specs=P()))
 

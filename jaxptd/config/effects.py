@@ -61,6 +61,11 @@ _NEEDS = (
         "layout.tp=2 or more",
     ),
     _Need(
+        ("layout.experts",),
+        lambda model, layout: model.moe is not None and layout.tp > 1,
+        "a mixture of experts, and layout.tp=2 or more",
+    ),
+    _Need(
         ("layout.keep_gathered",),
         lambda model, layout: layout.gathers_inputs and layout.tp > 1 and model.keeps_inputs,
         "layout.sequence_parallel without layout.collective_matmul, layout.tp=2 or more, and "

@@ -55,6 +55,8 @@ class MoE(Section):
         first_dense: how many first layers have an MLP instead of experts.
         every: only each n-th layer has experts.
         dense_layers: numbers of further layers with an MLP.
+        replay: takes the experts of a token from the batch's field `choices`, where it names them,
+            instead of choosing; for batches made in Python.
         chunk: experts work on chunks of this many times the rows of balanced experts, as many as
             the router fills; less takes less memory.
         upcycle: the weights of checkpoint.start are a dense model's: each expert begins as a copy
@@ -79,6 +81,7 @@ class MoE(Section):
     first_dense: int = 0
     every: int = 1
     dense_layers: tuple[int, ...] = ()
+    replay: bool = False
     chunk: float = 1.25
     upcycle: bool = False
 
@@ -146,7 +149,8 @@ def check_experts(model: Any, layout: Layout) -> None:
             f"{NAME} with a grid (layout.row, layout.col): a grid splits every matrix over rows "
             "and columns, and experts are split over layout.ep; use layout.tp instead"
         )
-    require_divides(f"{NAME}.num_experts", model.moe.num_experts, "layout.ep", layout.ep)
+    devices, over = layout.expert_devices, " x ".join(f"layout.{a}" for a in layout.expert_axes)
+    require_divides(f"{NAME}.num_experts", model.moe.num_experts, over, devices)
     if model.products == "fp8":
         raise UserError(
             f"model.products=fp8 with {NAME}: rows of experts have no fp8 matmul yet; use "

@@ -9,8 +9,9 @@ from jax import Array, lax
 def grouped_matmul(x_RD: Array, w_GDF: Array, sizes_G: Array) -> Array:
     """x[R, D] -> y[R, F]: the first sizes[0] rows times w[0], the next sizes[1] times w[1], ...
 
-    Rows after the last group are zero, and have no gradient. A group without rows gives its matrix
-    the gradient zero.
+    Rows after the last group are zero in y and in x's gradient, and add nothing to the gradients of
+    matrices, even where they are NaN in x or in y's gradient: `lax.ragged_dot` masks them. A group
+    without rows gives its matrix the gradient zero. A NaN in a matrix may reach rows of all groups.
 
     Args:
         x_RD: rows, sorted by group.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.config import ModelConfig
@@ -23,18 +23,51 @@ from jaxptd.remat import SAVED_MATMUL_OUT
 
 
 class Routed(NamedTuple):
-    """The residual stream with what the routers so far add to the loss.
+    """The residual stream with what the routers so far say.
 
-    x_BTD: the residual stream. terms_BTQ: sums for each token, a column for each term of the loss.
+    x_BTD: the residual stream. terms_BTQ: what they add to the loss, a column for each term.
+    seen: what they chose, if it is recorded.
     """
 
     x_BTD: Array
     terms_BTQ: Array
+    seen: "Seen | None" = None
+
+    def after(self, x_BTD: Array, said: "RouterOutput | None", layer: Array) -> "Routed":
+        """x after a layer, with what its router says, if it has one."""
+        if said is None:
+            return self._replace(x_BTD=x_BTD)
+        seen = self.seen and self.seen.with_layer(said, layer)
+        return Routed(x_BTD, self.terms_BTQ + said.terms_BTQ, seen)
 
 
-def residual_of(x: Array | Routed) -> tuple[Array, Array | None]:
-    """(the residual stream, sums of router losses or None)."""
-    return x if isinstance(x, Routed) else (x, None)
+class Seen(NamedTuple):
+    """The choices of all routers.
+
+    expert_BTLK: the experts of each token. margin_BTL: how much better the last of them is than the
+    best expert that was not chosen.
+    """
+
+    expert_BTLK: Array
+    margin_BTL: Array
+
+    def with_layer(self, said: "RouterOutput", layer: Array) -> "Seen":
+        """With those of a layer."""
+        return Seen(
+            lax.dynamic_update_index_in_dim(self.expert_BTLK, said.expert_BTK, layer, 2),
+            lax.dynamic_update_index_in_dim(self.margin_BTL, said.margin_BT, layer, 2),
+        )
+
+
+class RouterOutput(NamedTuple):
+    """What a router says of its tokens.
+
+    terms_BTQ: what they add to the loss. expert_BTK: their experts. margin_BT: as in `Seen`.
+    """
+
+    terms_BTQ: Array
+    expert_BTK: Array
+    margin_BT: Array
 
 
 class Block(nnx.Module):
@@ -89,7 +122,8 @@ class Block(nnx.Module):
             bias_NR: added to the scores, by distance.
             between: applied to x between attention and MLP.
         """
-        x_BTD, terms_BTQ = residual_of(x)
+        routed = x if isinstance(x, Routed) else None
+        x_BTD: Array = x.x_BTD if isinstance(x, Routed) else x
         x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
         seeded = token_info.at(layer, DropoutSite.ATTENTION) if self.rate else token_info
         a_BTD, cache = self.attention(n_BTD, seeded, cache, bias_NR=bias_NR)
@@ -97,10 +131,14 @@ class Block(nnx.Module):
         x_BTD = x_BTD if self.norms_first else self.attention_norm(x_BTD)
         x_BTD = x_BTD if between is None else between(x_BTD)
         x_BTD, n_BTD = self.mlp_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
-        h_BTD, more_BTQ = self.mlp(n_BTD, token_info) if self.routes else (self.mlp(n_BTD), 0)
+        said = None
+        if self.routes:
+            h_BTD, said = self.mlp(n_BTD, token_info, layer)
+        else:
+            h_BTD = self.mlp(n_BTD)
         x_BTD = self.add(x_BTD, h_BTD, token_info, layer=layer, site=DropoutSite.MLP_OUTPUT)
         x_BTD = x_BTD if self.norms_first else self.mlp_norm(x_BTD)
-        return x_BTD if terms_BTQ is None else Routed(x_BTD, terms_BTQ + more_BTQ), cache
+        return routed.after(x_BTD, said, layer) if routed else x_BTD, cache
 
     def add(
         self,

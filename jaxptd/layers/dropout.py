@@ -37,7 +37,8 @@ class TokenInfo(NamedTuple):
     segment_BCT: the document of each token on each device of the ring, or None where attention
     ignores documents. source: the same for the sequence from which this one is predicted, if any.
     counted_T: whether each token is one of the sequence and does not only pad it, or None if all
-    are; routers count these.
+    are; routers count these. choice_BTLK: for each layer the experts of each token, below 0 where
+    its router chooses; None if all do.
     """
 
     sample_B: Array
@@ -46,6 +47,7 @@ class TokenInfo(NamedTuple):
     segment_BCT: Array | None = None
     source: "TokenInfo | None" = None
     counted_T: Array | None = None
+    choice_BTLK: Array | None = None
 
     def at_rows(self, unit: int) -> "TokenInfo":
         """The same places, in rows of patches `unit` pixels high instead of rows of pixels."""

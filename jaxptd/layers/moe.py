@@ -27,10 +27,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.collectives import alike, as_varying, varying_axes
 from jaxptd.config import ModelConfig
 from jaxptd.kernels.grouped import grouped_matmul
+from jaxptd.layers.block import RouterOutput
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import INIT, declare
 from jaxptd.layers.mlp import ACTIVATIONS, MLP, Elementwise
-from jaxptd.layers.tensor_parallel import TensorParallel, block_along, local_numbers, matmul
+from jaxptd.layers.tensor_parallel import TensorParallel, block_along, matmul
 from jaxptd.mesh import Axis
 from jaxptd.params import Initialiser
 from jaxptd.parts.moe import MoEShape
@@ -45,12 +46,14 @@ TINY = 1e-20  # added to sums that weights are divided by, as published models d
 class Choice(NamedTuple):
     """What a router decides about this device's tokens; it has no gradient.
 
-    expert_BTK: numbers of the experts. counted_T: whether each token counts as one of theirs, or
-    None if all do. share_BE: of each sequence's choices, the share that each expert has; None
-    without a balance loss.
+    expert_BTK: numbers of the experts. margin_BT: how much better the last of them is than the best
+    expert that was not chosen. counted_T: whether each token counts as one of theirs, or None if
+    all do. share_BE: of each sequence's choices, the share that each expert has; None without a
+    balance loss.
     """
 
     expert_BTK: Array
+    margin_BT: Array
     counted_T: Array | None
     share_BE: Array | None
 
@@ -94,21 +97,33 @@ class Router(nnx.Module):
         return jax.nn.sigmoid(logits_BTE)
 
     @jax.named_scope("router")
-    def choose(self, x_BTD: Array, token_info: TokenInfo) -> Choice:
+    def choose(self, x_BTD: Array, token_info: TokenInfo, layer: Array) -> Choice:
         """x -> the choice for its tokens, which is saved for backward by every policy."""
         score_BTE = self.scores(self.logits(lax.stop_gradient(x_BTD)))
         rank_BTE = self._within_groups(lax.stop_gradient(score_BTE + self.load_bias[...]))
-        expert_BTK = checkpoint_name(lax.top_k(rank_BTE, self.shape.chosen)[1], SAVED_CHOICE)
-        axes, counted_T = self.tensor_parallel.axes.tokens, token_info.counted_T
+        axes, chosen = self.tensor_parallel.axes.tokens, self.shape.chosen
+        best, expert_BTK = lax.top_k(rank_BTE, min(chosen + 1, self.shape.experts))
+        margin_BT = (
+            best[..., chosen - 1] - best[..., -1]
+            if chosen < self.shape.experts
+            else jnp.full(best.shape[:-1], jnp.inf)
+        )
+        expert_BTK, given_BTLK = expert_BTK[..., :chosen], token_info.choice_BTLK
+        if given_BTLK is not None:
+            given_BTK = lax.dynamic_index_in_dim(given_BTLK, layer, 2, keepdims=False)
+            given_BTK = block_along(given_BTK, axes, 1)
+            expert_BTK = jnp.where(given_BTK >= 0, given_BTK, expert_BTK)
+        expert_BTK, counted_T = checkpoint_name(expert_BTK, SAVED_CHOICE), token_info.counted_T
         if counted_T is not None:
             counted_T = block_along(counted_T, axes, 0)
         if not self.moe.balance_loss:
-            return Choice(expert_BTK, counted_T, None)
+            return Choice(expert_BTK, margin_BT, counted_T, None)
         over = (Axis.CP, *axes)
         load_BE = self.one_hot(expert_BTK, counted_T).sum((1, 2), dtype=jnp.int32)
         load_BE = lax.psum(as_varying(load_BE, over), over).astype(rank_BTE.dtype)
         share_BE = load_BE / load_BE.sum(-1, keepdims=True)
-        return Choice(expert_BTK, counted_T, checkpoint_name(share_BE, SAVED_CHOICE))
+        share_BE = checkpoint_name(share_BE, SAVED_CHOICE)
+        return Choice(expert_BTK, margin_BT, counted_T, share_BE)
 
     def one_hot(self, expert_BTK: Array, counted_T: Array | None) -> Array:
         """True for the experts of each choice of the tokens that count, `[B, T, K, E]`."""
@@ -153,7 +168,8 @@ class Router(nnx.Module):
             terms.append(self.shape.experts * (share_BE[:, None] * probability_BTE).sum(-1))
         if self.moe.z_loss:
             terms.append(jnp.square(jax.nn.logsumexp(logits_BTE, -1)))
-        return jnp.stack(terms, -1) if terms else jnp.zeros((*logits_BTE.shape[:2], 0))
+        none = jnp.zeros((*logits_BTE.shape[:2], 0), logits_BTE.dtype)
+        return jnp.stack(terms, -1) if terms else none
 
 
 @jax.custom_vjp
@@ -380,7 +396,8 @@ class MoE(nnx.Module):
             (self.up, shape.up, INIT),
             (self.down, shape.down, init_out),
         ):
-            declare(each, shape.of_experts(of_one.parameters(tensor_parallel)), rngs, w=init)
+            infos = shape.of_experts(tensor_parallel, of_one.parameters(tensor_parallel))
+            declare(each, infos, rngs, w=init)
         if shape.shared:
             self.shared = MLP(shape.shared, config, init_out=init_out, **own)
         if shape.shared_gate:
@@ -391,10 +408,15 @@ class MoE(nnx.Module):
         self.shape, self.tensor_parallel = shape, tensor_parallel
 
     @jax.named_scope("moe")
-    def __call__(self, x_BTD: Array, token_info: TokenInfo) -> tuple[Array, Array]:
-        """x -> the output, as the residual stream is sharded, and terms of the loss `[B, T, Q]`."""
+    def __call__(
+        self, x_BTD: Array, token_info: TokenInfo, layer: Array
+    ) -> tuple[Array, RouterOutput]:
+        """x -> the output, as the residual stream is sharded, and what the router says.
+
+        layer: its number in the model.
+        """
         x_BTD = checkpoint_name(x_BTD, SAVED_MATMUL_IN)
-        choice = self.router.choose(x_BTD, token_info)
+        choice = self.router.choose(x_BTD, token_info, layer)
         # Backward has x and the choice of own tokens, and gathers and weighs them again: what is
         # gathered is ep times as much.
         weighed = jax.checkpoint(MoE._weighed_sums, prevent_cse=not self.looped)
@@ -405,7 +427,7 @@ class MoE(nnx.Module):
             if self.shared_gate is not None:
                 shared_BTD *= jax.nn.sigmoid(matmul(x_BTD, self.shared_gate.w[...], 1))
             y_BTD += shared_BTD
-        return y_BTD, terms_BTQ
+        return y_BTD, RouterOutput(terms_BTQ, choice.expert_BTK, choice.margin_BT)
 
     def _weighed_sums(self, x_BTD: Array, choice: Choice) -> tuple[Array, Array]:
         """(sums over this device's experts for all tokens along ep, terms of the loss)."""
@@ -416,7 +438,7 @@ class MoE(nnx.Module):
         most = tokens * min(chosen, own)
         balanced = tokens * chosen * own / self.shape.experts
         rows = min(most, math.ceil(self.shape.chunk * balanced))
-        first = local_numbers(Axis.EP, own)[0]
+        first = lax.axis_index(self.tensor_parallel.axes.experts) * own
         pairs = Pairs.of(expert.reshape(tokens, chosen) - first, own, rows)
         arguments = x_nTD.reshape(tokens, -1), weight.reshape(tokens, chosen), up, down, pairs
         arrays, tree = jax.tree.flatten(arguments)

@@ -21,6 +21,7 @@ from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.moe import MoEShape, RouterLosses
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
+CHOICES = "choices"  # the field of given experts
 BALANCE_LOSS, ROUTER_Z_LOSS = "balance_loss", "router_z_loss"
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
 
@@ -36,7 +37,15 @@ def fields(config: Config) -> Mapping[str, Field]:
         "targets": Field("seq_length", end=size),
     }
     segments = {"segments": Field("seq_length")} if config.data.documents == "apart" else {}
-    return shapes | segments
+    return shapes | segments | choices(config.model)
+
+
+def choices(model: ModelConfig) -> dict[str, Field]:
+    """The field of given experts `[B, T, L, K]`, if routers read one; below 0: they choose."""
+    if not (model.moe and model.moe.replay):
+        return {}
+    sizes = ("num_layers", "moe.top_k")
+    return {CHOICES: Field("seq_length", end=model.moe.num_experts, others=sizes)}
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
@@ -71,6 +80,9 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
     )
     ends = rng.random(targets.shape) < DOCUMENT_ENDS
     batch = {"tokens": rows_BT[:, :-1], "targets": targets, "segments": ends.cumsum(1)}
+    if moe := config.model.moe:
+        shape = (*targets.shape, config.model.num_layers, moe.top_k)
+        batch[CHOICES] = np.full(shape, NOT_COUNTED)
     return {name: x.astype(np.int32) for name, x in batch.items()}
 
 

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.block import Routed, residual_of
+from jaxptd.layers.block import Routed
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.layers.tensor_parallel import ShardingAxes, block_along
@@ -40,10 +40,10 @@ class GPT(TextModel):
     ) -> dict[str, Array]:
         """x after all blocks -> `sums_over_targets`, and those of routers' losses."""
         axes, targets_BT = self.tensor_parallel.axes, batch["targets"]
-        x_BTD, terms_BTQ = residual_of(x)
+        if not isinstance(x, Routed):
+            return sums_over_targets(self.output(x), targets_BT, self.config, axes)
+        x_BTD, terms_BTQ, _ = x
         sums = sums_over_targets(self.output(x_BTD), targets_BT, self.config, axes)
-        if terms_BTQ is None:
-            return sums
         own_BT = block_along(targets_BT, axes.tokens, 1)
         sum_Q = jnp.where(own_BT[..., None] >= 0, terms_BTQ, 0).sum((0, 1))
         return sums | dict(

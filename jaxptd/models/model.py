@@ -8,7 +8,7 @@ vocabulary.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.block import Block, Routed, drop_residual, make_blocks
+from jaxptd.layers.block import Block, Routed, Seen, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.linear import INIT, PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.norm import Norm
@@ -29,6 +29,7 @@ from jaxptd.params import Initialiser
 from jaxptd.pipeline.pools import X
 from jaxptd.zero.loop import run_blocks
 
+SEEN = "seen"  # of a batch: where routers record what they choose, if there is such a field
 COMMON = "common"  # prefix of the names of `Model.common`'s parameters
 # For each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
 GenerationState = dict[str, Any]
@@ -180,12 +181,12 @@ class TextModel(nnx.Module):
     @jax.named_scope("embedding")
     def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
         """A batch with tokens[B, T] -> x, the residual stream, with room for routers' losses."""
-        x_BTD = self.embedded(batch, token_info)
+        x_BTD, seen = self.embedded(batch, token_info), cast(Seen | None, batch.get(SEEN))
         terms = len(router_losses(self.config))
-        if not terms or "targets" not in batch:
+        if seen is None and (not terms or "targets" not in batch):
             return x_BTD
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
-        return Routed(x_BTD, jnp.zeros_like(x_BTD[..., :terms], dtype=wide))
+        return Routed(x_BTD, jnp.zeros_like(x_BTD[..., :terms], dtype=wide), seen)
 
     def embedded(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
         """A batch with tokens[B, T] -> the residual stream."""

@@ -126,8 +126,9 @@ class MoEShape(Part):
             tokens: of a micro-batch on one device, b*T/cp.
             layout: the run's.
         """
-        most = tokens * layout.ep * min(self.chosen, self.experts // layout.ep)
-        return most, min(most, math.ceil(self.chunk * tokens * self.chosen))
+        devices, everyone = layout.expert_devices, tokens * layout.ep
+        most = everyone * min(self.chosen, self.experts // devices)
+        return most, min(most, math.ceil(self.chunk * everyone * self.chosen / devices))
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -143,8 +144,8 @@ class MoEShape(Part):
 
     def parameters(self, sharding: Sharding) -> Named:
         yield from inside("router", self.router_parameters(sharding))
-        yield from inside("up", self.of_experts(self.up.parameters(sharding)))
-        yield from inside("down", self.of_experts(self.down.parameters(sharding)))
+        yield from inside("up", self.of_experts(sharding, self.up.parameters(sharding)))
+        yield from inside("down", self.of_experts(sharding, self.down.parameters(sharding)))
         if self.shared:
             yield from inside("shared", self.shared.parameters(sharding))
         if self.shared_gate:
@@ -169,16 +170,20 @@ class MoEShape(Part):
             ParamShape((self.hidden, 1), (self.hidden, 1), (None, None), decay=True, cast=True),
         )
 
-    def of_experts(self, parameters: Named) -> Named:
-        """Parameters of one expert -> those of all, stacked and split over ep."""
+    def of_experts(self, sharding: Sharding, parameters: Named) -> Named:
+        """Parameters of one expert -> those of all, stacked and split over devices."""
+        axes = sharding.axes.experts
         for name, info in parameters:
+            if sharding.axes.inner in axes:  # whole experts
+                spec = (None,) * len(info.spec)
+                info = dataclasses.replace(info, stored_shape=info.shape, spec=spec)
             yield (
                 name,
                 dataclasses.replace(
                     info,
                     shape=(self.experts, *info.shape),
                     stored_shape=(self.experts, *info.stored_shape),
-                    spec=(Axis.EP, *info.spec),
+                    spec=(axes if len(axes) > 1 else axes[0], *info.spec),
                     matrix="s" + info.matrix,
                 ),
             )
@@ -203,10 +208,10 @@ class MoEShape(Part):
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
         """Those of a chunk of rows, and of x of all devices along ep."""
-        layout, shards = sizes.config.layout, sizes.matrix_shards
-        rows = self.rows(sizes.tokens, layout)[1]
+        layout = sizes.config.layout
+        rows, slices = self.rows(sizes.tokens, layout)[1], layout.tp * layout.ep
         whole = sizes.activations * layout.ep
-        unit = rows * sizes.itemsize // shards
+        unit = rows * sizes.itemsize * layout.expert_devices // slices
         return PairBytes.of(
             self,
             sizes,

@@ -31,6 +31,7 @@ class Specs:
             the activation.
         tokens: axes of T in the residual stream, beyond cp.
         logit_tokens: axes of T in the logits, beyond cp.
+        experts: axes of the experts; with tp among them, each is whole on a device.
         head_dim: which of (N, H) is sharded: 0 leaves whole heads on each device, 1 a slice of
             every head.
     """
@@ -41,12 +42,14 @@ class Specs:
     tokens: tuple[Axis, ...] = ()
     logit_tokens: tuple[Axis, ...] = ()
     head_dim: int = 0
+    experts: tuple[Axis, ...] = (Axis.EP,)
 
     @classmethod
     def of(cls, layout: Layout) -> Self:
         """The axes of a layout: 1D over tp, or 2D on its grid."""
         if not layout.has_grid:
-            return cls(inner=Axis.TP, tokens=(Axis.TP,) if layout.sequence_parallel else ())
+            tokens = (Axis.TP,) if layout.sequence_parallel else ()
+            return cls(inner=Axis.TP, tokens=tokens, experts=layout.expert_axes)
         return cls(
             inner=Axis.COL,
             hidden=Axis.COL,

@@ -39,6 +39,7 @@ CALLS = {
 }
 Values = dict[Any, Any]  # of variables
 _VIEWS = {"slice", "dynamic_slice", "reshape", "squeeze", "transpose", "broadcast_in_dim"}
+# Not matmuls of rows in groups: the second half would be passed K rows a token for them.
 _HEAVY = {"dot_general", "scan", "while", "cond"}
 _BARRIER = "optimization_barrier"
 

@@ -197,11 +197,7 @@ class Plan:
         mfu, first = self.mfu(each), self.best[0].seconds
         return (
             layout_text(config),
-            str(
-                config.train.global_batch_size
-                // config.layout.replicas
-                // config.train.micro_batches
-            ),
+            str(each.mesh_shape.layer_layout.micro_batch),
             remat,
             f"{step.seconds:.3f}",
             f"{self.tokens_per_second(each):,.0f}",

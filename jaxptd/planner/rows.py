@@ -214,10 +214,8 @@ def _check_choice(where: str, name: str, text: str, choices: Mapping[str, Any]) 
 def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
     """Raises UserError for a layout that does not divide the devices, the batch or the model."""
     devices = parallelism.tp * parallelism.pp * parallelism.cp
-    batch, per_step = (
-        parallelism.global_batch,
-        max(1, parallelism.replicas) * parallelism.micro_batch,
-    )
+    batch = parallelism.global_batch
+    per_step = max(1, parallelism.replicas) * parallelism.micro_batch
     wrong = {
         f"gpus={parallelism.gpus} is not a multiple of tp x pp x cp = {devices}": parallelism.gpus
         % devices,

@@ -15,10 +15,12 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.data import Field
+from jaxptd.layers.block import Seen
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.tensor_parallel import local_numbers
+from jaxptd.layers.tensor_parallel import block_along, local_numbers
 from jaxptd.mesh import BATCH_AXES, SAMPLE_AXES, Axis
 from jaxptd.models.family import Loss
+from jaxptd.models.model import SEEN, run_layers
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
 from jaxptd.step.expert_load import balanced, load_metrics
@@ -133,6 +135,31 @@ class StepBody:
         alike = tuple(sorted(varying_axes(classes) - set(spec)))  # only typed as varying
         classes = lax.pmax(classes, alike) if alike else classes
         return classes.reshape(-1, *classes.shape[2:])
+
+    def choices(self, params: Params, batch: Batch) -> Seen:
+        """The experts of every token in each layer, and by how much; without dropout or stages."""
+        resolved, moe = self.resolved, self.resolved.model.moe
+        assert moe is not None
+        gatherable = resolved.zero.begin_step(params, self.owed, training=False)
+        model = resolved.blueprint.build(self.passes.gathered(gatherable))
+        micro_batches, shared = self.micro_batches(batch)
+        tokens = resolved.tensor_parallel.axes.tokens
+        axes = (Axis.PP, *BATCH_AXES, *tokens)
+
+        def of_one(micro: MicroBatches) -> Seen:
+            like = block_along(micro.batch["tokens"], tokens, 1)
+            shape = (*like.shape, resolved.model.num_layers)
+            margin_BTL = jnp.zeros(shape, resolved.master_dtype)
+            empty = Seen(jnp.zeros((*shape, moe.top_k), jnp.int32), margin_BTL)
+            seen = jax.tree.map(lambda x: as_varying(x, axes), empty)
+            token_info = micro.token_info(shared)
+            x, _ = run_layers(model, {**micro.batch, SEEN: seen}, token_info)
+            found: Seen = x.seen
+            return found
+
+        seen = lax.map(of_one, micro_batches)
+        alike = tuple(sorted({*axes} - {*BATCH_AXES, *tokens}))  # only typed as varying
+        return jax.tree.map(lambda x: lax.pmax(x.reshape(-1, *x.shape[2:]), alike), seen)
 
     def micro_batches(
         self, batch: Batch, step: Array | None = None

@@ -54,7 +54,12 @@ class MicroBatches(NamedTuple):
         *before, segment_BCT = self.segments
         of_source = self._replace(segments=tuple(before))
         source = shared.source and of_source.token_info(shared.source)
-        return shared._replace(sample_B=self.sample, segment_BCT=segment_BCT, source=source)
+        return shared._replace(
+            sample_B=self.sample,
+            segment_BCT=segment_BCT,
+            source=source,
+            choice_BTLK=self.batch.get("choices"),
+        )
 
 
 Losses = dict[str, Array]  # by name: sums over targets, or weights

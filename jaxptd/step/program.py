@@ -20,7 +20,7 @@ from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.matmul.precision import exact_products
-from jaxptd.mesh import jax_option, on_gpus
+from jaxptd.mesh import SAMPLE_AXES, Axis, jax_option, on_gpus
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches
@@ -380,6 +380,41 @@ class Program:
         assert field is not None, "the output is of a vocabulary"
         params, classes = self.states.specs["params"], self.batches.specs[field]
         mapped = self._on_mesh(self.body.classes, params, outs=classes)
+        whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
+        return CompiledStep(whole, self.place, self._check_params)
+
+    def choices(self, params: Params, batch: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """What the routers of a mixture of experts choose: where tokens go, without dropout.
+
+        Args:
+            params: the state's.
+            batch: as for the train step.
+
+        Returns:
+            The experts of each token in each layer, best first, int32 `[B, T, L, K]`, and how much
+            better the last of them is than the next, `[B, T, L]`, in the router's scores. Layers
+            without experts have zeros.
+
+        Raises:
+            UserError: the model has no experts, or its layers are on stages.
+        """
+        if self.config.model.moe is None or self.config.layout.pp > 1:
+            raise UserError(
+                "Program.choices: the model has no experts"
+                if self.config.model.moe is None
+                else f"Program.choices with layout.pp={self.config.layout.pp}: use layout.pp=1"
+            )
+        seen = jax.device_get(self._choices(params, batch))
+        order = self.batches.token_orders["tokens"]
+        length = self.config.model.seq_length
+        experts, margins = (x[:, np.argsort(order)][:, :length] for x in seen)
+        return experts, margins
+
+    @cached_property
+    def _choices(self) -> Callable[[Params, Any], Any]:
+        tokens = self.resolved.tensor_parallel.axes.tokens
+        spec, params = P(SAMPLE_AXES, (Axis.CP, *tokens)), self.states.specs["params"]
+        mapped = self._on_mesh(self.body.choices, params, outs=spec)
         whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
         return CompiledStep(whole, self.place, self._check_params)
 

@@ -30,10 +30,11 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
     return [(layout, choice | {"remat": remat}) for remat in REMATS]
 
 
+MOE = tiny.MOE | {"moe.balance_loss": 0.1, "moe.shared_ffn_hidden_size": 8}
 SWIN = {"family": "swin-unet", "dropout": 0.1, "images.drop_path": 0.1}
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
-    (Layout(dp=2, zero=1), {"dropout": 0.1}),
+    (Layout(ep=2, zero=1), {"dropout": 0.1}),
     slow(Layout(dp=2, zero=1), T5 | {"dropout": 0.1}),
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1)[:1],
     *every(KEEPING, dropout=0.1)[:1],
@@ -47,8 +48,13 @@ QUICK = [
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(tp=2), tiny.T5 | {"remat": "dots"}),
     (Layout(tp=2, sequence_parallel=True), {"family": "swin-unet", "remat": "full"}),
+    (Layout(ep=2, tp=2, sequence_parallel=True), MOE | {"remat": "dots"}),
 ]
 SLOW = [
+    *every(Layout(ep=2, tp=2, sequence_parallel=True), **MOE)[:2],
+    *every(Layout(dp=2, ep=2, cp=2, zero=3), **MOE)[1:],
+    *every(Layout(ep=4, keep_gathered=True, tp=2, sequence_parallel=True), **tiny.MOE)[::3],
+    *every(Layout(pp=2, ep=2), **MOE | FIVE),
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1)[1:],
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[::2],
     (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
@@ -56,7 +62,7 @@ SLOW = [
     (Layout(pp=2, tp=2), FIVE | {"remat": "dots", "norm_order": "post"}),
     *every(tiny.SEQUENCE_PARALLEL, norm_order="post")[1:3],
     *every(Layout(cp=2, tp=2, ring="blockwise"), family="bert", dropout=0.1)[:1],
-    (Layout(dp=2, cp=2, tp=2, zero=3), tiny.T5 | {"dropout": 0.1}),
+    (Layout(ep=2, cp=2, tp=2, zero=3), tiny.T5 | {"dropout": 0.1}),
     *every(Layout(tp=2, offload="parameters"), dropout=0.1),
     *every(Layout(dp=2, row=2, col=2, zero=1, offload="parameters"), dropout=0.1),
     *every(Layout(offload="parameters"), **tiny.T5, dropout=0.1),
@@ -172,7 +178,7 @@ def on_a_device(program: Program) -> dict[str, int]:
     "layout",
     [
         *[Layout(dp=2, tp=4), Layout(row=2, col=2), Layout(pp=2, cp=2, tp=2), Layout(pp=3)],
-        *[Layout(dp=4, zero=1), Layout(pp=2, dp=2, cp=2, zero=2), Layout(dp=2, tp=4, zero=3)],
+        *[Layout(dp=2, ep=2, zero=1), Layout(pp=2, ep=2, cp=2, zero=2), Layout(dp=2, tp=4, zero=3)],
     ],
     ids=str,
 )

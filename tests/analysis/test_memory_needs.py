@@ -113,13 +113,13 @@ def test_one_device_has_micro_batches_that_the_layout_splits(monkeypatch) -> Non
     program = tiny.program(Layout(), micro_batches=1, batch=64, vocab_size=200)
     with_memory(monkeypatch, needs(program.config, program.mesh).least - 1, Layout())
     with pytest.raises(UserError) as caught:
-        require_fits(program, Layout(dp=16))
-    assert "step on one device, which dp=16 is compared with, needs at least" in str(caught.value)
+        require_fits(program, Layout(dp=4, ep=4))
+    assert "on one device, which dp=4 ep=4 is compared with, needs at least" in str(caught.value)
     assert "train.micro_batches=4 (" in str(caught.value)
-    words = r"on one device, which dp=16 is .* train.micro_batches=4 "
+    words = r"on one device, which dp=4 ep=4 is .* train.micro_batches=4 "
     with (
         pytest.raises(UserError, match=words),
-        memory_needs.out_of_memory_explained(program, Layout(dp=16)),
+        memory_needs.out_of_memory_explained(program, Layout(dp=4, ep=4)),
     ):
         raise MemoryError
     assert "a training step needs at least" in refusal(program)
@@ -141,7 +141,7 @@ def test_what_fits_is_not_refused(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("layout", "choice", "share", "words"),
     [
-        (Layout(dp=4), {"hidden_size": 64}, 0.5, "layout.zero=3"),
+        (Layout(ep=4), {"hidden_size": 64}, 0.5, "layout.zero=3"),
         (Layout(dp=2), {"seq_length": 64, "micro_batches": 1}, 0.9, "model.remat=full ("),
         (Layout(dp=2), {"seq_length": 64, "micro_batches": 1}, 0.9, "train.micro_batches=4 ("),
         (Layout(dp=4), {"hidden_size": 32, "seq_length": 64}, 0.35, " and "),

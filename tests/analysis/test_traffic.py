@@ -16,7 +16,7 @@ from jaxptd.mesh import SCHEDULES, Layout
 
 REMATS = [{"remat": remat} for remat in ("none", "dots", "attention", "full")]
 UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
-PLAIN = [Layout(dp=4), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL]
+PLAIN = [Layout(dp=2, ep=2), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL]
 KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
 SHARDED = dataclasses.replace(tiny.SEQUENCE_PARALLEL, zero=1)
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
@@ -72,7 +72,7 @@ FOUR = {"num_layers": 4, "micro_batches": 4}
 EIGHT = FOUR | {"num_layers": 8, "remat": "full"}
 PIPELINES = [
     slow(Layout(pp=4), FOUR | {"micro_batches": 1}),
-    (Layout(pp=2, dp=2, tp=2), FOUR | {"num_layers": 5, "tie_embeddings": False}),
+    (Layout(pp=2, ep=2, tp=2), FOUR | {"num_layers": 5, "tie_embeddings": False}),
     (Layout(pp=2, schedule="interleaved", tp=4, sequence_parallel=True), EIGHT),
     slow(Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
     slow(Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
@@ -106,6 +106,24 @@ OPTIONS = [
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
     slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
 ]
+LOSSES = {"moe.balance_loss": 0.1, "moe.z_loss": 0.1}
+SHARED = {"moe.shared_ffn_hidden_size": 8, "moe.first_dense": 1}
+EP_SP = Layout(ep=2, tp=4, sequence_parallel=True)
+EXPERTS = [
+    (EP_SP, tiny.MOE | LOSSES | {"remat": "dots"}),
+    (Layout(dp=2, ep=2, cp=2, zero=3), tiny.MOE | SHARED),
+    (Layout(pp=2, ep=2, tp=2, zero=2), tiny.MOE | LOSSES | {"remat": "full"}),
+    slow(Layout(dp=2, ep=2, tp=2), tiny.MOE | {"remat": "full"}),
+    slow(Layout(dp=2, ep=2, tp=2, zero=1), tiny.MOE | {"optimizer": "adafactor"}),
+    slow(Layout(dp=2, ep=2, tp=2, zero=2), tiny.MOE | {"optimizer": "muon"}),
+    slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | {"scan_layers": False}),
+    slow(dataclasses.replace(EP_SP, keep_gathered=True), tiny.MOE | SHARED),
+    slow(dataclasses.replace(EP_SP, collective_matmul=True), tiny.MOE | {"remat": "attention"}),
+    slow(dataclasses.replace(EP_SP, zero=3), tiny.MOE | {"dtype": "bfloat16"}),
+    slow(Layout(pp=2, ep=2, cp=2, schedule="zb-h1"), FOUR | tiny.MOE | {"remat": "dots"}),
+    slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | LOSSES),
+    slow(Layout(pp=2, ep=2, schedule="interleaved"), FOUR | tiny.MOE | SHARED),
+]
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
@@ -123,7 +141,7 @@ FIVE = {"num_layers": 5, "remat_layers": 2}
 POST = {"norm_order": "post"}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
 HEADS = [
-    (Layout(dp=2, tp=2, zero=2), HEAD),
+    (Layout(ep=2, tp=2, zero=2), HEAD),
     slow(Layout(row=2, col=2), HEAD),
     slow(Layout(pp=2, tp=2), FOUR | HEAD),
     slow(tiny.SEQUENCE_PARALLEL, POST | {"remat": "full"}),
@@ -170,8 +188,8 @@ GATHERED = Layout(row=2, col=2)
 IMAGES = [
     slow(Layout(cp=2, tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
     slow(GATHERED, SWIN | {"remat": "full"}),
-    (Layout(dp=2, tp=2, sequence_parallel=True), TOGETHER),
-    slow(Layout(dp=2, cp=2, row=2, zero=3), TOGETHER),
+    (Layout(ep=2, tp=2, sequence_parallel=True), TOGETHER),
+    slow(Layout(ep=2, cp=2, row=2, zero=3), TOGETHER),
     slow(Layout(tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
     slow(Layout(dp=2, cp=2, zero=3), SWIN | {"remat": "full", "images.size": 32}),
     slow(Layout(cp=2, row=2, col=2), SWIN | {"remat": "attention", "dtype": "bfloat16"}),
@@ -210,7 +228,18 @@ MIXED = [
 ]
 
 
-ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + ENCODERS + ENCODER_DECODERS + IMAGES + MIXED
+ALL = (
+    MATRIX
+    + PIPELINES
+    + OPTIONS
+    + EXPERTS
+    + WINDOWS
+    + HEADS
+    + ENCODERS
+    + ENCODER_DECODERS
+    + IMAGES
+    + MIXED
+)
 
 
 @pytest.mark.parametrize(("layout", "choice"), ALL, ids=str)

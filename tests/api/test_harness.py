@@ -59,7 +59,7 @@ def log_likelihood(given: list[int], text: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["", slow("dp=2 pp=2 tp=2")])
+@pytest.mark.parametrize("layout", ["", slow("dp=2 ep=2 tp=2")])
 def test_log_likelihoods_of_texts(layout: str, base: type) -> None:
     model = jaxptd.lm_eval_model(run(layout))
     assert isinstance(model, base) and model._rank == 0

@@ -13,7 +13,7 @@ from jaxptd.api.harness import Question, Scorer, windows
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
-LAYOUTS = ["dp=2 pp=2 tp=2", slow(""), slow("dp=2 cp=2 zero=3"), slow("dp=2 row=2 col=2")]
+LAYOUTS = ["dp=2 ep=2 pp=2", slow(""), slow("ep=2 cp=2 zero=3"), slow("dp=2 row=2 col=2")]
 LAYOUTS += [slow("dp=8"), slow("tp=4 dp=2 sequence_parallel=true"), slow("pp=2 cp=2 dp=2 zero=2")]
 SIZES = [(1, 1), (3, 2), (2, 7), (20, 3), (1, 16), (9, 16), (4, 0), (5, 4)]
 

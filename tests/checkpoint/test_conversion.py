@@ -70,13 +70,13 @@ CASES: list[tuple[Stored, Layout, tuple]] = [
         (None, ("tp", "dp"), None),
     ),
     (
-        sharded(layers((3, 5, 7), (3, 6, 7), None, "tp", None), Layout(dp=3, tp=2)),
-        Layout(dp=3, tp=2),
-        ("dp", None, None),
+        sharded(layers((3, 5, 7), (3, 6, 7), None, "tp", None), Layout(ep=3, tp=2)),
+        Layout(ep=3, tp=2),
+        ("ep", None, None),
     ),
     (
-        sharded(layers((6, 5), (6, 5), "pp", None), Layout(pp=2, dp=2, cp=2)),
-        Layout(pp=2, dp=2, cp=2),
+        sharded(layers((6, 5), (6, 5), "pp", None), Layout(pp=2, ep=2, cp=2)),
+        Layout(pp=2, ep=2, cp=2),
         ("pp", None),
     ),
     (sharded(layers((6,), (6,), None), Layout(dp=4)), Layout(dp=4), (None,)),
@@ -133,7 +133,7 @@ LAYOUTS = [
     Layout(tp=4),
     Layout(pp=2, dp=2, zero=1, schedule="zb-v"),
     *(Layout(pp=4), Layout(dp=2, tp=2, zero=1)),
-    *(Layout(dp=2, cp=2, zero=3), Layout(dp=8, zero=2), Layout(pp=2, dp=2, tp=2, zero=2)),
+    *(Layout(dp=2, cp=2, zero=3), Layout(dp=2, ep=4, zero=2), Layout(pp=2, dp=2, tp=2, zero=2)),
     *(Layout(pp=2, row=2, col=2), Layout(dp=2, row=2, col=2, zero=3), Layout(pp=3, dp=2, zero=1)),
 ]
 GPT = {"num_layers": 5, "hidden_size": 24, "num_heads": 12, "seq_length": 24}

@@ -25,17 +25,17 @@ LAYOUTS = {
     "cp": Layout(cp=4),
     "2x2": Layout(row=2, col=2),
     "2x4 padded": Layout(row=2, col=4),
-    "1f1b": Layout(pp=4, dp=2),
+    "1f1b": Layout(pp=4, ep=2),
     "interleaved": Layout(pp=2, tp=2, schedule="interleaved"),
     "uneven": Layout(pp=2, tp=2, stage_layers=(1, 3)),
     "zero1": Layout(dp=3, cp=2, zero=1),
-    "zero2 tp": Layout(dp=2, tp=4, zero=2),
+    "zero2 tp": Layout(ep=2, tp=4, zero=2),
     "zero3 pp": Layout(pp=2, dp=4, zero=3),
-    "zero3 cp": Layout(dp=2, cp=2, zero=3),
+    "zero3 cp": Layout(dp=2, ep=2, cp=2, zero=3),
     "zero3 2x2": Layout(dp=2, row=2, col=2, zero=3),
     "zero3 uneven": Layout(pp=2, dp=3, stage_layers=(1, 3), schedule="zb-h1", zero=3),
 }
-DEFAULT = ("one", "zero3 2x2")  # the slow tests meet all
+DEFAULT = ("zero3 cp", "zero3 2x2")  # the slow tests meet all
 SIZES = {"num_layers": 4, "hidden_size": 8, "ffn_hidden_size": 12, "batch": 24, "micro_batches": 1}
 
 

@@ -49,7 +49,8 @@ def test_omitted_fields_have_their_defaults():
         ({"model": {"num_layer": 2}}, "unknown key model.num_layer"),
         ({"model": 3}, "model: expected a section of fields, got 3"),
         ({"model": {"num_layers": 0}}, "model.num_layers=0"),
-        ({"layout": {"dp": 3}}, "train.global_batch_size=8 does not split over layout.dp=3"),
+        ({"layout": {"dp": 3}}, "train.global_batch_size=8 does not split over layout.dp=3 x t"),
+        ({"layout": {"dp": 2, "ep": 8}}, "over layout.dp=2 x layout.ep=8 x train.micro_batches=1"),
     ],
 )
 def test_bad_sections(sections, words):

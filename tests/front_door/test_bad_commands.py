@@ -29,7 +29,7 @@ mesh --world-size 16 --cp -2 | layout.cp=-2: an axis has at least one device
 mesh --world-size 16 --tp 2 --row 2 | set tp=1 or row=col=1
 mesh --world-size 18 --dp 3 | use world size 3, or leave --dp out
 mesh --world-size 16 --dp 1000000000000 | use a number below 2147483648
-mesh --world-size 16 --ep 2 | unrecognized arguments: --ep 2
+mesh --world-size 6 --ep 4 | world size 6 does not split into ep=4; use a multiple of 4
 mesh --world-siz 16 | did you mean --world-size?
 mesh --world-size 16 stray | unrecognized arguments: stray; see --help
 mesh --config nowhere.yaml | nowhere.yaml: no such file

@@ -29,7 +29,7 @@ TP2 = ("--layout.tp=2",)
 TP3 = ("--layout.tp=3",)  # pads heads
 TP4 = ("--layout.tp=4",)
 CP2_TP2 = ("--layout.cp=2", *TP2)
-SEQUENCE = ("--layout.dp=2", "--layout.tp=2", "--layout.sequence_parallel=true")
+SEQUENCE = ("--layout.ep=2", "--layout.tp=2", "--layout.sequence_parallel=true")
 GRID = ("--layout.row=2", "--layout.col=2")
 PIPELINE = ("--layout.pp=2", "--layout.tp=2")
 FOLDED = ("--layout.pp=2", "--layout.schedule=zb-v", "--layout.stage_layers=[1,0,0,1]")

@@ -31,6 +31,15 @@ T5 = {
     "encoder_decoder.relative_buckets": 8,
     "encoder_decoder.relative_distance": 7,
 }
+# Experts of which devices along ep=2 and 4 have two and one.
+MOE = {
+    "family": "mixtral",
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 8,
+    "tie_embeddings": False,
+    "moe.num_experts": 4,
+    "moe.top_k": 2,
+}
 # Images whose last level is one window, and whose 3 heads no tp divides.
 SWIN = ModelConfig(
     family="swin-unet",

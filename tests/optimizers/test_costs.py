@@ -24,14 +24,14 @@ ODD = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 
 COSTS = [
     slow(Layout(tp=4), {}, "muon"),
-    (Layout(dp=2, tp=2, zero=1), {}, "adafactor"),
-    slow(Layout(dp=3, cp=2, zero=1), {"batch": 12}, "adafactor"),
+    (Layout(ep=2, tp=2, zero=1), {}, "adafactor"),
+    slow(Layout(ep=3, cp=2, zero=1), {"batch": 12}, "adafactor"),
     slow(Layout(dp=2, row=2, col=2, zero=2), {}, "muon"),
     slow(Layout(row=2, col=2, attention2d="blocks"), ODD, "muon"),
     slow(Layout(row=2, col=2, attention2d="blocks"), ODD, "adafactor"),
     slow(Layout(dp=2, tp=4, zero=3), QWEN, "muon"),
     slow(Layout(dp=2, tp=4, zero=3), QWEN, "adafactor"),
-    slow(Layout(pp=2, dp=2, tp=2, zero=1), {"num_layers": 5, "tie_embeddings": False}, "muon"),
+    slow(Layout(pp=2, ep=2, tp=2, zero=1), {"num_layers": 5, "tie_embeddings": False}, "muon"),
     slow(Layout(pp=2, row=2, col=2), {"num_layers": 4}, "adafactor"),
 ]
 
@@ -58,13 +58,13 @@ def test_the_compiled_program_moves_the_same_bytes(layout, name) -> None:
 
 
 def test_each_device_is_dealt_its_share_of_the_matrices() -> None:
-    """Eight layers over dp=2 x tp=2: there and back, no device receives more than a quarter."""
-    found = tiny.program(Layout(dp=2, tp=2, zero=1), optimizer="muon", num_layers=8)
+    """Eight layers over ep=2 x tp=2: there and back, no device receives more than a quarter."""
+    found = tiny.program(Layout(ep=2, tp=2, zero=1), optimizer="muon", num_layers=8)
     matrices = [i for i in found.infos.values() if is_orthogonalised(i)]
     quarter = sum(4 * np.prod(info.shape) for info in matrices) // 4
     moved = {c.axes: c for c in count(found) if c.kind == ALL_TO_ALL}
     assert {axes: c.bytes for axes, c in moved.items()} == {
-        ("dp",): 2 * quarter,
+        ("ep",): 2 * quarter,
         ("tp",): 2 * quarter,
     }
     assert {c.count for c in moved.values()} == {2 * len(matrices)}

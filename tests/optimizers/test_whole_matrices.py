@@ -175,10 +175,10 @@ PLACES = [
     (Layout(pp=2, dp=2, zero=1), THREE),
     (Layout(dp=2, row=2, col=2, zero=1), {}),
     (Layout(row=2, col=4), QWEN),
-    (Layout(dp=4), {}),
+    (Layout(dp=2, ep=2), {}),
     (Layout(pp=2), {}),
-    (Layout(dp=2, tp=4, zero=3, sequence_parallel=True), {}),
-    (Layout(pp=2, dp=2, cp=2, zero=1), THREE),
+    (Layout(ep=2, tp=4, zero=3, sequence_parallel=True), {}),
+    (Layout(pp=2, ep=2, cp=2, zero=1), THREE),
     (Layout(dp=3, cp=2, zero=2), {"batch": 12}),
     (Layout(pp=2, dp=2, tp=2, zero=1, schedule="interleaved"), {"num_layers": 4}),
     (Layout(pp=2, row=2, col=2, attention2d="blocks"), ODD | THREE),
@@ -211,7 +211,7 @@ def _holds(layout: Layout, choice: dict, name: str) -> None:
 
 
 VERIFIED = [
-    slow(Layout(dp=2, tp=2, zero=1), "muon", "float32"),
+    slow(Layout(ep=2, tp=2, zero=1), "muon", "float32"),
     slow(Layout(dp=2, row=2, col=2, zero=1, offload="optimizer"), "adafactor", "float64"),
     slow(Layout(dp=2, row=2, col=2, zero=2, offload="optimizer"), "muon", "float64"),
     slow(Layout(pp=2, dp=2, schedule="zb-h1", zero=2), "muon", "float64"),

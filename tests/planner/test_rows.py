@@ -93,7 +93,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"virtual_stages": "2"}, "virtual_stages=2 without a pipeline"),
         ({"pp": "4", "num_layers": "3"}, "num_layers=3 are fewer than pp x virtual_stages"),
         ({"zero": "4"}, "zero=4 is not a stage"),
-        ({"zero_group": "3"}, "zero_group=3 does not divide dp x cp"),
+        ({"zero_group": "3"}, "zero_group=3 does not divide dp x ep x cp"),
         ({"name": "a,b"}, "not one value per column"),
     ],
 )

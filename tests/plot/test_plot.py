@@ -89,6 +89,11 @@ def test_a_mesh_has_every_device(monkeypatch) -> None:
     assert texts(figure) == {str(rank) for rank in range(32)}
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert rows == ["dp 0 cp 0", "dp 0 cp 1", "dp 1 cp 0", "dp 1 cp 1"]
+    (axes,) = plot.mesh(Layout(dp=2, ep=2, tp=2)).axes
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    assert rows == ["dp 0 ep 0", "dp 0 ep 1", "dp 1 ep 0", "dp 1 ep 1"]
+    colors = {each.get_facecolor() for each in axes.patches if each.get_fill()}
+    assert len(colors) == 4  # one for each replica
     monkeypatch.setattr("jaxptd.plot.figures.NUMBERED", 3)
     assert texts(plot.mesh(Layout(dp=4))) == {"0", "1", "2"}
     with pytest.raises(UserError, match="has 8192 devices; draw 4096 or fewer"):

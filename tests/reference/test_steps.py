@@ -8,12 +8,18 @@ import pytest
 from one_device import FromZeros
 from reference.cases import (
     BERT,
+    GATED_SHARE,
     GPT,
     LLAMA_3,
+    MIXTRAL,
     MORE,
     QWEN,
+    RULE,
     SEED,
+    SIGMOIDS,
+    STEPS,
     T5,
+    WITH_EXPERTS,
     YARN,
     Case,
     batches,
@@ -97,14 +103,41 @@ def test_other_options_step_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 
 
+@pytest.mark.parametrize("case", [SIGMOIDS, *map(slow, WITH_EXPERTS[1:])], ids=str)
+def test_experts_step_as_the_reference(case: Case) -> None:
+    """Loads are among the gradients, and equal to the last token."""
+    hold(case, Layout())
+
+
+def test_an_expert_without_tokens_decays_as_all_do() -> None:
+    """Its gradient is zero, but the mean of its gradients is not, nor is its weight decay."""
+    first, second, _ = expected(SIGMOIDS, tuple(RULE.rate(step) for step in range(STEPS)))
+    loads, after = (each.gradients["blocks_1.mlp.router.load_bias"][0] for each in (first, second))
+    idle = np.flatnonzero((loads > 0) & (after == 0))
+    assert len(idle) > 0
+    for name in ("blocks_1.mlp.up.w", "blocks_1.mlp.down.w"):
+        assert not second.gradients[name][0, idle].any()
+        moved = second.params[name] - first.params[name]
+        decay = -RULE.rate(1) * RULE.decay * first.params[name]
+        assert (moved != 0)[0, idle].all()
+        assert far(moved[0, idle], decay[0, idle]) > 0.1  # and moments, which decay
+
+
 LAYOUTS = (
-    Layout(dp=2, tp=2, sequence_parallel=True),
+    Layout(dp=2, ep=2, tp=2, sequence_parallel=True),
     Layout(row=2, col=2),
     Layout(cp=2, tp=2, zero=3),
-    Layout(pp=2, dp=2),
+    Layout(pp=2, ep=2),
     Layout(row=2, col=2, attention2d="blocks"),
     Layout(dp=2, cp=4, ring="rsa", zero=2),
     Layout(pp=2, cp=2, schedule="zb-h1"),
+)
+
+EXPERT_LAYOUTS = (
+    Layout(ep=2, tp=2, sequence_parallel=True, zero=1),
+    Layout(ep=4, zero=3),
+    Layout(ep=2, cp=2, zero=2),
+    Layout(pp=2, dp=2, ep=2, schedule="zb-h1"),
 )
 
 
@@ -114,6 +147,9 @@ LAYOUTS = (
         (GPT, LAYOUTS[0]),
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
+        *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
+        *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
+        *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),
     ],
     ids=str,
 )

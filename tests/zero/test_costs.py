@@ -25,16 +25,16 @@ THREE = {"num_layers": 3}
 # ---- traffic ------------------------------------------------------------------------------------
 
 INSIDE = [
-    (Layout(dp=3, cp=2), {"batch": 12, "documents": "apart"}),
+    (Layout(ep=3, cp=2), {"batch": 12, "documents": "apart"}),
     (Layout(dp=2, tp=4, sequence_parallel=True), {"remat": "full"}),
     (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
 ]
 MORE_INSIDE = [
-    (Layout(dp=4), {}),
+    (Layout(dp=2, ep=2), {}),
     (Layout(dp=2, row=2, col=2), {"dtype": "bfloat16"}),
     (Layout(cp=2, row=2, col=2, matmul2d="summa"), {"remat": "dots"}),
     (Layout(pp=2, dp=2, tp=2), THREE | {"remat": "full"}),
-    (Layout(pp=2, dp=2, cp=2, schedule="zb-h1"), THREE | {"dtype": "bfloat16", "remat": "dots"}),
+    (Layout(pp=2, ep=2, cp=2, schedule="zb-h1"), THREE | {"dtype": "bfloat16", "remat": "dots"}),
     (Layout(pp=3, dp=2), THREE),
 ]
 MORE = [*itertools.product(MORE_INSIDE, STAGES)]
@@ -210,7 +210,7 @@ HELD = [
     Layout(dp=2, tp=4, sequence_parallel=True),
     Layout(dp=2, row=2, col=2),
     Layout(pp=2, dp=3, stage_layers=(2, 1)),
-    Layout(pp=2, dp=2, cp=2, schedule="interleaved", stage_layers=(1, 1, 1, 0)),
+    Layout(pp=2, ep=2, cp=2, schedule="interleaved", stage_layers=(1, 1, 1, 0)),
 ]
 
 
@@ -221,7 +221,7 @@ def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stag
     choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
     plain = tiny.program(dataclasses.replace(layout, zero=0), **choice)
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
-    number = layout.dp * layout.cp
+    number = layout.replicas * layout.cp
     for held in (program.abstract_state["params"], *moments(program)):
         assert held.keys() == plain.infos.keys()
         for name, x in held.items():

@@ -205,7 +205,7 @@ MIXED = {"remat_layers": 1, "documents": "apart", "dropout": 0.1}  # loops of on
         slow(*case(THREE | {"remat": "dots"}, 2, dp=2, zero=1).values, id="dp=2 zero=1 m=2 dots"),
         case(THREE | {"remat": "full", "batch": 12}, 3, dp=2, zero=1),
         slow(*case(THREE | {"remat": "none"}, 1, dp=2, zero=2).values, id="dp=2 zero=2 m=1 none"),
-        case(THREE | {"remat": "full"}, 2, dp=2, zero=3),
+        case(THREE | {"remat": "full", "dropout": 0.1}, 2, dp=2, ep=2, cp=2, zero=3),
         slow(
             *case(THREE | {"scan_layers": False}, 1, dp=2, zero=3).values, id="dp=2 zero=3 unrolled"
         ),
@@ -254,11 +254,11 @@ def test_a_loop_of_one_layer_equals_one_device(stage: int, micro_batches: int) -
         case(THREE | {"remat": "dots"}, 2, dp=2, zero=1, offload="optimizer"),
         case(THREE | {"remat": "dots"}, 2, dp=2, zero=1, offload=["optimizer", "activations"]),
         case(THREE | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=1),
-        case(THREE | {"remat": "none", "batch": 12}, 3, dp=2, cp=2, zero=1),
+        case(THREE | {"remat": "none", "batch": 12}, 3, ep=2, cp=2, zero=1),
         case({"family": "swin-unet", "remat": "dots"}, 2, dp=2, zero=1),
         case(THREE | {"remat": "full", "remat_layers": 2}, 4, dp=2, zero=1),
         case(THREE | {"remat": "dots", "remat_layers": 1}, 2, dp=2, tp=2, zero=2),
-        case(THREE | {"remat": "none", "optimizer": "muon"}, 4, dp=2, cp=2, zero=2),
+        case(THREE | {"remat": "none", "optimizer": "muon"}, 4, ep=2, cp=2, zero=2),
         case(THREE | {"remat": "full", "batch": 12}, 3, dp=2, row=2, col=2, zero=2),
         case(THREE | {"remat": "dots"}, 2, dp=2, zero=2, offload=["optimizer", "activations"]),
         case({**tiny.T5, "remat": "attention"}, 4, dp=2, zero=2),

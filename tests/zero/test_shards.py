@@ -41,19 +41,23 @@ UNEVEN = info((5, 3, 7), (6, 3, 8), "pp", None, "tp", rows=(0, 1, 2, 3, 4))
 FOLDED = info((5, 3, 7), (8, 3, 8), "pp", None, "tp", rows=(0, 6, 2, 3, 4))
 CASES = [
     (sharded(info((7,), (7,), None), Layout(dp=4)), 2),
-    (sharded(info((1,), (1,), None), Layout(dp=2, cp=3)), 1),
+    (sharded(info((1,), (1,), None), Layout(ep=2, cp=3)), 1),
     (sharded(info((5, 3), (5, 3), None, None), Layout(dp=3)), 5),
     (sharded(info((13, 6), (16, 6), "tp", None), Layout(dp=2, tp=4)), 12),
     (sharded(info((3, 5, 7), (3, 6, 7), None, "tp", None), Layout(dp=3, tp=2)), 21),
     (sharded(info((7, 5), (8, 6), "row", "col"), Layout(dp=2, row=2, col=2)), 6),
     (sharded(info((7, 5), (8, 5), ("row", "col"), None), Layout(cp=2, row=2, col=2)), 5),
     (sharded(info((5, 7), (5, 8), None, ("col", "row")), Layout(dp=2, row=2, col=2)), 5),
-    (sharded(info((6, 5), (6, 5), "pp", None), Layout(pp=2, dp=2, cp=2)), 4),
+    (sharded(info((6, 5), (6, 5), "pp", None), Layout(pp=2, ep=2, cp=2)), 4),
     (sharded(UNEVEN, Layout(pp=2, dp=2, tp=2)), 18),
     (sharded(UNEVEN, Layout(pp=2, dp=2, tp=2), lead=1), 6),
     (sharded(FOLDED, Layout(pp=2, dp=2, tp=2)), 24),
     (sharded(FOLDED, Layout(pp=2, cp=2, tp=2), lead=1), 6),
     (sharded(info((2, 5, 3), (2, 5, 3), None, None, None), Layout(dp=3, cp=2), lead=1), 3),
+    (sharded(info((7, 5), (7, 5), None, None), Layout(dp=2, ep=2, cp=2)), 5),
+    # Four experts of two layers: ZeRO has what is left of dp x ep x cp.
+    (sharded(info((2, 4, 5), (2, 4, 5), None, "ep", None), Layout(dp=2, ep=2, cp=2), lead=1), 3),
+    (sharded(info((4, 5, 3), (4, 5, 4), "ep", None, "tp"), Layout(dp=2, ep=2, tp=2)), 10),
 ]
 IDS = [f"{stored.shape} over {stored.spec}" for stored, _ in CASES]
 TABLE = pytest.mark.parametrize(("stored", "size"), CASES, ids=IDS)
@@ -65,13 +69,20 @@ def shard_by_hand(stored: ShardedInfo, held: np.ndarray, at: dict[Axis, int]) ->
         for axis in axes:  # the first is the slowest
             held = np.split(held, stored.sizes[Axis(axis)], dim)[at[Axis(axis)]]
     rows = held.reshape(*held.shape[: stored.lead], -1)
-    number = stored.sizes[Axis.DP] * stored.sizes[Axis.CP]
+    number, index = 1, 0
+    for axis in left(stored):
+        number *= stored.sizes[axis]
+        index = index * stored.sizes[axis] + at[axis]
     length = math.ceil(rows.shape[-1] / number)
-    index = at[Axis.DP] * stored.sizes[Axis.CP] + at[Axis.CP]
     shard = np.zeros((*rows.shape[:-1], length), held.dtype)
     found = rows[..., index * length : (index + 1) * length]
     shard[..., : found.shape[-1]] = found
     return shard
+
+
+def left(stored: ShardedInfo) -> list[Axis]:
+    """The axes of the batch over which layers do not shard the parameter."""
+    return [a for a in (Axis.DP, Axis.EP, Axis.CP) if a not in stored.info.axes]
 
 
 @TABLE
@@ -109,7 +120,7 @@ def cuts(draw: st.DrawFn) -> ShardedInfo:
     """Up to three dims, sharded over any axes but dp and cp, padded or not; needs no device."""
     size = st.integers(1, 3)
     sizes = {axis: draw(size) for axis in Axis}
-    axes = draw(st.permutations(["pp", "row", "col", "tp"]))
+    axes = draw(st.permutations(["pp", "ep", "row", "col", "tp"]))
     dims, spec, held, shape = draw(st.integers(1, 3)), [], [], []
     lead = draw(st.integers(0, min(1, dims - 1)))
     for _ in range(dims):
@@ -129,7 +140,7 @@ def test_any_sharding_round_trips_with_less_padding_than_devices(stored: Sharded
     there = np.asarray(stored.from_canonical(x))
     assert there.shape == stored.stored_shape
     np.testing.assert_array_equal(stored.to_canonical(there), x)
-    number = stored.sizes[Axis.DP] * stored.sizes[Axis.CP]
+    number = math.prod(stored.sizes[axis] for axis in left(stored))
     assert 0 <= stored.padded_size - math.prod(stored.block_shape) < number
     assert stored.padded_size == number * stored.shard_size
     held = np.asarray(stored.info.from_canonical(x))
@@ -160,36 +171,37 @@ def on_mesh(stored: ShardedInfo, body: Any, specs: tuple[Any, Any]) -> Any:
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=into, out_specs=out, check_vma=True))
 
 
-@pytest.mark.parametrize("number", [slow(1), 6, slow(8), 10, slow(13)])
+@pytest.mark.parametrize("number", [slow(1), 6, slow(8), 10, slow(13), slow(14), 15])
 def test_gathered_shards_are_the_block_and_gradients_are_reduce_scattered(number: int) -> None:
-    """Every device of dp x cp gets the same block, and its shard of the sum of all gradients."""
+    """Every device along ZeRO's axes gets the same block, and its shard of the sum of gradients."""
     stored, _ = CASES[number]
-    every = P(Axis.DP, Axis.CP, *stored.info.spec)
+    every, axes = P(*left(stored), *stored.info.spec), tuple(range(len(left(stored))))
     x = numbers(stored.shape)
 
     def gather(shard: jax.Array) -> jax.Array:
-        return stored.gather(shard, jnp.float32)[None, None]
+        return jnp.expand_dims(stored.gather(shard, jnp.float32), axes)
 
     blocks = on_mesh(stored, gather, (P(*stored.spec), every))(stored.from_canonical(x))
     for each in np.asarray(blocks).reshape(-1, *stored.info.stored_shape):
         np.testing.assert_array_equal(each, stored.info.from_canonical(x))
 
-    copies = (stored.sizes[Axis.DP], stored.sizes[Axis.CP])
+    copies = [stored.sizes[axis] for axis in left(stored)]
     gradients = numbers((*copies, *stored.info.stored_shape), seed=2)
 
     def reduce_scatter(gradient: jax.Array) -> jax.Array:
-        return stored.reduce_scatter(gradient[0, 0])
+        return stored.reduce_scatter(gradient.squeeze(axes))
 
     sums = on_mesh(stored, reduce_scatter, (every, P(*stored.spec)))(gradients)
-    want = gradients.sum((0, 1), dtype=np.float64)
+    want = gradients.sum(axes, dtype=np.float64)
     found = np.asarray(stored._unflatten_all(sums))
     np.testing.assert_allclose(found, want, rtol=1e-6)
     assert np.count_nonzero(np.asarray(sums)) == want.size  # the padding stays zero
 
 
-LAYER = Layout(dp=2, cp=2, tp=2)
+LAYER = Layout(dp=2, ep=2, tp=2)
 ODD = sharded(info((2, 5, 2), (2, 5, 2), None, None, "tp", rows=(0, 1)), LAYER, lead=1)
 SMALL = sharded(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
+EXPERTS = sharded(info((2, 4, 3), (2, 4, 3), None, "ep", None, rows=(0, 1)), LAYER, lead=1)
 
 
 def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> LazyParam:
@@ -199,17 +211,18 @@ def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> LazyParam:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layers_parameters_are_gathered_together_and_split_again(dtype: str) -> None:
-    """Two are alike; others are gathered in another precision or sharded over fewer axes."""
-    stored = {"odd": ODD, "small": SMALL, "more": ODD, "wide": ODD}
+    """Two are alike; others are gathered in another precision, or over other axes."""
+    stored = {"odd": ODD, "small": SMALL, "more": ODD, "wide": ODD, "experts": EXPERTS}
     x = {name: numbers(each.shape, i) for i, (name, each) in enumerate(stored.items())}
     kinds = {name: "float32" if name == "wide" else dtype for name in stored}
 
     def body(shards: dict) -> dict:
         layer = {n: gatherable(p[1], stored[n], jnp.dtype(kinds[n])) for n, p in shards.items()}
-        return {n: block[None, None] for n, block in gathered(layer).items()}
+        axes = {n: tuple(range(len(left(each)))) for n, each in stored.items()}
+        return {n: jnp.expand_dims(block, axes[n]) for n, block in gathered(layer).items()}
 
     specs = {n: P(*each.spec) for n, each in stored.items()}
-    out = {n: P(Axis.DP, Axis.CP, *each.info.spec[1:]) for n, each in stored.items()}
+    out = {n: P(*left(each), *each.info.spec[1:]) for n, each in stored.items()}
     found = on_mesh(ODD, body, ((specs,), out))({n: stored[n].from_canonical(x[n]) for n in x})
     for name, blocks in found.items():
         assert blocks.dtype == kinds[name]
@@ -222,15 +235,16 @@ STEP = 2.0**-9
 
 
 def test_gradients_of_parameters_gathered_in_bfloat16_are_summed_in_float32() -> None:
-    stored = {"odd": ODD, "small": SMALL}
-    kinds = {"odd": jnp.dtype("bfloat16"), "small": jnp.dtype("float32")}
+    stored = {"odd": ODD, "small": SMALL, "experts": EXPERTS}
+    kinds = {n: jnp.dtype("float32" if n == "small" else "bfloat16") for n in stored}
     shapes = {n: each.shape[1:] for n, each in stored.items()}
 
     def body(shards: dict) -> dict:
         layer = {n: gatherable(p[0], stored[n], kinds[n]) for n, p in shards.items()}
-        first = (jax.lax.axis_index(Axis.DP) == 0) & (jax.lax.axis_index(Axis.CP) == 0)
-        share = jnp.where(first, 1.0, STEP)
-        made = jax.tree.map(lambda x: jnp.zeros_like(x) + share.astype(x.dtype), gathered(layer))
+        made = {}
+        for n, block in gathered(layer).items():
+            share = jnp.where(jax.lax.axis_index(left(stored[n])) == 0, 1.0, STEP)
+            made[n] = jnp.zeros_like(block) + share.astype(block.dtype)
         found = reduce_scattered(made, layer)
         assert {n: g.dtype for n, g in found.items()} == dict.fromkeys(stored, jnp.float32)
         return {n: g[None] for n, g in found.items()}
@@ -240,7 +254,8 @@ def test_gradients_of_parameters_gathered_in_bfloat16_are_summed_in_float32() ->
     found = on_mesh(ODD, body, ((specs,), specs))(held)
     for name, sums in found.items():
         one = np.asarray(sums).ravel()
-        assert (one[one != 0] == 1 + 3 * STEP).all()
+        devices = math.prod(LAYER.sizes[axis] for axis in left(stored[name]))
+        assert (one[one != 0] == 1 + (devices - 1) * STEP).all()
         assert np.count_nonzero(one) == math.prod(shapes[name])
 
 

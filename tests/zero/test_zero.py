@@ -35,7 +35,7 @@ UNROLLED = THREE | {"scan_layers": False}
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        case(FULL, 2, dp=2, cp=2, tp=2, zero=2),
+        case(FULL, 2, ep=2, cp=2, tp=2, zero=2),
         case(THREE, 2, dp=3, cp=2, zero=3),  # six divides hardly any size
         # The later half of backward reads parameters, and gathers them once more.
         case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
@@ -44,7 +44,7 @@ UNROLLED = THREE | {"scan_layers": False}
         case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=3),
         case(UNROLLED, 2, dp=3, zero=2),
         case(THREE, 2, pp=3, dp=2, zero=2),
-        case(FULL, 2, pp=2, dp=2, cp=2, zero=3),
+        case(FULL, 2, pp=2, ep=2, cp=2, zero=3),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
@@ -52,7 +52,7 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
 
 
 INSIDE = [
-    {"dp": 8},
+    {"dp": 2, "ep": 4},
     {"dp": 2, "tp": 4},
     {"dp": 4, "tp": 2, "sequence_parallel": True},
     {"dp": 2, "row": 2, "col": 2},
@@ -60,7 +60,7 @@ INSIDE = [
     {"cp": 4, "ring": "rsa"},
     {"dp": 2, "cp": 2, "tp": 2},
     {"pp": 2, "dp": 4},
-    {"pp": 2, "dp": 2, "cp": 2},
+    {"pp": 2, "ep": 2, "cp": 2},
     {"pp": 2, "dp": 2, "tp": 2, "sequence_parallel": True, "schedule": "zb-h1"},
     {"pp": 2, "dp": 1, "cp": 2, "schedule": "zb-v"},
     {"pp": 2, "dp": 1, "cp": 2, "row": 1, "col": 2, "schedule": "interleaved"},
@@ -95,7 +95,7 @@ MORE_DEVICES = [
     "dp=16",
     "dp=4 tp=4 sequence_parallel=true",
     "dp=2 cp=2 row=2 col=2",
-    "pp=4 dp=2 cp=2",
+    "pp=4 ep=2 cp=2",
     "pp=2 dp=2 tp=4 schedule=zb-h1",
 ]
 
@@ -144,7 +144,7 @@ def test_shards_reduced_on_the_wrong_device_are_noticed(monkeypatch: pytest.Monk
 
 # ---- evaluation, generation, initial state -------------------------------------------------------
 
-SPREAD = [Layout(dp=2, tp=2, zero=2), Layout(pp=2, dp=2, zero=3), Layout(cp=2, zero=3)]
+SPREAD = [Layout(ep=2, tp=2, zero=2), Layout(pp=2, dp=2, zero=3), Layout(cp=2, zero=3)]
 
 
 @functools.cache

@@ -88,7 +88,7 @@ class LayerCosts:
         parallelism = dataclasses.replace(
             fixed.description.parallelism,
             micro_batch=layer_layout.micro_batch,
-            global_batch=layer_layout.micro_batch,
+            global_batch=layer_layout.sequences,
         )
         implementation = _implementation(fixed.description.implementation, many=many)
         description = dataclasses.replace(
@@ -121,7 +121,7 @@ class LayerCosts:
         fixed = self._fixed_of(layer_layout.layout)
         if bare is None or fixed is None:
             return None
-        train = dataclasses.replace(fixed.config.train, global_batch_size=layer_layout.micro_batch)
+        train = dataclasses.replace(fixed.config.train, global_batch_size=layer_layout.sequences)
         config = dataclasses.replace(fixed.config, train=train)
 
         implementation = _implementation(fixed.description.implementation, many=many, stages=stages)

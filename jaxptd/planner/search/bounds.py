@@ -213,7 +213,7 @@ def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None
 
 def state_bytes(cost: LayerCost, mesh_shape: MeshShape, zero: int) -> tuple[float, float]:
     """Least bytes of parameters and moments; of gradients and gathered parameters."""
-    shards = mesh_shape.dp * mesh_shape.layer_layout.layout.cp
+    shards = mesh_shape.shards
     state = cost.state / mesh_shape.pp / (shards if zero else 1)
     gradients = cost.gradients / mesh_shape.pp / (shards if zero > 1 else 1)
     # ZeRO gathers parameters in 16 bits; gradients have 32
@@ -243,7 +243,7 @@ def _in_one_go(mesh_shape: MeshShape) -> bool:
 def sent_by(zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster) -> Sent:
     """Least seconds for what a ZeRO stage sends."""
     layout = mesh_shape.layer_layout.layout
-    group = Group(mesh_shape.dp * layout.cp, layout.tp * layout.row * layout.col)
+    group = Group(mesh_shape.shards, layout.tp * layout.row * layout.col)
     if group.members == 1:
         return Sent()
 

@@ -1,7 +1,7 @@
 """The space of layouts: every choice that divides the devices, the batch and the model.
 
 A `LayerLayout` is all that one micro-batch of one layer depends on: tp, sequence parallelism, grid,
-cp, and sequences per micro-batch. A `MeshShape` adds numbers of stages and replicas, a
+cp, ep, and sequences per micro-batch. A `MeshShape` adds numbers of stages and replicas, a
 `ScheduleChoice` a schedule and a ZeRO stage, a `Choice` offloading and recomputation.
 """
 
@@ -128,7 +128,7 @@ class StageSplits:
 Pins = Mapping[str, Any]  # field, such as "layout.tp" -> the only value to try
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 PINNED = (
-    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.pp", "layout.dp"),
+    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.ep", "layout.pp", "layout.dp"),
     *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
     *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
     *("layout.schedule", "layout.virtual_stages", "layout.stage_layers", "layout.zero"),
@@ -227,6 +227,11 @@ class LayerLayout:
     def devices(self) -> int:
         return self.layout.num_devices
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of a micro-batch on all of these devices; each along ep has its own."""
+        return self.micro_batch * self.layout.replicas
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
@@ -247,7 +252,13 @@ class MeshShape:
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the axes; a ranking shows one layout for each."""
         layout = self.layer_layout.layout
-        return layout.tp, layout.row, layout.col, layout.cp, self.pp, self.dp
+        return layout.tp, layout.row, layout.col, layout.cp, layout.ep, self.pp, self.dp
+
+    @property
+    def shards(self) -> int:
+        """Devices along dp x ep x cp, which ZeRO shards the state over."""
+        layout = self.layer_layout.layout
+        return self.dp * layout.ep * layout.cp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,10 +314,13 @@ class Space:
             others = self.gpus // layout.num_devices
             for pp in self._pinned("layout.pp", _divisors(others)):
                 dp = others // pp
-                if others % pp or pp > self.layers or batch % dp or self._other("layout.dp", dp):
+                replicas = dp * layout.ep
+                if others % pp or pp > self.layers or self._other("layout.dp", dp):
                     continue
-                for micro_batch in _divisors(batch // dp, LARGEST):
-                    m = batch // dp // micro_batch
+                if batch % replicas:
+                    continue
+                for micro_batch in _divisors(batch // replicas, LARGEST):
+                    m = batch // replicas // micro_batch
                     if not self._other("train.micro_batches", m):
                         yield MeshShape(LayerLayout(layout, micro_batch), pp, dp, m)
 
@@ -333,7 +347,7 @@ class Space:
             mesh_shape: the layouts'.
             fewer: most layers that the last part may give up from an equal share.
         """
-        zeros = (0, 1, 2, 3) if mesh_shape.dp * mesh_shape.layer_layout.layout.cp > 1 else (0,)
+        zeros = (0, 1, 2, 3) if mesh_shape.shards > 1 else (0,)
         for schedule, chunks in self._schedules(mesh_shape):
             for less in self._cuts.fewer(mesh_shape.pp, schedule, chunks, fewer):
                 for zero in self._pinned("layout.zero", zeros):
@@ -381,7 +395,7 @@ class Space:
         """The config of one micro-batch on these devices; None if it does not divide."""
         model = dataclasses.replace(self.config.model, remat="none", remat_layers=None)
         train = dataclasses.replace(
-            self.config.train, global_batch_size=layer_layout.micro_batch, micro_batches=1
+            self.config.train, global_batch_size=layer_layout.sequences, micro_batches=1
         )
         try:
             return dataclasses.replace(
@@ -401,15 +415,17 @@ class Space:
             pairs += [(1, r, c) for r in widths for c in widths if 1 in (r, c) and r * c > 1]
         longest = max(stack.tokens for stack in self.stacks)
         rings = [cp for cp in widths if cp == 1 or longest // cp >= SHORTEST]
-        for (tp, row, col), cp in itertools.product(pairs, self._pinned("layout.cp", rings)):
+        # Without experts ep is more of dp, so only a pin sets it.
+        axes = pairs, self._pinned("layout.cp", rings), self._pinned("layout.ep", [1])
+        for (tp, row, col), cp, ep in itertools.product(*axes):
             sizes = {"layout.tp": tp, "layout.row": row, "layout.col": col}
-            if self.gpus % (tp * row * col * cp) or any(
+            if self.gpus % (tp * row * col * cp * ep) or any(
                 self._other(*each) for each in sizes.items()
             ):
                 continue
             for options in self._options(tp, row * col > 1):
                 try:
-                    layout = Layout(tp=tp, row=row, col=col, cp=cp, **options)
+                    layout = Layout(tp=tp, row=row, col=col, cp=cp, ep=ep, **options)
                 except UserError:
                     continue
                 if self._is_even(layout) and satisfies_pins(self.pins, self.config.model, layout):

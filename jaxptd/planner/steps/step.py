@@ -230,7 +230,7 @@ class Predictor:
     ) -> MicroBatchTerms:
         model = architecture_of(config.model)
         parallelism = dataclasses.replace(
-            _spread_alone(layout), micro_batch=sequences, global_batch=sequences
+            _spread_alone(layout), micro_batch=sequences, global_batch=sequences * layout.ep
         )
         description = StepDescription(model, parallelism, implementation, self.cluster)
         placed, kept = self.micro_batch(config, layout, sequences, remat)
@@ -311,6 +311,7 @@ def _spread_alone(layout: Layout) -> Parallelism:
         sequence_parallel=layout.sequence_parallel,
         row=layout.row,
         col=layout.col,
+        ep=layout.ep,
     )
 
 
@@ -319,7 +320,8 @@ def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
     model = dataclasses.replace(config.model, num_layers=1, remat="none", remat_layers=None)
     if model.encoder_decoder:
         model = with_fields(model, {"encoder_decoder.num_layers": 1})
-    train = dataclasses.replace(config.train, global_batch_size=sequences, micro_batches=1)
+    batch = sequences * layout.replicas
+    train = dataclasses.replace(config.train, global_batch_size=batch, micro_batches=1)
     return dataclasses.replace(config, model=model, layout=layout, train=train)
 
 

@@ -7,6 +7,7 @@ that a mistake that all layouts of jaxptd share is seen. Parameters have jaxptd'
     draws.py       the random words of dropout: threefry and pcg4d
     rope.py        rotary positions, and their scalings
     layers.py      norms, attention, MLP, losses
+    moe.py         routers and experts
     families.py    GPT and its descendants, BERT, T5: losses as sums of operations
     optimizers.py  AdamW, Lion, SGD, Muon, Adafactor, and the learning rate
     training.py    clipping, steps

@@ -15,7 +15,7 @@ from jaxptd.config import Config, DataConfig, ModelConfig, OptimizerConfig, Trai
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 from reference.families import PRESETS
-from reference.layers import Options
+from reference.layers import MoE, Options
 from reference.optimizers import Rule
 from reference.rope import Rope
 
@@ -132,6 +132,120 @@ def _stretched(optimizer: Any, scaling: str, **more: Any) -> Case:
 
 YARN = _stretched("muon", "yarn")
 LLAMA_3 = _stretched("adafactor", "llama3", num_kv_heads=2)
+
+
+def _experts(
+    family: str, moe: Choice, fields: Choice, options: Choice, optimizer: Any = "adamw"
+) -> Case:
+    """A model with experts.
+
+    Args:
+        family: of the model.
+        moe: fields of `model.moe`.
+        fields: other fields of the model.
+        options: of the reference, those of experts left out.
+        optimizer: its name.
+    """
+    names = {"top_k": "chosen", "num_groups": "groups", "bias_rate": "rate"}
+    known = {field.name for field in dataclasses.fields(MoE)}
+    renamed = {names.get(name, name): value for name, value in moe.items()}
+    experts = MoE(**{name: value for name, value in renamed.items() if name in known})
+    fields = {**fields, **{f"moe.{name}": value for name, value in moe.items()}}
+    return Case(family, fields, {**options, "moe": experts}, optimizer=optimizer)
+
+
+# A rate of the bias that turns the choices over: experts idle in a step had tokens in another.
+TURNING = 10.0
+SIGMOIDS = _experts(
+    "qwen3_moe",
+    {
+        "num_experts": 8,
+        "top_k": 2,
+        "ffn_hidden_size": 10,
+        "shared_ffn_hidden_size": 12,
+        "num_groups": 4,
+        "top_groups": 2,
+        "score": "sigmoid",
+        "scale": 2.5,
+        "first_dense": 1,
+        "bias_rate": TURNING,
+        "balance_loss": 0.5,
+        "z_loss": 0.25,
+        "chunk": 0.4,
+    },
+    {"num_layers": 3, "num_kv_heads": 2, "linear_bias": "none"},
+    {"layers": 3},
+)
+MIXTRAL = _experts(
+    "mixtral",
+    {
+        "num_experts": 4,
+        "top_k": 2,
+        "router_bias": True,
+        "balance_loss": 0.5,
+        "z_loss": 0.25,
+    },
+    {"num_kv_heads": 2, "tie_embeddings": False, "z_loss": 0.125},
+    {"tied": False, "z_loss": 0.125},
+    "muon",
+)
+GATED_SHARE = _experts(
+    "qwen2_moe",
+    {
+        "num_experts": 4,
+        "top_k": 3,
+        "ffn_hidden_size": 10,
+        "shared_ffn_hidden_size": 12,
+        "shared_gate": True,
+        "normalize": False,
+        "scale": 1.5,
+        "balance_loss": 0.5,
+        "every": 2,
+        "dense_layers": (1,),
+        "chunk": 4.0,
+    },
+    {"num_layers": 4, "num_kv_heads": 2, "linear_bias": "none"},
+    {"layers": 4},
+    "adafactor",
+)
+BEST_GROUP = _experts(
+    "mixtral",
+    {
+        "num_experts": 6,
+        "top_k": 2,
+        "normalize": False,
+        "num_groups": 3,
+        "top_groups": 2,
+        "group_score": "best",
+        "bias_rate": 0.01,
+        "z_loss": 0.25,
+        "dense_layers": (1,),
+    },
+    {"num_layers": 3, "gated": False, "activation": "gelu", "dropout": 0.0},
+    {"layers": 3, "gated": False, "activation": "gelu", "dropout": 0.0},
+    "lion",
+)
+EVERY_EXPERT = _experts(
+    "mixtral",
+    {"num_experts": 3, "top_k": 3, "score": "sigmoid", "normalize": False, "balance_loss": 0.5},
+    {},
+    {},
+    "sgd",
+)
+ONE_OF_ALL = _experts(
+    "qwen2_moe",
+    {
+        "num_experts": 4,
+        "top_k": 1,
+        "normalize": False,
+        "shared_ffn_hidden_size": 12,
+        "shared_gate": False,
+    },
+    {"num_kv_heads": 2, "gated": False},
+    {"gated": False},
+    "muon",
+)
+WITH_EXPERTS = (SIGMOIDS, MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF_ALL)
 
 
 def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

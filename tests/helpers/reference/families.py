@@ -1,4 +1,4 @@
-"""The models: batch and parameters -> the training loss.
+"""The models: batch and parameters -> the training loss, and the loads of experts if there are any.
 
 A family is a function of a few lines; `docs/models.md` has the presets in `PRESETS`.
 Letters: B batch, T position, D model, V vocabulary.
@@ -12,13 +12,15 @@ import numpy as np
 from reference import layers
 from reference.draws import DropoutSite, Masks
 from reference.layers import ACTIVATIONS, Attending, Options, Params, Part
+from reference.moe import Counts, Routers, stacks
 from reference.rope import Rope
 from reference.tape import Value, einsum, tanh
 
 Batch = Mapping[str, np.ndarray]
+Loss = tuple[Value, Counts]
 
 
-def decoder(params: Params, batch: Batch, options: Options, masks: Masks) -> Value:
+def decoder(params: Params, batch: Batch, options: Options, masks: Masks) -> Loss:
     """GPT-2 and its descendants: Radford et al., 2019; Touvron et al., arXiv 2302.13971."""
     root = Part(params, "")
     x = root("tokens.table")[batch["tokens"]]
@@ -30,11 +32,13 @@ def decoder(params: Params, batch: Batch, options: Options, masks: Masks) -> Val
     seen = layers.before(T, options.window)
     if "segments" in batch:
         seen = seen & layers.same_document(batch["segments"], batch["segments"])
-    for number in range(options.layers):
-        own = Part(params, "blocks.", number)
-        x = layers.block(x, own, Attending(seen), masks, options, number)
+    routers = Routers(options)
+    for number, (prefix, place) in enumerate(stacks(options)):
+        own = Part(params, prefix, place)
+        x = layers.block(x, own, Attending(seen), masks, options, number, feed=routers)
     x = x if options.post else layers.norm(x, root.part("norm"), options)
-    return _predicted(x, batch["targets"], params, options)
+    loss = _predicted(x, batch["targets"], params, options)
+    return loss + routers.loss(batch["targets"]), routers.counts
 
 
 def _predicted(x: Value, targets: np.ndarray, params: Params, options: Options) -> Value:
@@ -45,7 +49,7 @@ def _predicted(x: Value, targets: np.ndarray, params: Params, options: Options) 
     return layers.cross_entropy(logits, targets, options.z_loss)
 
 
-def bert(params: Params, batch: Batch, options: Options, masks: Masks) -> Value:
+def bert(params: Params, batch: Batch, options: Options, masks: Masks) -> Loss:
     """BERT with both losses: Devlin et al., arXiv 1810.04805."""
     root = Part(params, "")
     x = root("tokens.table")[batch["tokens"]] + root("types.w")[batch["token_types"]]
@@ -62,10 +66,10 @@ def bert(params: Params, batch: Batch, options: Options, masks: Masks) -> Value:
     pooled = tanh(layers.linear(x, root.part("pooler"), "BTD,DE->BTE"))[:, 0]
     pairs = einsum("BD,CD->BC", pooled, root("pairs.table")) + root("pairs_bias.b")
     masked = layers.cross_entropy(words, batch["targets"])
-    return masked + layers.cross_entropy(pairs, batch["next_sentence"])
+    return masked + layers.cross_entropy(pairs, batch["next_sentence"]), {}
 
 
-def t5(params: Params, batch: Batch, options: Options, masks: Masks) -> Value:
+def t5(params: Params, batch: Batch, options: Options, masks: Masks) -> Loss:
     """An encoder-decoder: Raffel et al., arXiv 1910.10683."""
     root, first = Part(params, ""), options.layers  # the number of the decoder's first layer
     text, targets = batch["source_mask"] - 1, batch["targets"]
@@ -86,7 +90,7 @@ def t5(params: Params, batch: Batch, options: Options, masks: Masks) -> Value:
         to = Attending(layers.before(T), bias)
         x = layers.block(x, own, to, masks, options, number, cross)
     x = layers.norm(x, root.part("norm"), options) * options.output_scale
-    return _predicted(x, targets, params, options)
+    return _predicted(x, targets, params, options), {}
 
 
 def _embedded(root: Part, ids: np.ndarray, masks: Masks, layer: int) -> Value:
@@ -119,16 +123,20 @@ _LLAMA: Mapping[str, Any] = {
     "gated": True,
     "rope": Rope(1e4),
 }
+_QWEN2: Mapping[str, Any] = {**_LLAMA, "eps": 1e-6, "rope": Rope(1e6)}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"norm": "layernorm", "eps": 1e-5, "activation": "gelu-tanh"},
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": {**_LLAMA, "eps": 1e-6, "rope": Rope(1e6)},
-    "qwen3": {**_LLAMA, "eps": 1e-6, "rope": Rope(1e6), "qk_norm": True},
+    "mixtral": {**_LLAMA, "rope": Rope(1e6)},
+    "qwen2": _QWEN2,
+    "qwen2_moe": _QWEN2,
+    "qwen3": {**_QWEN2, "qk_norm": True},
+    "qwen3_moe": {**_QWEN2, "qk_norm": True},
     "bert": {"norm": "layernorm", "eps": 1e-12, "activation": "gelu", "post": True},
     "t5": {"norm": "rmsnorm", "eps": 1e-6, "activation": "relu", "scale": 1.0},
 }
-MODELS: Mapping[str, Callable[[Params, Batch, Options, Masks], Value]] = {
+MODELS: Mapping[str, Callable[[Params, Batch, Options, Masks], Loss]] = {
     **dict.fromkeys(PRESETS, decoder),
     "bert": bert,
     "t5": t5,

@@ -25,6 +25,41 @@ ACTIVATIONS: Mapping[str, Callable[[Value], Value]] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class MoE:
+    """The experts of a model, as a config has them.
+
+    Args:
+        chosen: experts of a token.
+        score: softmax or sigmoid.
+        normalize: whether a token's weights are divided by their sum.
+        scale: factor on weights.
+        groups: groups of neighbouring experts.
+        top_groups: groups that a token may choose from.
+        group_score: best_two or best.
+        rate: by which the bias of an expert moves each step.
+        balance_loss: weight of the loss of unequal loads.
+        z_loss: weight of the squares of log sum exp of the router's logits.
+        first_dense: number of first layers without experts.
+        every: only each n-th layer has experts.
+        dense_layers: further layers without experts.
+    """
+
+    chosen: int = 2
+    score: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "best_two"
+    rate: float = 0.0
+    balance_loss: float = 0.0
+    z_loss: float = 0.0
+    first_dense: int = 0
+    every: int = 1
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """The numbers and choices of a model, as a config has them.
 
@@ -49,6 +84,7 @@ class Options:
         z_loss: weight of the squares of log sum exp.
         start: the id that T5's decoder reads first.
         dropout: rate.
+        moe: experts; None without.
     """
 
     layers: int
@@ -71,6 +107,7 @@ class Options:
     z_loss: float = 0.0
     start: int = 0
     dropout: float = 0.0
+    moe: MoE | None = None
 
 
 Params = Mapping[str, Value]
@@ -78,11 +115,14 @@ Params = Mapping[str, Value]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The parameters whose names begin alike, of one layer if they are a stack's."""
+    """The parameters whose names begin alike, of one layer if they are a stack's.
+
+    layer: its number, or that and an expert's.
+    """
 
     params: Params
     prefix: str
-    layer: int | None = None
+    layer: int | tuple[int, int] | None = None
 
     def __call__(self, name: str) -> Value:
         found = self.params[f"{self.prefix}{name}"]
@@ -192,8 +232,9 @@ def block(
     options: Options,
     number: int,
     between: Callable[[Value], Value] = lambda x: x,
+    feed: Callable[[Value, Part], Value] | None = None,
 ) -> Value:
-    """A layer; between: what follows on attention."""
+    """A layer; between: what follows on attention; feed: its MLP or experts, by default an MLP."""
 
     def drop(shape: tuple) -> np.ndarray:
         return masks.scores(number, DropoutSite.PROBABILITIES, shape)
@@ -206,8 +247,12 @@ def block(
 
     x = added(x, "attention_norm", attention, own, options, of(DropoutSite.ATTENTION))
     x = between(x)
-    feed = own.part("mlp")
-    return added(x, "mlp_norm", lambda x: mlp(x, feed, options), own, options, of(DropoutSite.MLP))
+
+    def feed_forward(x: Value) -> Value:
+        inner = own.part("mlp")
+        return feed(x, inner) if feed else mlp(x, inner, options)
+
+    return added(x, "mlp_norm", feed_forward, own, options, of(DropoutSite.MLP))
 
 
 def cross_entropy(logits: Value, targets: np.ndarray, z_loss: float = 0.0) -> Value:
@@ -217,10 +262,15 @@ def cross_entropy(logits: Value, targets: np.ndarray, z_loss: float = 0.0) -> Va
     """
     size, counted = logits.shape[-1], targets >= 0
     one_hot = np.eye(size)[np.where(counted, targets, 0)] * counted[..., None]
-    weight = counted / counted.sum()
     log_z = logsumexp(logits)
-    loss = (log_z * weight).sum() - (logits * (one_hot / counted.sum())).sum()
-    return loss + (power(log_z, 2) * weight).sum() * z_loss if z_loss else loss
+    loss = mean_over_targets(log_z, targets) - (logits * (one_hot / counted.sum())).sum()
+    return loss + mean_over_targets(power(log_z, 2), targets) * z_loss if z_loss else loss
+
+
+def mean_over_targets(x: Value, targets: np.ndarray) -> Value:
+    """The mean of x over the tokens with a target of 0 or more."""
+    counted = targets >= 0
+    return (x * (counted / counted.sum())).sum()
 
 
 def same_document(query: np.ndarray, key: np.ndarray) -> np.ndarray:

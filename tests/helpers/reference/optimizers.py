@@ -15,11 +15,11 @@ Incorporating Nesterov momentum into Adam, ICLR workshop 2016, and the size of L
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-STACKS = ("blocks.", "encoder.", "decoder.")
+STACKS = ("blocks", "encoder.", "decoder.")
 ORTHOGONAL = (3.4445, -4.7750, 2.0315)  # of x, x**3 and x**5, for five iterations
 MUON_RMS = 0.2
 NO_NORM = 1e-8  # added to that of a matrix
@@ -64,9 +64,13 @@ class Rule:
 
 @dataclasses.dataclass
 class Kept:
-    """An optimizer's memory of a parameter, and the number of steps with the one to come."""
+    """An optimizer's memory of a parameter, and the number of steps with the one to come.
+
+    experts: whether it has a matrix for each expert.
+    """
 
     name: str
+    experts: bool = False
     steps: int = 0
     mean: np.ndarray | float = 0.0
     square: np.ndarray | float = 0.0
@@ -74,9 +78,33 @@ class Kept:
     columns: np.ndarray | float = 0.0
 
 
-def is_matrix(name: str) -> bool:
+def decays(name: str) -> bool:
     """True for parameters whose weights decay: no norms, no biases."""
     return not (name.endswith(".b") or "norm" in name or "_bias." in name)
+
+
+def is_matrix(name: str) -> bool:
+    """True for matrices. The gate of a shared MLP is a vector, though its weights decay."""
+    return decays(name) and "shared_gate" not in name
+
+
+def of_experts(name: str, names: Collection[str]) -> bool:
+    """True for parameters with a matrix for each expert; their second dim is the expert.
+
+    names: of all parameters. Where a layer has a router, its `mlp.up` and `mlp.down` are experts'.
+    """
+    mlp, _, part = name.rpartition(".mlp.")
+    return part in ("up.w", "down.w") and f"{mlp}.mlp.router.w" in names
+
+
+def counts(name: str) -> bool:
+    """True for the biases that count tokens: no optimizer moves them."""
+    return name.endswith(".load_bias")
+
+
+def balanced(bias: np.ndarray, counts: np.ndarray, rate: float) -> np.ndarray:
+    """Biases `[L, E]` after a step in which so many tokens chose each expert."""
+    return bias + rate * np.sign(counts.mean(-1, keepdims=True) - counts)
 
 
 def in_layer(name: str) -> bool:
@@ -84,14 +112,16 @@ def in_layer(name: str) -> bool:
     return name.startswith(STACKS)
 
 
-def as_matrices(name: str, x: np.ndarray) -> np.ndarray:
+def as_matrices(kept: Kept, x: np.ndarray) -> np.ndarray:
     """A view of a parameter as its matrices, `[.., R, C]`, which have rows for their inputs.
 
     q, k and v are a matrix each, as are gate and up; the columns of q are those of all heads.
     """
-    if not in_layer(name):
+    if not in_layer(kept.name):
         return x
-    kind = name.split(".")[-2]
+    if kept.experts:  # [L, E, D, F], [L, E, D, 2, F]
+        return x if x.ndim == 4 else np.moveaxis(x, 3, 2)
+    kind = kept.name.split(".")[-2]
     layers = len(x)
     if kind == "out":  # [L, N, H, D]
         return x.reshape(layers, -1, x.shape[-1])
@@ -126,8 +156,8 @@ def muon(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
     kept.mean = m * kept.mean + (1 - m) * g
     ahead = m * kept.mean / (1 - m ** (t + 1)) + (1 - m) * g / (1 - m**t)
     direction = np.zeros_like(g)
-    view = as_matrices(kept.name, direction)
-    view[...] = orthogonal(as_matrices(kept.name, ahead))
+    view = as_matrices(kept, direction)
+    view[...] = orthogonal(as_matrices(kept, ahead))
     return direction
 
 
@@ -150,12 +180,12 @@ def adafactor(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
         direction[...] = g / np.sqrt(kept.square)
         dims = tuple(range(int(in_layer(kept.name)), g.ndim))
         return _at_most(direction, dims)
-    squares = as_matrices(kept.name, square)
+    squares = as_matrices(kept, square)
     kept.rows = beta * kept.rows + (1 - beta) * squares.sum(-1, keepdims=True)
     kept.columns = beta * kept.columns + (1 - beta) * squares.sum(-2, keepdims=True)
     expected = kept.rows * kept.columns / kept.rows.sum(-2, keepdims=True)
-    view = as_matrices(kept.name, direction)
-    view[...] = _at_most(as_matrices(kept.name, g) / np.sqrt(expected), (-2, -1))
+    view = as_matrices(kept, direction)
+    view[...] = _at_most(as_matrices(kept, g) / np.sqrt(expected), (-2, -1))
     return direction
 
 

@@ -80,6 +80,17 @@ class Value:
         return Value(moved, (self, lambda g: np.moveaxis(g, target, source)))
 
 
+def stacked(values: list[Value], shape: tuple[int, ...]) -> Value:
+    """Values of the same shape, as an array whose first dims are `shape`."""
+    x = np.stack([each.x for each in values])
+    whole = (*shape, *x.shape[1:])
+
+    def vjp(number: int) -> Vjp:
+        return lambda g: g.reshape(x.shape)[number]
+
+    return Value(x.reshape(whole), *((each, vjp(i)) for i, each in enumerate(values)))
+
+
 def constant(x: "Value | np.ndarray | float") -> Value:
     """A value that was made of nothing."""
     return x if isinstance(x, Value) else Value(np.asarray(x))

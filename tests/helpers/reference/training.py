@@ -12,7 +12,7 @@ import numpy as np
 from reference.draws import Masks
 from reference.families import MODELS, Batch
 from reference.layers import Options
-from reference.optimizers import DIRECTIONS, Kept, Rule, is_matrix
+from reference.optimizers import DIRECTIONS, Kept, Rule, balanced, counts, decays, of_experts
 from reference.tape import Value, gradients
 
 Arrays = Mapping[str, np.ndarray]
@@ -32,10 +32,13 @@ class Step:
 def loss_and_gradients(
     family: str, params: Arrays, batch: Batch, options: Options, masks: Masks
 ) -> tuple[float, Arrays]:
-    """The training loss of a batch, and its derivative by each parameter."""
+    """The training loss of a batch, and its derivative by each parameter.
+
+    In place of the derivative by a bias that counts tokens, which is zero, stand its counts.
+    """
     values = {name: Value(p) for name, p in params.items()}
-    loss = MODELS[family](values, batch, options, masks)
-    return float(loss.x), gradients(loss, values)
+    loss, loads = MODELS[family](values, batch, options, masks)
+    return float(loss.x), gradients(loss, values) | loads
 
 
 @dataclasses.dataclass
@@ -58,17 +61,20 @@ class Training:
 
     def __post_init__(self) -> None:
         self.done = 0
-        self.kept = {name: Kept(name) for name in self.params}
+        self.kept = {name: Kept(name, of_experts(name, self.params)) for name in self.params}
 
     def step(self, batch: Batch, rate: float | None = None) -> Step:
         """Runs a step. rate: used in place of the rule's, as by one who rounds it."""
         masks, rule = Masks(self.seed, self.done, self.options.dropout), self.rule
         loss, grads = loss_and_gradients(self.family, self.params, batch, self.options, masks)
-        norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+        trained = {name: g for name, g in grads.items() if not counts(name)}
+        norm = math.sqrt(sum(float((g**2).sum()) for g in trained.values()))
         own, self.done = rule.rate(self.done), self.done + 1
-        shorter = min(1.0, rule.clip / norm)
+        rate, shorter = own if rate is None else rate, min(1.0, rule.clip / norm)
         self.params = {
-            name: p - (own if rate is None else rate) * self._direction(name, grads[name] * shorter)
+            name: p - rate * self._direction(name, grads[name] * shorter)
+            if name in trained
+            else balanced(p, grads[name], self.options.moe.rate)
             for name, p in self.params.items()
         }
         return Step(loss, norm, own, grads, self.params)
@@ -76,5 +82,5 @@ class Training:
     def _direction(self, name: str, g: np.ndarray) -> np.ndarray:
         kept = self.kept[name]
         kept.steps += 1
-        decay = self.rule.decay * self.params[name] if is_matrix(name) else 0
+        decay = self.rule.decay * self.params[name] if decays(name) else 0
         return DIRECTIONS[self.rule.name](g, kept, self.rule) + decay

@@ -79,7 +79,7 @@ def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib
 
 
 ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
-SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1}
+SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep": 2}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,15 @@ def test_pins_hold() -> None:
     assert next(iter(search(LLAMA, 4, 8, 140))).config.model.remat == "none"
     again = search(LLAMA, 4, 8, 140, model__remat_layers=1)
     assert next(iter(again)).config.model.remat != "none"
+
+
+def test_without_experts_ep_is_more_of_dp() -> None:
+    plain, found = (next(iter(search(GPT, 8, 8, 80, **pins))) for pins in ({}, {"layout__ep": 2}))
+    dp = plain.config.layout.dp // 2
+    assert found.config.layout == dataclasses.replace(plain.config.layout, dp=dp, ep=2)
+    assert found.step.seconds == pytest.approx(plain.step.seconds)
+    assert found.memory == plain.memory
+    assert plain.config.layout.ep == 1
 
 
 @pytest.mark.parametrize(

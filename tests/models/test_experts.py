@@ -1,0 +1,205 @@
+"""A mixture of experts is the same on every layout: steps, loads, choices, what is refused."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from one_device import hold
+from turns import slow
+
+from jaxptd.analysis.jaxprs import equations
+from jaxptd.analysis.verification import verify
+from jaxptd.config import Config
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
+from jaxptd.step.expert_load import ENTROPY, LOAD
+
+LOSSES = {"moe.balance_loss": 0.1, "moe.z_loss": 0.01}
+# DeepSeek-V3's router, with a layer without experts before the others.
+DEEPSEEK = {
+    "family": "qwen3_moe",
+    "moe.num_experts": 8,
+    "moe.top_k": 3,
+    "moe.score": "sigmoid",
+    "moe.num_groups": 4,
+    "moe.top_groups": 2,
+    "moe.scale": 2.5,
+    "moe.bias_rate": 0.01,
+    "moe.router_bias": True,
+    "moe.shared_ffn_hidden_size": 8,
+    "moe.first_dense": 1,
+}
+QWEN = {
+    "family": "qwen2_moe",
+    "moe.num_experts": 4,
+    "moe.top_k": 2,
+    "moe.ffn_hidden_size": 6,
+    "moe.shared_ffn_hidden_size": 8,
+}
+SP: Any = {"tp": 2, "sequence_parallel": True}
+FOUR = {"num_layers": 4, "micro_batches": 4}
+EVERYTHING = tiny.MOE | LOSSES | {"moe.bias_rate": 0.01, "dropout": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(dp=2, ep=2, **SP), EVERYTHING | {"remat": "dots"}),
+        (Layout(pp=2, ep=2, cp=2, zero=3), EVERYTHING | {"moe.chunk": 0.4}),
+        (Layout(dp=2, ep=2, tp=2, zero=2, experts="whole"), tiny.MOE | DEEPSEEK),
+        slow(Layout(ep=4, tp=2), EVERYTHING | {"remat": "full"}),
+        slow(Layout(ep=2, **SP, experts="whole", zero=1), tiny.MOE | DEEPSEEK),
+        slow(Layout(pp=2, ep=2, tp=2, experts="whole"), EVERYTHING),
+        slow(Layout(ep=4, **SP, collective_matmul=True, zero=1), EVERYTHING),
+        slow(Layout(dp=2, ep=2, cp=2, zero=2), EVERYTHING | {"seq_length": 7}),
+        slow(Layout(ep=2, cp=4, ring="blockwise"), tiny.MOE | DEEPSEEK | {"remat": "attention"}),
+        slow(Layout(pp=2, ep=2, **SP, schedule="zb-h1"), EVERYTHING | {"remat": "dots"}),
+        slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), EVERYTHING | FOUR),
+        slow(Layout(pp=2, ep=4, schedule="interleaved", zero=2), tiny.MOE | QWEN | FOUR),
+        slow(Layout(pp=2, ep=2, tp=2, zero=1), tiny.MOE | DEEPSEEK | {"remat": "full"}),
+        slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | QWEN | {"scan_layers": False}),
+        slow(Layout(dp=2, ep=4, zero=2), tiny.MOE | {"optimizer": "muon", "micro_batches": 1}),
+        slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | {"optimizer": "adafactor"}),
+        slow(Layout(ep=2, tp=2, offload="optimizer"), tiny.MOE | DEEPSEEK),
+        slow(Layout(ep=2, tp=2, zero=3, offload="parameters"), EVERYTHING),
+        slow(Layout(ep=8), tiny.MOE | DEEPSEEK | {"moe.every": 2, "num_layers": 3}),
+    ],
+    ids=str,
+)
+def test_a_layout_takes_the_step_of_one_device(layout: Layout, choice: dict[str, Any]) -> None:
+    hold(layout, **choice)
+
+
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float16")])
+def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
+    choice = {"num_layers": 1} if dtype == "float32" else {}
+    report = verify(tiny.config(Layout(dp=2, ep=2, tp=2), **tiny.MOE, **choice), dtype=dtype)
+    assert report.wrong == []
+    assert report.margin is not None
+    assert f"given its choices (smallest margin {report.margin:.1e})" in report.verdict
+    assert [row.what for row in report.rows].count("choices") == (1 if choice else 2)
+
+
+# ---- choices are never made again ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "attention", "full"])
+@pytest.mark.parametrize(
+    "layout", [Layout(ep=2), Layout(dp=2, ep=2, zero=3), Layout(pp=2, schedule="zb-h1")], ids=str
+)
+def test_backward_never_chooses_again(layout: Layout, remat: str) -> None:
+    program = tiny.program(layout, remat=remat, **tiny.MOE)
+    jaxpr = program.train_step.trace(program.abstract_state, program.abstract_batch).jaxpr.jaxpr
+    backward = [each for each in equations(jaxpr) if each.primitive.name == "top_k"]
+    plain = tiny.program(layout, **tiny.MOE)
+    evaluated = plain.eval_step.trace(plain.abstract_state["params"], plain.abstract_batch)
+    forward = [each for each in equations(evaluated.jaxpr.jaxpr) if each.primitive.name == "top_k"]
+    assert len(forward) == 1
+    assert len(backward) == layout.zero // 3 + 1  # the last layer is outside the loop
+
+
+# ---- loads ---------------------------------------------------------------------------------------
+
+
+def step_of(layout: Layout, **choice: Any) -> tuple[dict, dict, dict]:
+    """Parameters before and after a step, and its metrics; the same start on every layout."""
+    program = tiny.program(layout, **tiny.MOE, **choice)
+    before = program.init_state()
+    first = jax.tree.map(np.asarray, program.canonical(before["params"]))
+    state, metrics = program.train_step(before, tiny.batch())
+    after = jax.tree.map(np.asarray, program.canonical(state["params"]))
+    return first, after, {name: np.asarray(x) for name, x in metrics.items()}
+
+
+def test_loads_and_their_biases_are_the_same_bits_on_every_layout() -> None:
+    choice = {"moe.bias_rate": 0.125, "num_layers": 3, "moe.dense_layers": (1,)}
+    first, one, metrics = step_of(Layout(), **choice)
+    name = "blocks_2.mlp.router.load_bias"
+    assert set(np.unique(one[name])) <= {-0.125, 0.0, 0.125}
+    assert (one[name] != first[name]).any()
+    assert np.isnan(metrics[LOAD]).tolist() == [False, True, False]
+    assert (metrics[LOAD][[0, 2]] >= 1).all()
+    assert (metrics[ENTROPY][[0, 2]] <= 1).all()
+    _, spread, other = step_of(Layout(dp=2, ep=2, cp=2, zero=2), **choice)
+    assert spread[name].tobytes() == one[name].tobytes()
+    np.testing.assert_array_equal(other[LOAD], metrics[LOAD])
+
+
+def test_loads_are_no_part_of_the_gradient_norm_and_have_no_moments() -> None:
+    _, _, metrics = step_of(Layout())
+    assert metrics["grad_norm"] < 50  # counts are in the hundreds
+    program = tiny.program(Layout(), **tiny.MOE)
+    names = [
+        jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(program.abstract_state["optimizer"])
+    ]
+    assert any("router" in name for name in names)
+    assert not any("load_bias" in name for name in names)
+
+
+# ---- choices that are given, and seen ------------------------------------------------------------
+
+
+def test_the_choices_that_are_seen_can_be_given() -> None:
+    program = tiny.program(Layout(dp=2, ep=2, **SP), **tiny.MOE, **{"moe.replay": True})
+    params, none = program.init_state()["params"], np.full((8, 8, 2, 2), -1, np.int32)
+    batch = tiny.batch() | {"choices": none}
+    experts, margins = program.choices(params, batch)
+    assert experts.shape == (8, 8, 2, 2)
+    assert (margins > 0).all()
+    assert (experts[..., 0] != experts[..., 1]).all()
+
+    def loss(choices: np.ndarray) -> float:
+        result = program.eval_step(params, batch | {"choices": choices})
+        return float(result["cross_entropy"]["sum"])
+
+    assert loss(experts) == loss(none)
+    others = (experts + 1) % 4
+    assert loss(others) != loss(none)
+    again, _ = program.choices(params, batch | {"choices": others})
+    np.testing.assert_array_equal(again, others)
+
+
+def test_stages_and_models_without_experts_show_no_choices() -> None:
+    with pytest.raises(UserError, match=r"Program\.choices: the model has no experts"):
+        tiny.program(Layout()).choices({}, {})
+    with pytest.raises(UserError, match=r"layout\.pp=2: use layout\.pp=1"):
+        tiny.program(Layout(pp=2), **tiny.MOE).choices({}, {})
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice", "words"),
+    [
+        (Layout(row=2, col=2), {}, r"model\.moe with a grid .* use layout\.tp instead"),
+        (Layout(ep=3), {}, r"model\.moe\.num_experts=4 does not split over layout\.ep=3"),
+        (Layout(), {"products": "fp8"}, r"rows of experts have no fp8 matmul yet"),
+        (Layout(), {"linear_bias": "all"}, r"experts have no biases; use qkv or none"),
+        (Layout(), {"moe.top_k": 5}, r"a token can choose from 4 experts"),
+        (Layout(), {"moe.num_groups": 3}, r"num_experts=4 does not split over .*num_groups=3"),
+        (Layout(), {"moe.top_groups": 2}, r"top_groups=2 is more than .*num_groups=1"),
+        (Layout(), {"moe.shared_gate": True}, r"no effect with .*shared_ffn_hidden_size=0"),
+        (Layout(), {"moe.dense_layers": (2,)}, r"there is no layer 2; .* use 0 to 1"),
+        (Layout(), {"moe.first_dense": 2}, r"none of model\.num_layers=2 layers has experts"),
+        (Layout(), {"moe.chunk": 0.0}, r"model\.moe\.chunk=0\.0 must be a number above 0"),
+        (Layout(), {"family": "llama"}, r"model\.moe\S* has no effect with the family llama"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(layout: Layout, choice: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        tiny.config(layout, batch=24, **tiny.MOE | choice)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_with_experts_has_all_of_a_dense_models_fields() -> None:
+    config: Config = tiny.config(Layout(), **tiny.MOE)
+    assert config.model.moe is not None
+    assert dataclasses.replace(config.model, remat="full").moe == config.model.moe
+    assert make_mesh(Layout(ep=2)).shape["ep"] == 2
+    assert Program(config, make_mesh(Layout())).infos["blocks.mlp.up.w"].shape == (2, 4, 16, 2, 8)
