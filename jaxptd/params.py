@@ -172,8 +172,11 @@ class Blueprint:
     def init(
         self, seed: int, *, mesh: Mesh, dtype: Any, stored: Mapping[str, Stored] | None = None
     ) -> Params:
-        """Initial parameters, the same on every mesh; stored: their forms, None: without ZeRO."""
-        forms: Mapping[str, Stored] = stored or self.infos
+        """Initial parameters, the same on every mesh.
+
+        stored: their forms, if only of some, these are made; None: of all, without ZeRO.
+        """
+        forms: Mapping[str, Stored] = self.infos if stored is None else stored
 
         def make(key: Array) -> Params:
             with nnx.use_eager_sharding(False):
@@ -181,6 +184,7 @@ class Blueprint:
             return {
                 name: forms[name].from_stacked(leaf.astype(dtype))
                 for name, leaf in zip(self.infos, leaves, strict=True)
+                if name in forms
             }
 
         options = CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else None

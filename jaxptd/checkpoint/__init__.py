@@ -3,6 +3,7 @@
 from jaxptd.checkpoint.checkpoints import VALIDATION_LOSS, Checkpoints
 from jaxptd.checkpoint.folders import CheckpointError
 from jaxptd.checkpoint.saving import (
+    check_part,
     check_whole,
     load_part,
     read_description,

@@ -169,8 +169,13 @@ def restore_part(path: Path, target: Any) -> Any:
     Raises:
         DamagedCheckpointError, CheckpointError: as `restore_path`.
     """
-    run_on_first("checked", partial(check, Path(path), target, part=True))
+    check_part(path, target)
     return load(Path(path), target)[1]
+
+
+def check_part(path: Path, target: Any) -> None:
+    """Raises as `restore_part` does, without restoring anything."""
+    run_on_first("checked", partial(check, Path(path), target, part=True))
 
 
 def read_tensors(path: Path) -> dict[str, dict[str, Any]]:

@@ -59,6 +59,8 @@ class MoE(Section):
             instead of choosing; for batches made in Python.
         chunk: experts work on chunks of this many times the rows of balanced experts, as many as
             the router fills; less takes less memory.
+        upcycle: the weights of checkpoint.start are a dense model's: each expert begins as a copy
+            of its MLP, and the router at random.
     """
 
     num_experts: int = 8
@@ -81,6 +83,7 @@ class MoE(Section):
     dense_layers: tuple[int, ...] = ()
     replay: bool = False
     chunk: float = 1.25
+    upcycle: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, NAME)
@@ -106,6 +109,12 @@ class MoE(Section):
             raise UserError(
                 f"{NAME}.shared_gate=true has no effect with {NAME}.shared_ffn_hidden_size=0; "
                 "leave it out"
+            )
+        if self.upcycle and self.shared_ffn_hidden_size:
+            raise UserError(
+                f"{NAME}.upcycle=true with {NAME}.shared_ffn_hidden_size="
+                f"{self.shared_ffn_hidden_size}: a dense model has no weights for a shared MLP; "
+                f"use {NAME}.shared_ffn_hidden_size=0"
             )
 
     @property

@@ -22,6 +22,7 @@ from jaxptd.models.families import FAMILIES, family_of
 from jaxptd.params import Params
 from jaxptd.run.devices import ready
 from jaxptd.run.saved import load_run, program_to_generate, restore_weights
+from jaxptd.run.upcycle import begun_from, upcycles
 from jaxptd.step import Program, State
 
 # ---- the state of step 0 of a run that starts from weights ---------------------------------------
@@ -39,6 +40,11 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
     """
     start = program.config.checkpoint.start
     if start in (None, RANDOM):
+        if upcycles(program.config.model):
+            raise UserError(
+                f"model.moe.upcycle=true with checkpoint.start={start or 'null'}: there are no "
+                "weights to copy; name a dense model as checkpoint.start, or leave upcycle out"
+            )
         return program.init_state()
     path = Path(start)
     if not path.is_dir():
@@ -162,7 +168,8 @@ def _reads_text(family: FamilyName) -> bool:
 
 def check(model: ModelConfig, path: Path) -> None:
     """Raises UserError, with the field, if a model contradicts the sizes of a directory."""
-    check_sizes(model, _sizes(path), where=path)
+    sizes = _sizes(path)
+    check_sizes(begun_from(model, sizes["family"], where=path), sizes, where=path)
 
 
 def program_of(directory: Directory, run_dir: Path) -> Program:

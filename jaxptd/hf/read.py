@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
+from jaxptd.config import FamilyName
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Ranges, Rule
 from jaxptd.hf.directory import Directory
@@ -23,6 +24,7 @@ from jaxptd.hf.mapping import HEAD, Mapped, file_name, map_tensors
 from jaxptd.hf.sizes import check_sizes, read_sizes, with_defaults
 from jaxptd.params import Params
 from jaxptd.run.saved import check_finite
+from jaxptd.run.upcycle import DenseSource, Read, begun_from, dense_shapes, upcycled, upcycles
 from jaxptd.step import Program
 
 TIED = "tie_word_embeddings"
@@ -101,14 +103,17 @@ def _head_and_tokens(directory: Directory, family: Family) -> list[str | None]:
 def read_params(program: Program, directory: Directory) -> Params:
     """The parameters of a directory, as the program's state holds them.
 
-    Each process reads what its own devices hold, and equal slices only once.
+    Each process reads what its own devices hold, and equal slices only once. With
+    `model.moe.upcycle` the directory has the dense model without experts.
 
     Raises:
         UserError: the directory's model differs from the program's config, is damaged, or has a
             NaN or infinity in a parameter.
     """
-    model = program.config.model
-    check_sizes(model, sizes_of(directory), where=directory)
+    model, sizes = program.config.model, sizes_of(directory)
+    check_sizes(begun_from(model, sizes["family"], where=directory), sizes, where=directory)
+    if upcycles(model):
+        return upcycled(program, _reader_of_dense(program, directory, sizes["family"]))
     targets = abstract_canonical(program)["params"]
     ours = {name: target.shape for name, target in targets.items()}
     mapped = map_tensors(model.family, ours, directory.shapes, where=directory)
@@ -118,6 +123,20 @@ def read_params(program: Program, directory: Directory) -> Params:
         read = partial(_read, directory, mapped, name=name, target=target)
         params |= params_from_canonical(program, {"params": {name: _array(target, read)}})
     return params
+
+
+def _reader_of_dense(program: Program, directory: Directory, family: FamilyName) -> Read:
+    """Reads slices of a dense model's parameters."""
+    shapes = dense_shapes(program)
+    mapped = map_tensors(family, shapes, directory.shapes, where=directory)
+    _check_copies(directory, mapped)
+
+    def read(source: DenseSource, part: jax.ShapeDtypeStruct) -> jax.Array:
+        whole = jax.ShapeDtypeStruct(shapes[source.name], part.dtype)
+        of_slice = partial(_read, directory, mapped, name=source.name, target=whole)
+        return _array(part, lambda ranges: of_slice(source.ranges(ranges)))
+
+    return read
 
 
 def _check_copies(directory: Directory, mapped: Mapped) -> None:

@@ -1,4 +1,4 @@
-"""Draws a mesh, a schedule, losses, memory, communication, the time of a step, and a plan.
+"""Draws meshes, schedules, losses, loads of experts, memory, communication, steps, and plans.
 
 Each function returns a matplotlib Figure, which a notebook shows; `save` writes it to a file.
 Functions live next to what they draw and are imported on first use, because matplotlib comes with
@@ -7,6 +7,7 @@ an extra: `pip install -e '.[viz]'`.
     from jaxptd import plot
 
     plot.loss(run)                              # a Run, or several by name
+    plot.expert_load(run)                       # how unequal the loads of its experts are
     plot.mesh(jaxptd.Layout(dp=2, tp=4))
     plot.schedule(jaxptd.make_schedule("zb-h1", stages=4, micro_batches=8))
     plot.memory(jaxptd.memory(config))
@@ -23,6 +24,7 @@ from jaxptd.errors import UserError, install
 
 if TYPE_CHECKING:
     from jaxptd.plot.figures import bytes_by_axis as bytes_by_axis
+    from jaxptd.plot.figures import expert_load as expert_load
     from jaxptd.plot.figures import loss as loss
     from jaxptd.plot.figures import memory as memory
     from jaxptd.plot.figures import mesh as mesh
@@ -43,6 +45,7 @@ DARK = "#1a202c"  # text on fills
 
 _HOMES = {
     "bytes_by_axis": ("jaxptd.plot.figures", "bytes_by_axis"),
+    "expert_load": ("jaxptd.plot.figures", "expert_load"),
     "loss": ("jaxptd.plot.figures", "loss"),
     "memory": ("jaxptd.plot.figures", "memory"),
     "mesh": ("jaxptd.plot.figures", "mesh"),

@@ -1,19 +1,20 @@
-"""Draws memory and communication per device, losses over steps, a mesh, and a plan."""
+"""Draws memory and communication per device, losses and loads over steps, a mesh, and a plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 from jaxptd.hardware import Accelerator, Cluster
 from jaxptd.layout import Layout
-from jaxptd.plot import COLORS, INK
+from jaxptd.plot import BLUE, COLORS, DARK, FILLS, INK
 from jaxptd.plot.style import new_picture, styled
 
 # ---- bytes that a device holds and sends ---------------------------------------------------------
@@ -124,9 +125,11 @@ def _with_legend(figure: Figure) -> Figure:
     return figure
 
 
-# ---- losses over steps ---------------------------------------------------------------------------
+# ---- losses and loads over steps ----------------------------------------------------------------
 
 Columns = Mapping[str, Sequence[float] | np.ndarray]
+LOADS = "expert_load/"  # before the number of a layer, in names of columns
+LOAD_COLORS = (FILLS[0], BLUE, DARK)  # of equal loads, and of unequal ones
 
 
 @runtime_checkable
@@ -161,6 +164,50 @@ def loss(runs: Run | Columns | Mapping[str, Run | Columns]) -> Figure:
     axes.set(xlabel="step", ylabel="loss, nats per token")
     axes.grid()
     axes.legend()
+    return figure
+
+
+@checked("jaxptd.plot.expert_load")
+@styled
+def expert_load(run: Run | Columns) -> Figure:
+    """Draws how unequal the loads of experts are: a row per layer, steps from left to right.
+
+    A color is the largest load of a layer's experts over their mean; 1 if all are equal. Rows of
+    layers without experts are empty.
+
+    Args:
+        run: a run of a model with experts, or its columns of metrics.
+
+    Raises:
+        UserError: no loads were logged.
+    """
+    columns = run.metrics if isinstance(run, Run) else run
+    found = {int(n.removeprefix(LOADS)): x for n, x in columns.items() if n.startswith(LOADS)}
+    steps = np.asarray(columns.get("step", ()))
+    if not found or not len(steps):
+        raise UserError(
+            "no loads of experts were logged; a run of a model with experts (model.moe) has them"
+        )
+    load_LS = np.full((max(found) + 1, len(steps)), np.nan)
+    for layer, load_S in found.items():
+        load_LS[layer] = load_S
+    figure = new_picture(7, 1.6 + 0.25 * len(load_LS))
+    axes = figure.subplots()
+    # A step's color begins where the color of the step logged before it ends.
+    edges = np.concatenate([[steps[0] - np.diff(steps[:2], prepend=0)[-1]], steps])
+    drawn = axes.pcolormesh(
+        edges,
+        np.arange(len(load_LS) + 1) - 0.5,
+        np.ma.masked_invalid(load_LS),
+        cmap=LinearSegmentedColormap.from_list("load", LOAD_COLORS),
+        vmin=1,
+        vmax=max(float(np.nanmax(load_LS)), 1.1),
+        rasterized=True,
+    )
+    figure.colorbar(drawn, ax=axes, label="largest load / mean")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="step", ylabel="layer")
+    axes.invert_yaxis()
     return figure
 
 

@@ -305,7 +305,7 @@ class Meter:
         with self._waiting():
             values: Values = {}
             for name, x in self._metrics.items():
-                values |= by_layer(name, np.asarray(x)) if x.ndim else {name: float(x)}
+                values |= by_layer(name, np.asarray(x)) if np.ndim(x) else {name: float(x)}
             values |= {name: int(values[name]) for name in COUNTS if name in values}
         if values:
             self._note_end()

@@ -14,6 +14,7 @@ import numpy as np
 from jaxptd.checkpoint import (
     CheckpointError,
     Checkpoints,
+    check_part,
     check_whole,
     load_part,
     read_description,
@@ -22,7 +23,7 @@ from jaxptd.checkpoint import (
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
-from jaxptd.config import Config, Kernels, flat, option
+from jaxptd.config import Config, Kernels, ModelConfig, flat, option
 from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError
@@ -32,6 +33,7 @@ from jaxptd.params import Params
 from jaxptd.run.checkpoints import saved_config as described_config
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import BASE
+from jaxptd.run.upcycle import DenseSource, Read, begun_from, dense_shapes, upcycled, upcycles
 from jaxptd.step import Program
 
 PARAMS = "params."  # prefix of parameter names in a checkpoint
@@ -42,6 +44,7 @@ _NO_WEIGHTS = frozenset(
         *("vocab_multiple", "dropout", "dtype", "products"),
         *("remat", "remat_layers", "attention", "kernels", "scan_layers"),
         "images.drop_path",
+        *("moe.bias_rate", "moe.balance_loss", "moe.z_loss", "moe.chunk", "moe.upcycle"),
     }
 )
 
@@ -122,30 +125,64 @@ def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict
 def restore_weights(program: Program, path: Path) -> Params:
     """The parameters of a checkpoint with the same model, or of a run's newest good one.
 
+    With `model.moe.upcycle` the checkpoint has the dense model without experts.
+
     Raises:
         UserError: there is no such checkpoint, it is damaged, it has another model, or a number
             is NaN or infinite.
     """
-    if not os.path.isfile(path / MANIFEST) and os.path.isdir(path / "checkpoints"):
-        steps = Checkpoints(path / "checkpoints", keep=1).steps()
-        if not steps:
-            raise UserError(f"checkpoint.start={path} is a run without checkpoints; name another")
-        path = _folder(path, steps[-1])
+    path = _checkpoint(path)
+    _check_model(program.config.model, path)
+    if upcycles(program.config.model):
+        return upcycled(program, _reader_of_dense(program, path))
+    restored = restore_part(path, {"params": abstract_canonical(program)["params"]})
+    for name, x in restored["params"].items():
+        _check_finite(path, name, x)
+    return params_from_canonical(program, restored)
+
+
+def _checkpoint(path: Path) -> Path:
+    """The folder of a checkpoint, or of a run's newest good one."""
+    if os.path.isfile(path / MANIFEST) or not os.path.isdir(path / "checkpoints"):
+        return path
+    steps = Checkpoints(path / "checkpoints", keep=1).steps()
+    if not steps:
+        raise UserError(f"checkpoint.start={path} is a run without checkpoints; name another")
+    return _folder(path, steps[-1])
+
+
+def _check_model(model: ModelConfig, path: Path) -> None:
+    """Raises UserError unless a checkpoint has the weights that a model begins with."""
     saved = described_config(str(path), read_description(path)).model
-    for name in flat(saved) | flat(program.config.model):
-        ours, theirs = option(program.config.model, name), option(saved, name)
+    begun = begun_from(model, saved.family, where=f"checkpoint.start={path}")
+    for name in flat(saved) | flat(begun):
+        ours, theirs = option(begun, name), option(saved, name)
         if name not in _NO_WEIGHTS and ours != theirs:
             raise UserError(
                 f"model.{name}={ours}, but checkpoint.start={path} has {theirs}; use a "
                 "config with the same model"
             )
-    target = {"params": abstract_canonical(program)["params"]}
-    restored = restore_part(path, target)
-    for name, x in restored["params"].items():
-        held = {str(shard.index): shard.data for shard in x.addressable_shards}
-        bad = sum(np.count_nonzero(~np.isfinite(np.asarray(each))) for each in held.values())
-        check_finite(f"{path}: {name}", int(bad))
-    return params_from_canonical(program, restored)
+
+
+def _reader_of_dense(program: Program, path: Path) -> Read:
+    """Reads the parameters of a dense model's checkpoint, once all are checked."""
+    shapes, dtype = dense_shapes(program), program.states.dtype
+    every = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+    check_part(path, {"params": every})
+
+    def read(source: DenseSource, part: jax.ShapeDtypeStruct) -> jax.Array:
+        held = source.held(shapes[source.name], part)
+        x = load_part(path, {"params": {source.name: held}})["params"][source.name]
+        _check_finite(path, source.name, x)
+        return source.rows(x, part)
+
+    return read
+
+
+def _check_finite(path: Path, name: str, x: jax.Array) -> None:
+    held = {str(shard.index): shard.data for shard in x.addressable_shards}
+    bad = sum(np.count_nonzero(~np.isfinite(np.asarray(each))) for each in held.values())
+    check_finite(f"{path}: {name}", int(bad))
 
 
 def check_finite(where: str, bad: int) -> None:

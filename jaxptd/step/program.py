@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -276,13 +276,16 @@ class Program:
 
     def init_state(self) -> State:
         """The state of step 0: the same numbers on every mesh."""
-        params = self.resolved.blueprint.init(
+        return self.states.new(self.initial(self.states.stored))
+
+    def initial(self, names: Collection[str]) -> Params:
+        """The initial numbers of some parameters, as the state holds them."""
+        return self.resolved.blueprint.init(
             self.config.train.seed,
             mesh=self.mesh,
             dtype=self.resolved.master_dtype,
-            stored=self.states.stored,
+            stored={name: self.states.stored[name] for name in names},
         )
-        return self.states.new(params)
 
     @checked("jaxptd.Program.canonical")
     def canonical(self, params: Mapping[str, Array]) -> Params:

@@ -155,7 +155,7 @@ class States:
 
     @cached_property
     def trained(self) -> Mapping[str, Stored]:
-        """How the state holds the parameters that the optimizer updates, those with moments."""
+        """The stored forms of the parameters that the optimizer updates, which have moments."""
         return {name: each for name, each in self.stored.items() if not each.info.counts}
 
     def _make(self, params: Params) -> State:

@@ -192,6 +192,8 @@ PLOTS: list[Row] = [
     (lambda k: plot.loss(None), "jaxptd.plot.loss: runs is None; expected a Run or a dict"),
     (lambda k: plot.loss({"a": 3}), "plot.loss: a is of type int; expected a run, or its metrics"),
     (lambda k: plot.loss({"loss": [1.0], "step": [1, 2]}), "columns have {'step': 2, 'loss': 1}"),
+    (lambda k: plot.expert_load(None), "plot.expert_load: run is None; expected a Run or a dict"),
+    (lambda k: plot.expert_load(k.run), "no loads of experts were logged"),
     (lambda k: plot.mesh(k.config), "plot.mesh: layout is a Config; expected a Layout: pass conf"),
     (lambda k: plot.mesh(k.mesh), "layout is a Mesh; expected a Layout"),
     (lambda k: plot.memory(k.config), "expected a MemoryReport: jaxptd.memory(config) makes one"),

@@ -18,6 +18,7 @@ PAGES = ("#ffffff", "#131416")  # of the documentation, by day and by night
 LAYOUT = Layout(pp=2, dp=2, cp=2, tp=4)
 NAN = float("nan")
 METRICS = {"step": [1, 2, 3], "loss": [5.0, 4.0, 3.5], "validation_loss": [NAN, NAN, 3.7]}
+LOADS = {"step": [10, 20, 30], "expert_load/1": [3.0, NAN, 1.5], "expert_load/3": [2.0, 1.2, 1.0]}
 MOVED = [
     Collective(ALL_REDUCE, ("tp",), 8, 4_000_000),
     Collective(ALL_GATHER, ("tp",), 8, 4_000_000),
@@ -34,6 +35,7 @@ REPORTS = {
     "mesh": LAYOUT,
     "schedule": make_schedule("zb-v", stages=2, micro_batches=4),
     "loss": METRICS,
+    "expert_load": LOADS,
     "memory": MemoryReport(LAYOUT, "", MEMORY),
     "bytes_by_axis": CommsReport(LAYOUT, "", MOVED, [], [], []),
     "step_time": ProfileReport("a step", {("mlp", PRODUCT): 0.002}),
@@ -107,6 +109,22 @@ def test_a_loss_is_a_line_and_its_validation_points() -> None:
     for nothing in ({}, {"step": [], "loss": []}, {"a": {}}):
         with pytest.raises(UserError, match="no loss was logged"):
             plot.loss(nothing)
+
+
+def test_loads_of_experts_have_a_row_for_each_layer_and_a_color_for_each_step() -> None:
+    axes = plot.expert_load(LOADS).axes[0]
+    (drawn,) = axes.collections
+    found = drawn.get_array().filled(np.nan)
+    np.testing.assert_array_equal(found[[1, 3]], [LOADS["expert_load/1"], LOADS["expert_load/3"]])
+    assert np.isnan(found[[0, 2]]).all()  # layers without experts
+    assert drawn.get_coordinates()[0, :, 0].tolist() == [0, 10, 20, 30]
+    assert axes.yaxis_inverted()
+    assert drawn.get_clim() == (1, 3)
+    once = plot.expert_load({"step": [7], "expert_load/0": [1.0]}).axes[0].collections[0]
+    assert once.get_coordinates()[0, :, 0].tolist() == [0, 7]
+    for nothing in (METRICS, {"step": [], "expert_load/0": []}):
+        with pytest.raises(UserError, match="a run of a model with experts"):
+            plot.expert_load(nothing)
 
 
 def test_memory_is_a_bar_of_parts_for_each_way_to_count() -> None:

@@ -37,7 +37,7 @@ def test_it_has_every_row_also_where_a_column_is_new(run_dir) -> None:
     assert cells(run_dir) == []
     for step in (1, 2):
         run_dir.log(row(step))
-    run_dir.log(row(3, validation_loss=2.0))
+    run_dir.log(row(3, **{"expert_load/0": 1.5, "validation_loss": 2.0}))
     run_dir.log(row(4))
     assert cells(run_dir) == expected(run_dir.metrics())
     assert [each["validation_loss"] for each in cells(run_dir)] == ["", "", "2.0", ""]

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import json
+import re
 import sys
 import types
 
@@ -61,6 +62,8 @@ class FakeMLflow(Service):
         self.parameters |= parameters
 
     def log_metrics(self, numbers, step, synchronous):
+        # What MLflow accepts as names of metrics.
+        assert all(re.fullmatch(r"[\w\-. /:]+", name) for name in numbers)
         assert not synchronous  # the run does not wait for the server
         self.take(self.run, numbers, step)
 
@@ -91,10 +94,11 @@ def open_run(path, service, *, step: int = 0, say=pytest.fail) -> RunDir:
 
 def test_a_service_gets_every_number_of_a_row(tmp_path, service) -> None:
     run_dir = open_run(tmp_path / "first", service)
-    run_dir.log(row(5, validation_loss=2.0))
+    more = {"expert_load/0": 1.5, "validation_loss": 2.0}
+    run_dir.log(row(5, **more))
     run_dir.close()
     ((run, points),) = service.points.items()
-    assert points == [(5, {"loss": 0.2, "validation_loss": 2.0})]
+    assert points == [(5, {"loss": 0.2, **more})]
     assert service.ended == [run]
     assert json.loads((tmp_path / "first" / f"{service.__name__}.json").read_text()) == {
         "run": run,

@@ -42,12 +42,16 @@ def events(folder: Path) -> list:
 
 def test_tensorboard_gets_every_number_of_a_row(run_dir):
     run_dir.open(load_config(CONFIG), step=4)
-    run_dir.log(row(5, validation_loss=2.0))
+    run_dir.log(row(5, **{"expert_load/0": 1.5, "validation_loss": 2.0}))
     version, start, _, *values = events(run_dir.path / "tensorboard")
     assert version.file_version == "brain.Event:2"
     assert (start.session_log.status, start.step) == (1, 5)  # START: later steps are hidden
     found = [(v.summary.value[0].tag, v.summary.value[0].simple_value, v.step) for v in values]
-    assert found == [("loss", pytest.approx(0.2), 5), ("validation_loss", 2.0, 5)]  # no mfu
+    assert found == [
+        ("loss", pytest.approx(0.2), 5),
+        ("expert_load/0", 1.5, 5),
+        ("validation_loss", 2.0, 5),
+    ]  # no mfu
 
 
 def test_the_events_begin_with_the_config_as_a_text(run_dir):

@@ -138,6 +138,18 @@ def test_a_row_of_float16_has_its_scale_and_none_for_what_is_not_finite(clock):
     json.loads(json.dumps(row, allow_nan=False))
 
 
+def test_a_row_has_a_number_for_each_layer_that_has_one(clock):
+    meter = Meter(program(), 0)
+    clock.now += 1.0
+    meter.add(1, {**metrics(), "expert_load": jnp.array([jnp.nan, 1.5, 1.25])})
+    row = meter.row()
+    assert {name: x for name, x in row.items() if "load" in name} == {
+        "expert_load/1": 1.5,
+        "expert_load/2": 1.25,
+    }
+    assert [*row].index("expert_load/1") == [*row].index("tokens") - 2
+
+
 def test_too_many_skipped_steps_are_found_at_the_next_at_the_latest():
     line = (
         "loss is nan at step 2, the last of 10 skipped steps in a row "
