@@ -102,6 +102,7 @@ FamilyName = Literal[
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
+    "dots1",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
@@ -258,6 +259,7 @@ _T5 = _LLAMA | {
 _SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
 _QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
+_DOTS1 = MoE(128, 6, 1408, 2 * 1408, score="sigmoid", scale=2.5, first_dense=1)
 # The defaults of each family, and the sections that it can have.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt": _GPT,
@@ -272,6 +274,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "mixtral": _LLAMA | {"rope": Rope(1e6), "moe": MoE()},
     "qwen2_moe": _QWEN | {"linear_bias": "qkv", "moe": _QWEN2_MOE},
     "qwen3_moe": _QWEN | {"qk_norm": True, "moe": MoE(128, 8)},
+    "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
 }
 SECTIONS = ("rope", "encoder_decoder", "images", "moe")  # of `ModelConfig`
 

@@ -249,6 +249,7 @@ def option(model: ModelConfig, name: str) -> Any:
     """
     rules = {
         "ffn_hidden_size": model.mlp_size,
+        "moe.ffn_hidden_size": (model.moe and model.moe.ffn_hidden_size) or model.mlp_size,
         "encoder_decoder.num_layers": model.decoder_layers,
         "encoder_decoder.seq_length": model.target_length,
         "encoder_decoder.output_scale": model.block.output_scale,

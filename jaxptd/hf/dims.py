@@ -7,6 +7,11 @@ our array has dims L (layers), D, N and H, where H = P * 2. A letter is a size o
 number is itself; a letter after a number distinguishes equal numbers, such as 2y and 2x. Among our
 dims `[i]` means that the tensor holds only entry i of that dim. Thus one notation covers
 transposes, splits, interleaves and their inverses.
+
+    Rule("blocks.mlp.down.w", "L E F D", "layers.{}.mlp.experts.{}.down_proj.weight", "D F")
+
+has two numbers in its names: each `{}` stands for the number of an entry of one of our first dims,
+here of a layer and of an expert.
 """
 
 import dataclasses
@@ -19,7 +24,6 @@ from typing import Protocol
 
 import numpy as np
 
-LAYERS = "L"
 _NUMBER = re.compile(r"\d+")  # what a factor begins with
 
 Ranges = tuple[tuple[int, int], ...]  # begin and end along each dim
@@ -34,14 +38,15 @@ class Tensor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One Hugging Face tensor (per layer) as a part of one of our parameters.
+    """One Hugging Face tensor (per layer, or per expert) as a part of one of our parameters.
 
     Args:
         ours: name of our parameter.
-        dims: dims of our parameter; `L` is the dim of its stack's layers.
-        name: name of the tensor; `{}` is the number of the layer.
+        dims: dims of our parameter; those that number tensors come first, layers before experts.
+        name: name of the tensor, with a `{}` for each of these dims.
         tensor_dims: dims of the tensor.
         longer: whether the tensor may have extra rows, which are dropped.
+        exact: whether exports in another precision keep the tensor's.
         first: number of the first layer.
         step: difference between the numbers of consecutive layers.
     """
@@ -51,6 +56,7 @@ class Rule:
     name: str
     tensor_dims: str
     longer: bool = False
+    exact: bool = False
     first: int = 0
     step: int = 1
 
@@ -64,10 +70,10 @@ class Rule:
         """The number of dims of our parameter."""
         return len(self._ours)
 
-    @property
-    def is_stacked(self) -> bool:
-        """True if our parameter holds all layers and the tensor one."""
-        return self._ours[0] == (LAYERS,)
+    @cached_property
+    def numbered(self) -> int:
+        """The number of our dims that number tensors: 1 for layers, 2 for layers and experts."""
+        return self.name.count("{}")
 
     @cached_property
     def entry(self) -> tuple[int, int] | None:
@@ -78,14 +84,15 @@ class Rule:
         return None
 
     @cached_property
-    def _factors(self) -> list[tuple[str, ...]]:
-        """Our dims that the tensor has, each as its factors."""
-        return [dim for dim in self._ours if dim != (LAYERS,) and not dim[0].startswith("[")]
+    def _kept(self) -> list[int]:
+        """The positions of our dims that the tensor has."""
+        every = range(self.numbered, self.rank)
+        return [number for number in every if not self._ours[number][0].startswith("[")]
 
     @cached_property
-    def _kept(self) -> list[int]:
-        """The positions of these dims in our parameter."""
-        return [number for number, dim in enumerate(self._ours) if dim in self._factors]
+    def _factors(self) -> list[tuple[str, ...]]:
+        """These dims, each as its factors."""
+        return [self._ours[number] for number in self._kept]
 
     @cached_property
     def _tensor(self) -> list[tuple[str, ...]]:
@@ -97,10 +104,13 @@ class Rule:
         return tuple(math.prod(sizes[factor] for factor in dim) for dim in self._tensor)
 
     def names(self, ours: Sequence[int]) -> list[str]:
-        """The names of the tensors for our parameter's shape, in the order of layers."""
-        if not self.is_stacked:
-            return [self.name]
-        return [self.name.format(self.first + self.step * i) for i in range(ours[0])]
+        """The names of the tensors for our parameter's shape, in order: experts within layers."""
+        return [self.tensor_at(index) for index in np.ndindex(*ours[: self.numbered])]
+
+    def tensor_at(self, index: Sequence[int]) -> str:
+        """The name of the tensor for an entry of each dim that numbers tensors."""
+        layer = [self.first + self.step * number for number in index[:1]]
+        return self.name.format(*layer, *index[1:])
 
     def _sizes(self, ours: Sequence[int]) -> dict[str, int]:
         """The size of each factor."""
@@ -115,23 +125,22 @@ class Rule:
 
     def tensors(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """The tensors by name, made from a whole parameter."""
-        layers = list(x) if self.is_stacked else [x]
-        return dict(zip(self.names(x.shape), map(self._tensor_of, layers), strict=True))
+        every = np.ndindex(*x.shape[: self.numbered])
+        return {self.tensor_at(index): self._tensor_of(x[index], x.shape) for index in every}
 
-    def _tensor_of(self, x: np.ndarray) -> np.ndarray:
-        """The tensor made from one layer, or from a parameter without layers."""
-        shape = (1, *x.shape) if self.is_stacked else x.shape
+    def _tensor_of(self, x: np.ndarray, ours: Sequence[int]) -> np.ndarray:
+        """The tensor made from the part of our parameter that has its numbers."""
         if self.entry:
-            x = x.take(self.entry[1], self.entry[0] - self.is_stacked)
-        sizes, inside = self._sizes(shape), list(itertools.chain(*self._factors))
+            x = x.take(self.entry[1], self.entry[0] - self.numbered)
+        sizes, inside = self._sizes(ours), list(itertools.chain(*self._factors))
         x = x.reshape([sizes[factor] for factor in inside])
         order = [inside.index(factor) for dim in self._tensor for factor in dim]
-        return np.ascontiguousarray(x.transpose(order).reshape(self.shape(shape)))
+        return np.ascontiguousarray(x.transpose(order).reshape(self.shape(ours)))
 
     # ---- the tensor -> ours ---------------------------------------------------------------------
 
     def read(self, tensor: Tensor, ours: Sequence[int], ranges: Ranges) -> np.ndarray:
-        """Reads the part of a tensor that fills these ranges of one of our layers.
+        """Reads the part of a tensor that fills these ranges of ours, such as of one layer.
 
         Args:
             tensor: only what the ranges need is read.

@@ -118,22 +118,37 @@ def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
             lacks a parameter that it needs for them.
     """
     tensors = tensors_of(family)
-    rules = tensors.rules
-    by_name = {
-        name: [rule for rule in rules if (rule.ours, rule.rank) == (name, len(shape))]
-        for name, shape in ours.items()
-    }
+    by_name = {name: _rules_for(name, shape, tensors.rules) for name, shape in ours.items()}
     if lacking := [name for name in tensors.needs if name not in ours]:
         raise UserError(
             f"model.family={family} without {lacking[0]} has no Hugging Face names; use as many "
             "levels as the model that the family is named after"
         )
-    if without := [name for name, rules in by_name.items() if not rules]:
+    held = [name for name in ours if _plain(name)[0] not in tensors.zeros]
+    if without := [name for name in held if not by_name[name]]:
         raise UserError(
             f"{quoted(without[0])} has no counterpart in Hugging Face's model.family={family}; "
             "use the options of the model that the family is named after"
         )
     return by_name
+
+
+_RUN = re.compile(r"blocks_(\d+)\.")  # begins the names of a run of layers, see `models/decoder.py`
+
+
+def _plain(name: str) -> tuple[str, int]:
+    """The name of a parameter if all layers were of one kind, and its stack's first layer."""
+    run = _RUN.match(name)
+    return (f"blocks.{name[run.end() :]}", int(run[1])) if run else (name, 0)
+
+
+def _rules_for(name: str, shape: Sequence[int], rules: Sequence[Rule]) -> list[Rule]:
+    """Those of a parameter."""
+    plain, first = _plain(name)
+    found = [rule for rule in rules if (rule.ours, rule.rank) == (plain, len(shape))]
+    if plain == name:
+        return found
+    return [dataclasses.replace(rule, ours=name, first=rule.first + first) for rule in found]
 
 
 def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> Mapped:
@@ -148,14 +163,14 @@ def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> 
     Raises:
         UserError: a tensor is unknown, duplicate, missing, or has another shape.
     """
-    rules = rules_of(family, ours)
+    kind = family_named(family)[1]
+    rules = _as_stored(kind.tensors, rules_of(family, ours), ours, theirs)
     wanted = {
         name: (rule, ours[rule.ours])
         for each in rules.values()
         for rule in each
         for name in rule.names(ours[rule.ours])
     }
-    kind = family_named(family)[1]
     names, others = _named(kind.tensors, set(wanted), list(theirs), where)
     aliases = {
         name: real for name in others for real in kind.tensors.others(name) if real in wanted
@@ -174,6 +189,28 @@ def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> 
     return Mapped(rules, names, ignored, copies)
 
 
+def _as_stored(
+    tensors: Tensors, usual: Mapping[str, list[Rule]], ours: Shapes, theirs: Shapes
+) -> Mapping[str, list[Rule]]:
+    """The rules of each parameter: the alternative ones if the files have one of their tensors."""
+    if not tensors.alternatives:
+        return usual
+    stored = {
+        real for name in theirs for real in (*_spellings(tensors, name), *tensors.others(name))
+    }
+    found = dict(usual)
+    for name, shape in ours.items():
+        other = _rules_for(name, shape, tensors.alternatives)
+        if any(each in stored for rule in other for each in rule.names(shape)):
+            found[name] = other
+    return found
+
+
+def _spellings(tensors: Tensors, name: str) -> tuple[str, str, str]:
+    """A name in a file, with the family's prefix, and without it."""
+    return name, f"{tensors.prefix}{name}", name.removeprefix(tensors.prefix)
+
+
 def file_name(family: str, name: str, stored: Sequence[str]) -> str | None:
     """A tensor's name in a file: as it is, without the family's prefix, or with another one."""
     prefix = tensors_of(family).prefix
@@ -187,8 +224,7 @@ def _named(
     """The name in the file of each wanted tensor, and the remaining names."""
     names, others = dict[str, str](), list[str]()
     for name in stored:
-        both = (name, f"{tensors.prefix}{name}", name.removeprefix(tensors.prefix))
-        full = next((each for each in both if each in wanted), name)
+        full = next((each for each in _spellings(tensors, name) if each in wanted), name)
         if full in names:
             raise UserError(
                 f"{where} has {names[full]} and {name}, two names of one tensor; remove one"

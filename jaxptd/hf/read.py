@@ -4,6 +4,7 @@ Besides the parameters, host memory holds one device's slice of one parameter at
 data that one layer of it is read from.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -168,11 +169,11 @@ def _read(
     directory: Directory, mapped: Mapped, ranges: Ranges, *, name: str, target: Any
 ) -> np.ndarray:
     """A slice of a parameter, layer by layer."""
-    array = np.empty([end - begin for begin, end in ranges], target.dtype)
-    for rule in mapped.rules[name]:
-        names = rule.names(target.shape)
-        for layer, place in _places(rule, ranges):
-            key = mapped.names[names[layer]]
+    rules, shape = mapped.rules[name], [end - begin for begin, end in ranges]
+    array = np.empty(shape, target.dtype) if rules else np.zeros(shape, target.dtype)
+    for rule in rules:
+        for index, place in _places(rule, ranges):
+            key = mapped.names[rule.tensor_at(index)]
             tensor = directory.tensor(key)
             with np.errstate(over="ignore"):
                 array[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
@@ -182,8 +183,10 @@ def _read(
     return array
 
 
-def _places(rule: Rule, ranges: Ranges) -> Iterator[tuple[int, tuple[slice | int, ...]]]:
-    """The layers of a slice that a rule covers, and the position of each in the slice."""
+def _places(
+    rule: Rule, ranges: Ranges
+) -> Iterator[tuple[tuple[int, ...], tuple[slice | int, ...]]]:
+    """The tensors of a rule for a slice: layer, and expert, of each, and its place in the slice."""
     place: list[slice | int] = [slice(None)] * len(ranges)
     if rule.entry:
         dim, number = rule.entry
@@ -191,6 +194,7 @@ def _places(rule: Rule, ranges: Ranges) -> Iterator[tuple[int, tuple[slice | int
         if not begin <= number < end:
             return
         place[dim] = number - begin
-    first, last = ranges[0] if rule.is_stacked else (0, 1)
-    for layer in range(first, last):
-        yield layer, (layer - first, *place[1:]) if rule.is_stacked else tuple(place)
+    numbers = ranges[: rule.numbered]
+    for index in itertools.product(*(range(*each) for each in numbers)):
+        held = tuple(number - begin for number, (begin, _) in zip(index, numbers, strict=True))
+        yield index, (*held, *place[rule.numbered :])

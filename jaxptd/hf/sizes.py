@@ -11,7 +11,7 @@ from jaxptd.config import ModelConfig, nested, option, with_fields
 from jaxptd.data import Tokenizer
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families import FAMILIES, Family, Json, family_named
-from jaxptd.hf.families.family import activation_name, count, number, read_activation
+from jaxptd.hf.families.family import activation_name, count, flag, number, read_activation
 
 # Ids that models which write text need.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -26,6 +26,9 @@ _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "norm_eps": number,
         "activation": read_activation,
         "encoder_decoder.start_token": partial(count, least=0),
+        "moe.normalize": flag,
+        "moe.scale": number,
+        "moe.first_dense": partial(count, least=0),
     }
 )
 # Keys of any `config.json` that change the model, and the only value that is supported.

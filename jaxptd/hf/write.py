@@ -55,13 +55,15 @@ def write_directory(
         shard_size: maximum bytes of a file; a larger tensor gets its own file.
 
     Raises:
-        UserError: the directory exists or cannot be written, or Hugging Face lacks such a model.
+        UserError: the directory exists or cannot be written, or Hugging Face lacks such a model, or
+            a parameter that its files lack is not zero.
     """
     if os.path.lexists(out):
         raise UserError(f"--out {shown(out)} exists; choose another name, or remove it")
     kind = np.dtype(DTYPES[dtype]) if dtype else np.dtype(next(iter(saved.dtypes.values())))
     rules = rules_of(saved.config.model.family, saved.shapes)
-    shards = _shards(_sizes(saved, rules, kind.itemsize), shard_size)
+    _check_zeros(saved, rules)
+    shards = _shards(_sizes(saved, rules, kind), shard_size)
     files = _small_files(saved, dtype=kind.name)
     aside = out.with_name(f".{out.name}.partial")
     with explained(f"--out {shown(out)}", "use a writable directory"):
@@ -88,12 +90,28 @@ def _small_files(saved: SavedParams, *, dtype: str) -> Files:
     return base | {CONFIG: as_json(config_file)}
 
 
+def _check_zeros(saved: SavedParams, rules: Mapping[str, list[Rule]]) -> None:
+    """Raises UserError for a parameter without a tensor that is not zero."""
+    for name in (name for name in saved.shapes if not rules[name]):
+        if np.any(saved.read(name)):
+            raise UserError(
+                f"{name} is not zero, and models of Hugging Face's {saved.config.model.family} "
+                "have no such parameter; export a model without it, or of another family"
+            )
+
+
+def _dtype_of(rule: Rule, saved: SavedParams, kind: np.dtype) -> np.dtype:
+    """The precision of a rule's tensors."""
+    return np.dtype(saved.dtypes[rule.ours]) if rule.exact else kind
+
+
 def _sizes(
-    saved: SavedParams, rules: Mapping[str, list[Rule]], itemsize: int
+    saved: SavedParams, rules: Mapping[str, list[Rule]], kind: np.dtype
 ) -> Iterator[tuple[str, int]]:
     """The name and bytes of each tensor, in the order of writing."""
     for name, shape in saved.shapes.items():
         for rule in rules[name]:
+            itemsize = _dtype_of(rule, saved, kind).itemsize
             size = int(np.prod(rule.shape(shape), dtype=np.int64)) * itemsize
             yield from ((each, size) for each in rule.names(shape))
 
@@ -106,7 +124,7 @@ def _tensors(
         x = saved.read(name)
         for rule in rules[name]:
             for each, tensor in rule.tensors(x).items():
-                yield each, tensor.astype(kind)
+                yield each, tensor.astype(_dtype_of(rule, saved, kind))
 
 
 def _shards(sizes: Iterable[tuple[str, int]], most: int) -> list[Shard]:

@@ -38,6 +38,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": DECODER,
     "qwen2_moe": DECODER,
     "qwen3_moe": DECODER,
+    "dots1": DECODER,
 }
 
 

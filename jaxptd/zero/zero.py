@@ -185,11 +185,10 @@ class Zero(StateShapes):
 #
 # Parameters that vary over different mesh axes (sharded over tp, or not), or whose shards are along
 # others (those of experts), make separate messages: the result of a concatenation varies over the
-# axes of all its operands. In a loop over layers a
-# matrix is a message of its own (`own_collective`), or each iteration would copy it into the
-# message and out of it. Vectors share one, since many small messages take longer than their copies.
-# Between unrolled layers XLA moves messages and joins those of several layers, so there a layer has
-# few.
+# axes of all its operands. In a loop over layers a matrix is a message of its own
+# (`own_collective`), or each iteration would copy it into the message and out of it. Vectors share
+# one, since many small messages take longer than their copies. Between unrolled layers XLA moves
+# messages and joins those of several layers, so there a layer has few.
 #
 # Parameters that are not sharded but on the host are only copied. Their gradient is in device
 # memory, so it belongs to a `grad_slot` and not to the array on the host.

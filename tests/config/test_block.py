@@ -22,7 +22,9 @@ def test_a_family_is_its_options_spelled_out(family: str) -> None:
     preset = ModelConfig(family=family)
     spelled = {**FAMILIES[family], "rope": preset.rope}
     spelled["attention_scale"] = preset.block.attention_scale  # null is a rule
-    own = {name: spelled.pop(name) for name in ("encoder_decoder", "images", "moe") if name in spelled}
+    own = {
+        name: spelled.pop(name) for name in ("encoder_decoder", "images", "moe") if name in spelled
+    }
     if own:  # sections that no other family has
         assert ModelConfig(family=family, **own, **spelled).block == preset.block
         return

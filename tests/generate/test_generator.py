@@ -138,7 +138,7 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
 @pytest.mark.parametrize(
     "layout",
     [TP3, TP4, SEQUENCE, GRID, PIPELINE, FOLDED],
-    ids=["tp3", "tp4", "dp2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
+    ids=["tp3", "tp4", "ep2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
 )
 def test_every_layout_writes_the_same(layout):
     prompt = PROMPTS["some"]
@@ -163,7 +163,7 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     "layout",
     [TP2, TP4, CP2_TP2, SEQUENCE, GRID, BLOCKS, ("--layout.cp=2", *GRID), *PIPELINES],
     ids=[
-        *("tp2", "tp4", "cp2 tp2", "dp2 tp2 sp", "2x2", "2x4 blocks", "cp2 2x2"),
+        *("tp2", "tp4", "cp2 tp2", "ep2 tp2 sp", "2x2", "2x4 blocks", "cp2 2x2"),
         *("pp2 dp2 tp2", "interleaved", "pp2 cp2", "pp2 2x2"),
     ],
 )

@@ -26,7 +26,7 @@ from jaxptd.analysis.count import collectives_of
 from jaxptd.costs.collective import ALL_REDUCE, Collective, subtract
 from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.mesh import SAMPLE_AXES, Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, shardings
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
@@ -43,7 +43,7 @@ class Case:
         specs: (form) -> how each of them lies over the mesh.
         out: (form) -> how the output lies over the mesh.
         call: (layer, *inputs) -> output; default: the layer's own call.
-        moves: (layout, dtype) -> collectives over tp, row or col, forward and backward; but for
+        moves: (layout, dtype) -> collectives over ep, tp, row or col, forward and backward; but for
             sums of gradients of parameters, which follow from the specs.
     """
 
@@ -71,13 +71,14 @@ class Outcome:
 
 def residual_spec(tensor_parallel: TensorParallel) -> P:
     """How `x[B, T, D]` of the residual stream lies over the mesh."""
-    return P(Axis.DP, (Axis.CP, *tensor_parallel.axes.tokens), *tensor_parallel.axes.hidden_spec())
+    tokens = Axis.CP, *tensor_parallel.axes.tokens
+    return P(SAMPLE_AXES, tokens, *tensor_parallel.axes.hidden_spec())
 
 
 def between_spec(tensor_parallel: TensorParallel, dims: int, cut: int) -> P:
     """How `h[B, T, *dims]` between two products of a pair does, cut along dim `cut` of `dims`."""
     return P(
-        Axis.DP,
+        SAMPLE_AXES,
         (Axis.CP, *tensor_parallel.axes.logit_tokens),
         *tensor_parallel.axes.inner_spec(dims, cut),
     )
@@ -85,7 +86,7 @@ def between_spec(tensor_parallel: TensorParallel, dims: int, cut: int) -> P:
 
 def token_spec(tensor_parallel: TensorParallel) -> P:
     """How `loss[B, T]` does, of the tokens of the logits."""
-    return P(Axis.DP, (Axis.CP, *tensor_parallel.axes.logit_tokens))
+    return P(SAMPLE_AXES, (Axis.CP, *tensor_parallel.axes.logit_tokens))
 
 
 def run(case: Case, layout: Layout, dtype: str) -> Outcome:
@@ -196,9 +197,9 @@ def hold(case: Case, layout: Layout, *, dtype: str) -> None:
 
 
 def _inside(collectives: Iterable[Collective]) -> Iterator[Collective]:
-    """Those within a copy of the model that move over tp, row or col; cp perhaps with them."""
+    """Those that move over ep, tp, row or col; cp perhaps with them."""
     for each in collectives:
-        if set(each.axes) & {Axis.TP, Axis.ROW, Axis.COL}:
+        if set(each.axes) & {Axis.EP, Axis.TP, Axis.ROW, Axis.COL}:
             axes = tuple(axis for axis in each.axes if axis != Axis.DP)
             yield dataclasses.replace(each, axes=axes)
 
@@ -228,10 +229,11 @@ def _owed(case: Case, layout: Layout, itemsize: int) -> Iterator[Collective]:
     tensor_parallel = make_tensor_parallel(layout)
     for info in _blueprint(case, layout).infos.values():
         shared = {*tensor_parallel.axes.tokens, *map(Axis, info.over)}
-        cut = [axis for axis in (Axis.DP, Axis.CP, *sorted(shared)) if layout.sizes[axis] > 1]
+        over = *SAMPLE_AXES, Axis.CP, *sorted(shared)
+        cut = [axis for axis in over if layout.sizes[axis] > 1]
         axes = tuple(str(axis) for axis in cut if axis not in info.axes)
         block = math.prod(info.stored_shape) // math.prod(
             layout.sizes[Axis(axis)] for axis in info.axes
         )
-        if set(axes) & shared:
+        if set(axes) & (shared | {Axis.EP}):
             yield Collective(ALL_REDUCE, axes, 1, block * itemsize)

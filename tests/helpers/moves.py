@@ -33,7 +33,7 @@ def moves(one_way: Part, *on_grid: Part) -> Part:
 
 def tokens(layout: Layout, length: int = T) -> int:
     """m: those of one device, as the residual stream of a grid has them."""
-    return B * length // (layout.dp * layout.cp * layout.row)
+    return B * length // (layout.replicas * layout.cp * layout.row)
 
 
 def width(layout: Layout, of: str) -> int:
@@ -185,6 +185,38 @@ def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
         yield from grid.collect(axis, block, times=2, itemsize=itemsize)
     yield Collective(ALL_REDUCE, (Axis.COL,), 3, 3 * N * size)
     yield Collective(ALL_REDUCE, (Axis.COL,), 4, 2 * (N + K) * size)
+
+
+def experts(count: int, chosen: int, shared: Part | None = None) -> Part:
+    """Tokens, their K choices and weights to all devices along ep and tp, and sums of them home.
+
+    Backward gathers them again, and the gradient of the sums; x and weights have gradients. The
+    loss of loads has a sum of a sequence's counts.
+
+    Args:
+        count: E.
+        chosen: K.
+        shared: what the MLP of all tokens moves.
+    """
+
+    def part(layout: Layout, dtype: str) -> Iterator[Collective]:
+        own, itemsize = tokens(layout), np.dtype(dtype).itemsize
+        x, weights = own * D * itemsize, own * chosen * itemsize
+        choices = own * chosen * 4  # whole numbers, as are counts
+        gathered, scattered = 3 * x + 2 * weights + 2 * choices, 2 * x + weights
+        for axis, size in ((Axis.EP, layout.ep), (Axis.TP, 1)):
+            if axis == Axis.EP or layout.sequence_parallel:
+                yield Collective(ALL_GATHER, (axis,), 7, size * gathered)
+                yield Collective(REDUCE_SCATTER, (axis,), 3, size * scattered)
+            else:
+                yield Collective(ALL_REDUCE, (axis,), 3, scattered)
+        counted = B // layout.replicas * count * 4
+        cut = (Axis.CP, Axis.TP) if layout.sequence_parallel else (Axis.CP,)
+        yield Collective(ALL_REDUCE, cut, 1, counted)
+        if shared:
+            yield from shared(layout, dtype)
+
+    return part
 
 
 def nothing(layout: Layout, dtype: str) -> Iterator[Collective]:

@@ -43,11 +43,60 @@ WINDOWS = {
     "max_window_layers": 0,
     "layer_types": ["sliding_attention"] * 2,
 }
+MLPS = {
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [0],
+}
+LOSS = {"router_aux_loss_coef": 0.01, "output_router_logits": False}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**ROPE, "attention_bias": False, "mlp_bias": False},
     "mistral": {**ROPE, "sliding_window": 16},
     "qwen2": ROPE | WINDOWS,
     "qwen3": {**ROPE, **WINDOWS, "attention_bias": False},
+    "mixtral": {
+        **ROPE,
+        **LOSS,
+        "sliding_window": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "router_jitter_noise": 0.0,
+    },
+    "qwen2_moe": {
+        **ROPE,
+        **LOSS,
+        **MLPS,
+        "shared_expert_intermediate_size": 40,
+        "qkv_bias": True,
+        **WINDOWS,
+    },
+    "qwen3_moe": {
+        **ROPE,
+        **LOSS,
+        **MLPS,
+        "attention_bias": False,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+    },
+    "dots1": {
+        **ROPE,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 2,
+        "attention_bias": False,
+        "sliding_window": 16,
+        "max_window_layers": 0,
+        "layer_types": ["sliding_attention"] * 2,
+    },
     "gpt2": {
         "n_layer": 2,
         "n_embd": 12,
@@ -124,6 +173,7 @@ UNREAD = {
     *("attention_dropout", "initializer_range", "pretraining_tp", "n_ctx"),
     *("attn_pdrop", "reorder_and_upcast_attn", "summary_type", "hidden_dropout_prob"),
     *("chunk_size_feed_forward", "dropout_rate"),
+    *("router_aux_loss_coef", "output_router_logits"),
 }
 # Key -> our option, where a value that is taken is that of the option.
 SIZES = {
@@ -159,7 +209,19 @@ SIZES = {
     "embed_dim": "hidden_size",
     "window_size": "images.window",
     "num_labels": "images.classes",
+    "moe_intermediate_size": "moe.ffn_hidden_size",
+    "shared_expert_intermediate_size": "moe.shared_ffn_hidden_size",
+    "num_experts": "moe.num_experts",
+    "num_local_experts": "moe.num_experts",
+    "num_experts_per_tok": "moe.top_k",
+    "decoder_sparse_step": "moe.every",
+    "n_routed_experts": "moe.num_experts",
+    "routed_scaling_factor": "moe.scale",
+    "n_group": "moe.num_groups",
+    "topk_group": "moe.top_groups",
 }
+# Where experts have the size that is an MLP's elsewhere.
+SIZES_OF_EXPERTS = {("mixtral", "intermediate_size"): "moe.ffn_hidden_size"}
 # What null means where transformers takes it; elsewhere it is refused.
 NULLS: dict[str, dict[str, Any]] = {
     "num_key_value_heads": {"num_kv_heads": 4},
@@ -173,6 +235,8 @@ NULLS: dict[str, dict[str, Any]] = {
     "id2label": {"images.classes": 2},
 }
 NO_NULLS = {("qwen3", "head_dim"), ("qwen2", "sliding_window"), ("qwen3", "sliding_window")}
+NO_NULLS |= {("qwen2_moe", "sliding_window"), ("qwen2_moe", "layer_types")}
+NO_NULLS |= {("dots1", "sliding_window")}
 
 
 def read(config: dict[str, Any]) -> ModelConfig | None:
@@ -201,7 +265,8 @@ def check(key: str, value: Any, model: ModelConfig | None, usual: ModelConfig) -
         else:
             assert type(value) in (int, float), text
             assert value > 0, text
-            assert option(model, SIZES[key]) == value, text
+            name = SIZES_OF_EXPERTS.get((usual.family, key), SIZES[key])
+            assert option(model, name) == value, text
     elif model is not None:
         assert (key, json.dumps(value)) in OTHERS, text
 
@@ -220,6 +285,14 @@ OTHERS = {
     *(("max_window_layers", text) for text in ("-1", "1", "2", str(HUGE))),
     *(("mlp_ratio", text) for text in ("1", "1.5", "2")),
     ("tie_word_embeddings", "1"),
+    ("layer_types", "null"),  # of Qwen 2 MoE: then no layer has a window
+    ("use_sliding_window", "false"),  # of Qwen 3 MoE, whose `layer_types` has no effect
+    ("first_k_dense_replace", "0"),
+    *(("n_shared_experts", text) for text in ("1", "2")),
+    ("router_jitter_noise", "0"),
+    ("router_jitter_noise", "false"),
+    ("norm_topk_prob", "false"),
+    *(("mlp_only_layers", text) for text in ("null", "[]", "[2]")),
     ("id2label", "{}"),
     ("pad_token_id", "false"),
 }

@@ -1,5 +1,6 @@
 """The rules of Hugging Face's tensors: inverted exactly, whole and in slices, without a device."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,10 +9,10 @@ import pytest
 
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import FAMILIES, Tensors, bert, gpt2, llama, t5
+from jaxptd.hf.families import FAMILIES, Tensors, bert, experts, gpt2, llama, t5
 from jaxptd.hf.mapping import rules_of
 
-L, D, F, N, K, H, V, T = 3, 10, 14, 4, 2, 6, 13, 8
+L, D, F, N, K, H, V, T, E = 3, 10, 14, 4, 2, 6, 13, 8, 4
 NORMS = {"attention_norm.w": (D,), "mlp_norm.w": (D,)}
 TABLES = {"tokens.table": (V, D), "norm.w": (D,)}
 HEAD = {"head.table": (V, D)}
@@ -82,12 +83,36 @@ def t5_shapes(up: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     }
 
 
+def fused(tensors: Tensors) -> Tensors:
+    """The tensors of the other form."""
+    return dataclasses.replace(tensors, rules=tensors.alternatives)
+
+
+OF_EXPERTS = {
+    "blocks.mlp.up.w": (L, E, D, 2, F),
+    "blocks.mlp.down.w": (L, E, F, D),
+}
+EXPERTS = {"blocks.mlp.router.w": (L, D, E), **OF_EXPERTS}
+SHARED = {
+    "blocks.mlp.shared.up.w": (L, D, 2, F),
+    "blocks.mlp.shared.down.w": (L, F, D),
+    "blocks.mlp.shared_gate.w": (L, D, 1),
+}
 SHAPES = {
     "gpt2": (gpt2.TENSORS, shapes(GPT2_BLOCK, **HEAD, **GPT2_ENDS)),
     "llama": (llama.TENSORS, shapes(LLAMA_BLOCK, **HEAD)),
     "bert": (bert.TENSORS, shapes(GPT2_BLOCK, **BERT_ENDS)),
     "t5": (t5.TENSORS, t5_shapes((D, F))),
     "t5-1.1": (t5.TENSORS, t5_shapes((D, 2, F))),
+    "mixtral": (experts.MIXTRAL_TENSORS, EXPERTS),
+    "mixtral-fused": (fused(experts.MIXTRAL_TENSORS), OF_EXPERTS),
+    "qwen2_moe": (experts.QWEN2_TENSORS, EXPERTS | SHARED),
+    "dots1": (
+        experts.DOTS1_TENSORS,
+        {name: shape for name, shape in SHARED.items() if "gate" not in name}
+        | {"blocks.mlp.router.load_bias": (L, E)},
+    ),
+    "qwen3_moe-fused": (fused(experts.QWEN3_TENSORS), OF_EXPERTS),
 }
 CASES = [
     pytest.param(tensors, name, shape, id=f"{family}-{name}")
@@ -124,13 +149,14 @@ def read_back(rules: list[Rule], shape: tuple[int, ...], index: list[tuple[int, 
     found, read = np.full([end - begin for begin, end in index], np.nan), 0
     for rule in rules:
         tensors = {name: Counted(t) for name, t in rule.tensors(x).items()}
-        for layer, (name, tensor) in enumerate(tensors.items()):
-            assert tensor.x.shape == rule.shape(shape), name
+        for numbers in np.ndindex(*shape[: rule.numbered]):
+            tensor = tensors[rule.tensor_at(numbers)]
+            assert tensor.x.shape == rule.shape(shape), rule.name
             place: list = [slice(None)] * len(shape)
-            if rule.is_stacked:
-                if not index[0][0] <= layer < index[0][1]:
-                    continue
-                place[0] = layer - index[0][0]
+            held = list(zip(numbers, index, strict=False))
+            if not all(begin <= number < end for number, (begin, end) in held):
+                continue
+            place[: rule.numbered] = [number - begin for number, (begin, _) in held]
             if rule.entry:
                 dim, number = rule.entry
                 if not index[dim][0] <= number < index[dim][1]:
@@ -228,6 +254,10 @@ def test_every_family_has_tensors() -> None:
         "t5",
         "swin",
         "swin-unet",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "dots1",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from hugging.experts import REQUIRED
 
 from jaxptd.config import ModelConfig, nested
 from jaxptd.data.tokenizers import ByteTokenizer
@@ -12,11 +13,14 @@ from jaxptd.hf.sizes import config_json, read_sizes
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 13}
 USED = {"use_sliding_window": True, "sliding_window": 64}
+WINDOWED = ["mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "dots1"]
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read(kind: str, config: dict) -> dict[str, Any]:
-    config = SIZES | {"model_type": kind, "num_key_value_heads": 2} | config
+    config = (
+        SIZES | {"model_type": kind, "num_key_value_heads": 2} | REQUIRED.get(kind, {}) | config
+    )
     return read_sizes(config, tied=False, where="there")
 
 
@@ -38,6 +42,22 @@ def read(kind: str, config: dict) -> dict[str, Any]:
         ("qwen3", USED, None),  # the first 28 layers have none
         ("qwen3", USED | {"layer_types": [FULL] * 3, "max_window_layers": 0}, None),
         ("qwen3", USED | {"layer_types": [SLIDING] * 3}, 64),
+        ("mixtral", {}, None),
+        ("mixtral", {"sliding_window": 64}, 64),
+        ("mixtral", {"sliding_window": 64, "use_sliding_window": False}, 64),
+        ("mixtral", {"sliding_window": 64, "layer_types": [FULL] * 3}, 64),  # read by no Mixtral
+        ("qwen2_moe", {}, None),
+        ("qwen2_moe", USED | {"max_window_layers": 0}, None),
+        ("qwen2_moe", USED | {"layer_types": [SLIDING] * 3}, 64),
+        ("qwen2_moe", USED | {"layer_types": [FULL] * 3}, None),
+        ("qwen3_moe", {}, None),
+        ("qwen3_moe", {"sliding_window": 64}, None),
+        ("qwen3_moe", USED, 64),
+        ("qwen3_moe", {"use_sliding_window": True}, 4096),
+        ("dots1", {}, None),
+        ("dots1", {"max_window_layers": 0}, 4096),
+        ("dots1", {"layer_types": [SLIDING] * 3, "use_sliding_window": False}, 4096),
+        ("dots1", {"sliding_window": None, "max_window_layers": 0}, None),
     ],
 )
 def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int | None) -> None:
@@ -52,6 +72,12 @@ def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int |
         ("qwen3", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention without a wi"),
         ("mistral", {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=4096 in some layers"),
         ("llama", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, but this mo"),
+        ("qwen2_moe", USED, "sliding_window=64 in some layers only; use another model"),
+        (
+            "qwen2_moe",
+            {"layer_types": [SLIDING] * 3},
+            "layer_types has sliding_attention without a",
+        ),
         ("mistral", {"sliding_window": 0}, "sliding_window=0; it must be a whole number above 0"),
         ("mistral", {"sliding_window": "64"}, "sliding_window=.64.; it must be a whole number"),
         (
@@ -67,7 +93,7 @@ def test_windows_that_there_are_not(kind: str, config: dict, line: str) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", WINDOWED)
 def test_what_is_written_is_read(kind: str, window: int | None) -> None:
     fields = read(kind, {"head_dim": 4, "sliding_window": None}) | {"window": window}
     model = ModelConfig(**nested(fields))
@@ -93,4 +119,4 @@ def test_what_a_family_does_not_have_is_not_written(kind: str, field: dict, line
 def test_every_family_has_its_windows() -> None:
     chosen = [kind for kind, family in FAMILIES.items() if "window" not in family.options]
     windows_of_images = ["swin", "swin-unet"]  # model.images.window
-    assert chosen == ["mistral", "qwen2", "qwen3", *windows_of_images]
+    assert chosen == ["mistral", "qwen2", "qwen3", *windows_of_images, *WINDOWED[3:]]

@@ -22,7 +22,7 @@ from moves import (
 
 from jaxptd.layers.attention import CrossAttention, SelfAttention, Source
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.mesh import Axis
+from jaxptd.mesh import SAMPLE_AXES
 from jaxptd.params import normal, param
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape
@@ -113,7 +113,7 @@ ATTENTION = [
             lambda tensor_parallel: (
                 *place_specs(tensor_parallel),
                 residual_spec(tensor_parallel),
-                P(Axis.DP),
+                P(SAMPLE_AXES),
             ),
             residual_spec,
             moves(both(ends(2, rounds=5), ends(1, rounds=3, length=S)), *CROSS_MOVES),

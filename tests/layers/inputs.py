@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 from moves import SCALE, WINDOW, B, D, F, K, N, T, V
 
 from jaxptd.config import ModelConfig
-from jaxptd.mesh import Axis
+from jaxptd.mesh import SAMPLE_AXES, Axis
 
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
@@ -31,14 +31,14 @@ def array(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 TOKENS = np.random.default_rng(3).integers(0, V, (B, T)).astype(np.int32)
-PLACE_SPEC = P(Axis.DP, Axis.CP)
+PLACE_SPEC = P(SAMPLE_AXES, Axis.CP)
 SAMPLES = np.arange(B, dtype=np.int32)
 POSITIONS = np.arange(T, dtype=np.int32)
 SEED = np.array([5, 6], np.uint32)
 
 
 def place_specs(tensor_parallel):
-    return residual_spec(tensor_parallel), P(Axis.DP), P(Axis.CP), P()
+    return residual_spec(tensor_parallel), P(SAMPLE_AXES), P(Axis.CP), P()
 
 
 def dropping(rate: float) -> ModelConfig:

@@ -7,6 +7,7 @@ from turns import by_turns, slow
 
 from jaxptd.mesh import Layout
 from tests.layers.cases import CASES
+from tests.layers.expert_cases import EXPERTS
 
 LAYOUTS = [
     Layout(tp=2),
@@ -18,6 +19,16 @@ LAYOUTS = [
     Layout(tp=2, cp=2, sequence_parallel=True, collective_matmul=True, ring="blockwise"),
     Layout(dp=2, tp=4, sequence_parallel=True, collective_matmul=True),
     Layout(dp=2, tp=4, sequence_parallel=True),
+]
+EXPERT_LAYOUTS = [
+    Layout(ep=2, tp=2),
+    Layout(ep=2, cp=2, tp=2, sequence_parallel=True),
+    Layout(dp=2, ep=2, tp=2, sequence_parallel=True, collective_matmul=True),
+]
+MORE_EXPERT_LAYOUTS = [
+    Layout(ep=2, tp=4, sequence_parallel=True),
+    Layout(ep=4, cp=2, ring="blockwise"),
+    Layout(dp=2, cp=2, tp=2, sequence_parallel=True),
 ]
 GRIDS = [
     Layout(row=2, col=4, ring="blockwise"),
@@ -92,6 +103,20 @@ def test_layer_is_the_layer_on_one_device(case: Case, layout: Layout) -> None:
     ids=str,
 )
 def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout) -> None:
+    with jax.enable_x64(True):
+        hold(case, layout, dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    [
+        *by_turns(EXPERT_LAYOUTS, EXPERTS),
+        *(slow(layout, case) for layout in MORE_EXPERT_LAYOUTS for case in EXPERTS),
+    ],
+    ids=str,
+)
+def test_experts_are_those_of_one_device(case: Case, layout: Layout) -> None:
+    """Losses of routers are on; the last positions only pad the sequence."""
     with jax.enable_x64(True):
         hold(case, layout, dtype="float64")
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from reference.layers import MoE as Known
 from reference.layers import Options, Part, mlp
-from reference.moe import Routers
+from reference.moe import Routers, choice
 from reference.tape import Value, constant, gradients, stacked
 
 from jaxptd.config import ModelConfig
@@ -174,7 +174,7 @@ def program(layout: Layout, chunk: float) -> Callable[[Arrays, Arrays], Arrays]:
         info = TokenInfo(sample_B, position_T, None)
 
         def run(params: Any, x_BTD: Any) -> Any:
-            y_BTD, said = blueprint.build(params)(x_BTD, info, jnp.int32(0))
+            y_BTD, said = blueprint.build(params)(x_BTD, info, 0)
             return y_BTD, said.terms_BTQ
 
         results, back = jax.vjp(run, params, given["x"])
@@ -267,7 +267,7 @@ ROUTERS = (
 
 
 @pytest.mark.parametrize("fields", ROUTERS, ids=str)
-def test_choices_are_those_of_loops(fields: dict[str, Any]) -> None:
+def test_choices_and_margins_are_those_of_loops(fields: dict[str, Any]) -> None:
     """Ties among them: a third of the tokens are zero, and experts and groups have equal biases."""
     moe, rng = MoEConfig(**{"num_experts": EXPERTS, "top_k": 2, **fields}), np.random.default_rng(4)
     model = ModelConfig(family="mixtral", hidden_size=D, num_heads=1, moe=moe)
@@ -283,16 +283,18 @@ def test_choices_are_those_of_loops(fields: dict[str, Any]) -> None:
         params["b"] = np.array([0, 0, 1.0, 1.0, 1.0, 0, 0, 1.0])
     info = TokenInfo(np.arange(3), np.arange(12), None)
     with jax.enable_x64(True):
-
-        def choose(params: Any, x_BTD: Any) -> Any:
-            return made.build(params).choose(x_BTD, info, jnp.int32(0)).expert_BTK
-
-        found = jax.jit(choose)(params, x_BTD)
+        choose = jax.jit(lambda params, x_BTD: made.build(params).choose(x_BTD, info, 0))
+        found = choose(params, x_BTD)
+    logits_BTE = x_BTD @ params["w"] + params.get("b", 0)
+    score_BTE = np.exp(logits_BTE) if moe.score == "softmax" else 1 / (1 + np.exp(-logits_BTE))
+    if moe.score == "softmax":
+        score_BTE /= score_BTE.sum(-1, keepdims=True)
     names = {"top_k": "chosen", "num_groups": "groups"}
     known = {names.get(n, n): value for n, value in fields.items() if n != "router_bias"}
-    routers = Routers(options(Known(**known)))
-    layer = {f"router.{name}": Value(p[None]) for name, p in params.items()}
-    layer |= {"up.w": Value(np.zeros((1, EXPERTS, D, 2, 1)))}
-    layer |= {"down.w": Value(np.zeros((1, EXPERTS, 1, D)))}
-    routers(Value(x_BTD), Part(layer, "", 0))
-    np.testing.assert_array_equal(found, routers.chosen[0])
+    for b, t in np.ndindex(x_BTD.shape[:2]):
+        rank_E = score_BTE[b, t] + params["load_bias"]
+        chosen = choice(rank_E, Known(**known))
+        assert chosen == list(found.expert_BTK[b, t])
+        more = choice(rank_E, Known(**known | {"chosen": len(chosen) + 1}))
+        margin = rank_E[more[-2]] - rank_E[more[-1]] if len(more) > len(chosen) else np.inf
+        np.testing.assert_allclose(found.margin_BT[b, t], margin, rtol=0, atol=1e-14)

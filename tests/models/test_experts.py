@@ -93,13 +93,14 @@ def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
 )
 def test_backward_never_chooses_again(layout: Layout, remat: str) -> None:
     program = tiny.program(layout, remat=remat, **tiny.MOE)
-    jaxpr = program.train_step.trace(program.abstract_state, program.abstract_batch).jaxpr.jaxpr
-    backward = [each for each in equations(jaxpr) if each.primitive.name == "top_k"]
-    plain = tiny.program(layout, **tiny.MOE)
-    evaluated = plain.eval_step.trace(plain.abstract_state["params"], plain.abstract_batch)
-    forward = [each for each in equations(evaluated.jaxpr.jaxpr) if each.primitive.name == "top_k"]
-    assert len(forward) == 1
-    assert len(backward) == layout.zero // 3 + 1  # the last layer is outside the loop
+    params, batch = program.abstract_state["params"], program.abstract_batch
+    step = program.train_step.trace(program.abstract_state, batch).jaxpr
+    forward = program.eval_step.trace(params, batch).jaxpr
+    assert choices_in(step) == choices_in(forward) >= 1
+
+
+def choices_in(traced: Any) -> int:
+    return sum(each.primitive.name == "top_k" for each in equations(traced.jaxpr))
 
 
 # ---- loads ---------------------------------------------------------------------------------------
@@ -203,3 +204,19 @@ def test_a_model_with_experts_has_all_of_a_dense_models_fields() -> None:
     assert dataclasses.replace(config.model, remat="full").moe == config.model.moe
     assert make_mesh(Layout(ep=2)).shape["ep"] == 2
     assert Program(config, make_mesh(Layout())).infos["blocks.mlp.up.w"].shape == (2, 4, 16, 2, 8)
+
+
+def test_padding_of_sequences_is_no_load() -> None:
+    """Seven tokens do not split over a zigzag of two devices; the bias sees seven all the same."""
+    choice = {"seq_length": 7, "moe.bias_rate": 0.125, "moe.balance_loss": 0.5, "micro_batches": 1}
+    batch = {name: x[:, :7] for name, x in tiny.batch().items()}
+    results = []
+    for layout in (Layout(), Layout(cp=2)):
+        program = tiny.program(layout, **tiny.MOE, **choice)
+        state, metrics = program.train_step(program.init_state(), batch)
+        results.append((program.canonical(state["params"]), metrics))
+    (one, metrics), (spread, other) = results
+    name = "blocks.mlp.router.load_bias"
+    assert np.asarray(spread[name]).tobytes() == np.asarray(one[name]).tobytes()
+    np.testing.assert_array_equal(other[LOAD], metrics[LOAD])
+    np.testing.assert_allclose(other["balance_loss"], metrics["balance_loss"], rtol=1e-6)

@@ -45,6 +45,7 @@ def test_every_case_has_new_pairs_and_its_devices(drawn) -> None:
     draws, cases = drawn
     assert all(2 <= case.config.layout.num_devices <= 8 for case in cases)
     assert any(case.refused for case in cases)
+    assert any(case.config.layout.ep > 1 for case in cases)
     few = len(DRAWN) * (len(DRAWN) - 1) // 2
     assert few < len(draws.pairs.met) < draws.pairs.number
     assert not draws.pairs.new(cases[0].values)
@@ -55,7 +56,7 @@ def test_pairs_that_cannot_be_are_counted_apart() -> None:
     order = list(DRAWN)
     never, later = (
         tuple(sorted(((name, 2), ("layout.tp", 2)), key=lambda level: order.index(level[0])))
-        for name in ("layout.row", "layout.cp")
+        for name in ("layout.row", "layout.ep")
     )
     pairs.refused |= {never, later}
     assert pairs.counts() == {"met": 0, "of": pairs.number - 2, "refused": 2}

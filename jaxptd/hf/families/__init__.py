@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families.bert import BERT
+from jaxptd.hf.families.experts import DOTS1, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.gpt2 import GPT2
 from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -24,6 +25,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "t5": T5,
         "swin": SWIN,
         "swin-unet": SWIN_UNET,
+        "mixtral": MIXTRAL,
+        "qwen2_moe": QWEN2_MOE,
+        "qwen3_moe": QWEN3_MOE,
+        "dots1": DOTS1,
     }
 )
 

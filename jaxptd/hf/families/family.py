@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxptd.config import ModelConfig
 from jaxptd.errors import UserError, quoted
@@ -52,16 +52,20 @@ _ENDS: Mapping[str, None] = MappingProxyType({"bos_token_id": None, "eos_token_i
 class Tensors:
     """The tensors of a family. `dims.py` explains the notation of a rule.
 
-    Letters: L layers, D model, V vocabulary, T positions, F hidden, N heads, K heads of keys and
-    values, H head size, P pairs of H that are rotated, C queries, keys and values.
+    Letters: L layers, E experts, D model, V vocabulary, T positions, F hidden, N heads, K heads of
+    keys and values, H head size, P pairs of H that are rotated, C queries, keys and values.
 
     Args:
         prefix: of names, which a file may leave out.
         rules: for the tensors of every option; only rules whose parameter the model has apply.
+            Those of `blocks` also apply to stacks that are runs of its layers, such as `blocks_3`.
         ignored: regular expressions of names, without the prefix, that hold no parameter.
         aliases: regular expressions of alternative names in files, with the prefix, and the name
             that each stands for.
         needs: our parameters without which a model cannot have these tensors.
+        alternatives: rules of other tensors that files may have in place of a parameter's usual
+            ones. They are read, and never written.
+        zeros: our parameters that no file has, because they are zero in every such model.
     """
 
     prefix: str
@@ -69,6 +73,8 @@ class Tensors:
     ignored: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...]
     needs: tuple[str, ...] = ()
+    alternatives: tuple[Rule, ...] = ()
+    zeros: tuple[str, ...] = ()
 
     def others(self, name: str) -> Iterator[str]:
         """The names that a file's name may stand for, with or without the prefix."""
@@ -113,6 +119,16 @@ class Family:
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
     tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)
+
+
+class Keys(NamedTuple):
+    """Reads and writes options of a family that one key of a `config.json` does not decide alone.
+
+    read: a `config.json` -> our options. write: our options -> its keys.
+    """
+
+    read: Callable[[Json], Json]
+    write: Callable[[ModelConfig], Json]
 
 
 # ---- values of a config.json ---------------------------------------------------------------------

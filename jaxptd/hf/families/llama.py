@@ -1,115 +1,15 @@
 """Llama and its descendants with other options, such as a sliding window in all layers.
 
-In transformers, as here, a query sees itself and the `sliding_window - 1` tokens before it.
-
-Sources: `modeling_llama.py`, `modeling_qwen2.py`, `modeling_qwen3.py`, `modeling_mistral.py` and
-`masking_utils.sliding_window_overlay` of transformers 5.
+Sources: `modeling_llama.py`, `modeling_qwen2.py`, `modeling_qwen3.py` and `modeling_mistral.py` of
+transformers 5.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from jaxptd.config import ModelConfig, option
-from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import rope
-from jaxptd.hf.families.family import Family, Json, Tensors, count, flag
-
-# ---- sliding windows -----------------------------------------------------------------------------
-
-DEFAULT = 4096  # default of a key that transformers then leaves out
-_KINDS = ("sliding_attention", "full_attention")
-FULL_LAYERS = (
-    28  # Qwen's default for `max_window_layers`, the number of layers before those with a window
-)
-
-
-class Windows(NamedTuple):
-    """Reads and writes the sliding windows of a family.
-
-    read: a `config.json` -> our option. write: our options -> its keys.
-    """
-
-    read: Callable[[Json], Json]
-    write: Callable[[ModelConfig], Json]
-
-
-def _read_never(config: Json) -> Json:
-    """No option. Raises UserError if the file names windows that the model cannot have."""
-    if _KINDS[0] in (_layer_types(config) or ()):
-        raise UserError(
-            f"layer_types has {_KINDS[0]}, but this model has no window; use another model"
-        )
-    return {}
-
-
-def _read_always(config: Json) -> Json:
-    """The window of all layers; with `layer_types` transformers reads a Mistral as a Ministral."""
-    window, kinds = _checked(config.get("sliding_window", DEFAULT)), _layer_types(config)
-    layers = count("num_hidden_layers", config["num_hidden_layers"])
-    default = 0 if window is None else layers
-    return _of_layers(window, default if kinds is None else kinds.count(_KINDS[0]), layers)
-
-
-def _read_layers(config: Json) -> Json:
-    """Our window if all layers have it, None if no layer does."""
-    used = flag("use_sliding_window", config.get("use_sliding_window", False))
-    window = _checked(config.get("sliding_window", DEFAULT)) if used else None
-    layers = count("num_hidden_layers", config["num_hidden_layers"])
-    return _of_layers(window, _windowed(config, window, layers), layers)
-
-
-def _of_layers(window: int | None, windowed: int, layers: int) -> Json:
-    """Our window, given how many layers have it. Raises UserError if only some do."""
-    if not windowed:
-        return {"window": None}
-    if window is None:
-        raise UserError("layer_types has sliding_attention without a window; use another model")
-    if windowed < layers:
-        raise UserError(f"sliding_window={window} in some layers only; use another model")
-    return {"window": window}
-
-
-def _windowed(config: Json, window: int | None, layers: int) -> int:
-    """The number of layers that have a window."""
-    kinds, first = _layer_types(config), config.get("max_window_layers", FULL_LAYERS)
-    if type(first) is not int:
-        raise UserError(f"max_window_layers={quoted(first)}; it must be a whole number")
-    if kinds is None:
-        return 0 if window is None else max(layers - max(first, 0), 0)
-    return kinds.count(_KINDS[0])
-
-
-def _layer_types(config: Json) -> list[str] | None:
-    """The kind of attention of each layer, if the file lists it."""
-    kinds = config.get("layer_types")
-    layers = count("num_hidden_layers", config["num_hidden_layers"])
-    if kinds is None:
-        return None
-    if not isinstance(kinds, list) or len(kinds) != layers or any(x not in _KINDS for x in kinds):
-        raise UserError(
-            f"layer_types={quoted(kinds)}; it must be a list with one of {', '.join(_KINDS)} for "
-            f"each of {layers} layers"
-        )
-    return kinds
-
-
-def _write_layers(model: ModelConfig) -> Json:
-    window = option(model, "window")
-    full = 0 if window else model.num_layers
-    return {"use_sliding_window": bool(window), "sliding_window": window, "max_window_layers": full}
-
-
-def _checked(window: Any) -> int | None:
-    return None if window is None else count("sliding_window", window)
-
-
-NEVER = Windows(_read_never, lambda model: {})
-ALWAYS = Windows(_read_always, lambda model: {"sliding_window": option(model, "window")})  # Mistral
-BY_LAYER = Windows(_read_layers, _write_layers)  # Qwen
-
-
-# ---- tensors and keys ----------------------------------------------------------------------------
+from jaxptd.hf.families import rope, windows
+from jaxptd.hf.families.family import Family, Json, Keys, Tensors
 
 _LAYER = "model.layers.{}"
 _HEADS = f"{_LAYER}.self_attn"
@@ -150,7 +50,7 @@ TENSORS = Tensors(
     aliases=((r"lm_head\.weight", "model.embed_tokens.weight"),),
 )
 
-_KEYS = {
+_KEYS: Json = {
     "num_layers": ("num_hidden_layers", 32),
     "hidden_size": ("hidden_size", 4096),
     "num_heads": ("num_attention_heads", 32),
@@ -162,38 +62,63 @@ _KEYS = {
     "norm_eps": ("rms_norm_eps", 1e-6),
     "activation": ("hidden_act", "silu"),
 }
-_OPTIONS = {"norm": "rmsnorm", "norm_order": "pre", "gated": True, "positions": "rope"}
+_OPTIONS = {
+    "norm": "rmsnorm",
+    "norm_order": "pre",
+    "gated": True,
+    "linear_bias": "none",
+    "positions": "rope",
+    "qk_norm": False,
+}
 
 
-def _llama(
-    name: str, architecture: str, keys: Json, *, windows: Windows = NEVER, **others: Any
+def descendant(
+    name: str,
+    architecture: str,
+    keys: Mapping[str, tuple[str, Any] | None],
+    *,
+    parts: Sequence[Keys] = (windows.NEVER,),
+    theta: float = rope.THETA,
+    **fields: Any,
 ) -> Family:
-    """A family whose models are llamas with other options."""
-    options = _OPTIONS | {"linear_bias": "none", "qk_norm": False} | others.pop("options", {})
+    """A family whose models are llamas with other options.
+
+    Args:
+        name: our name.
+        architecture: the class in transformers.
+        keys: those of `Family` that differ from a llama's; None for an option without a key.
+        parts: options besides rotary positions that take more than one key.
+        theta: of rotary positions, if the key is missing.
+        fields: further fields of `Family`; `options` and `unwritten` are added to a llama's.
+    """
+    rotary = Keys(lambda config: rope.read({rope.BASE: theta} | config), rope.write)
+    every = (rotary, *parts)
+    fields["keys"] = {our: key for our, key in {**_KEYS, **keys}.items() if key}
+    fields["options"] = _OPTIONS | fields.get("options", {})
+    fields["unwritten"] = {"is_causal": True} | fields.get("unwritten", {})
+    usual: Json = {"tensors": TENSORS, "tied": False, "remarks": rope.remarks}
     return Family(
         name,
         architecture,
-        TENSORS,
-        keys=_KEYS | keys,
-        options=options,
-        unwritten={"is_causal": True},
-        tied=False,
-        remarks=rope.remarks,
-        others=lambda config: rope.read(config) | windows.read(config),
-        write_others=lambda model: rope.write(model) | windows.write(model),
-        **others,
+        others=lambda config: _merged(each.read(config) for each in every),
+        write_others=lambda model: _merged(each.write(model) for each in every),
+        **(usual | fields),
     )
 
 
-_NO_BIAS = {"attention_bias": False}
-LLAMA = _llama(
+def _merged(parts: Iterable[Json]) -> Json:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+NO_BIAS = {"attention_bias": False}
+LLAMA = descendant(
     "llama",
     "LlamaForCausalLM",
     {},
     options={"window": None},
-    fixed=_NO_BIAS | {"mlp_bias": False},
+    fixed=NO_BIAS | {"mlp_bias": False},
 )
-MISTRAL = _llama(
+MISTRAL = descendant(
     "mistral",
     "MistralForCausalLM",
     {
@@ -201,9 +126,9 @@ MISTRAL = _llama(
         "num_kv_heads": ("num_key_value_heads", 8),
         "max_positions": ("max_position_embeddings", 131072),
     },
-    windows=ALWAYS,
+    parts=[windows.ALWAYS],
 )
-QWEN2 = _llama(
+QWEN2 = descendant(
     "qwen2",
     "Qwen2ForCausalLM",
     {
@@ -213,9 +138,9 @@ QWEN2 = _llama(
         "max_positions": ("max_position_embeddings", 32768),
     },
     options={"linear_bias": "qkv"},
-    windows=BY_LAYER,
+    parts=[windows.BY_LAYER],
 )
-QWEN3 = _llama(
+QWEN3 = descendant(
     "qwen3",
     "Qwen3ForCausalLM",
     {
@@ -226,6 +151,6 @@ QWEN3 = _llama(
         "max_positions": ("max_position_embeddings", 32768),
     },
     options={"qk_norm": True},
-    windows=BY_LAYER,
-    fixed=_NO_BIAS,
+    parts=[windows.BY_LAYER],
+    fixed=NO_BIAS,
 )
