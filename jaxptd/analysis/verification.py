@@ -299,7 +299,7 @@ class OneStep:
         return self.program.place(self._given | {CHOICES: choices.experts})
 
     def choices(self, params: Tensors) -> tuple[np.ndarray, np.ndarray]:
-        """What routers choose from canonical `params`, see `Program.choices`."""
+        """The choices of routers from canonical `params`, see `Program.choices`."""
         return self.program.choices(self._state(params)["params"], self.batch)
 
     @cached_property

@@ -52,7 +52,8 @@ def find_config(name: str) -> str:
         return str(configs[stem])
     if os.path.basename(name) != name:
         return name
-    remedy = f"use the path of a file, or one of {', '.join(configs)}"
+    others = (each for each in configs if not each.startswith("test-"))
+    remedy = f"use the path of a file, or one of {', '.join(others)}"
     raise UserError(
         f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "
         f"name; {did_you_mean(stem, configs, otherwise=remedy)}"

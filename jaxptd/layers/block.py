@@ -60,7 +60,7 @@ class Seen(NamedTuple):
 
 
 class RouterOutput(NamedTuple):
-    """What a router says of its tokens.
+    """A router's words on its tokens, for the loss and for whoever records choices.
 
     terms_BTQ: what they add to the loss. expert_BTK: their experts. margin_BT: as in `Seen`.
     """

@@ -44,7 +44,7 @@ TINY = 1e-20  # added to sums that weights are divided by, as published models d
 
 
 class Choice(NamedTuple):
-    """What a router decides about this device's tokens; it has no gradient.
+    """A router's decisions about this device's tokens; they have no gradient.
 
     expert_BTK: numbers of the experts. margin_BT: how much better the last of them is than the best
     expert that was not chosen. counted_T: whether each token counts as one of theirs, or None if
@@ -156,7 +156,7 @@ class Router(nnx.Module):
         return jnp.where(inside_BTG[..., None], rank_BTGE, -jnp.inf).reshape(rank_BTE.shape)
 
     def _terms(self, logits_BTE: Array, score_BTE: Array, share_BE: Array | None) -> Array:
-        """What each token adds to the loss, before the term's weight.
+        """The terms that each token adds to the loss, before their weights.
 
         Balance: E times the sum over experts of the share of the sequence's choices that an expert
         has, times the token's score of it. Its mean over tokens is 1 if loads are equal. The share

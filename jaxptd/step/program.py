@@ -384,7 +384,7 @@ class Program:
         return CompiledStep(whole, self.place, self._check_params)
 
     def choices(self, params: Params, batch: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """What the routers of a mixture of experts choose: where tokens go, without dropout.
+        """Records which experts each token goes to, without dropout.
 
         Args:
             params: the state's.
