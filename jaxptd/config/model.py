@@ -40,7 +40,7 @@ class ModelConfig:
 
     Args:
         family: architecture; gpt is GPT-2. It sets every option of a block that is null, and which
-            of the sections rope, encoder_decoder and images the model has.
+            of the sections rope, encoder_decoder, images and moe the model has.
         num_layers: transformer blocks; in an encoder-decoder, those of the encoder.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.

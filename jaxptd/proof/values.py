@@ -180,6 +180,7 @@ NOT_DRAWN: Mapping[str, str] = {
     ),
     "checkpoint.resume": "verify saves nothing",
     "checkpoint.start": "verify starts from random numbers",
+    "model.moe.upcycle": "verify starts from random numbers",
     **dict.fromkeys(
         (f"processes.{name}" for name in ("coordinator", "count", "id", "wait", "stuck_after")),
         "one process has all devices",
