@@ -96,6 +96,12 @@ class Grid2D(TensorParallel2D):
     def square(self, x: Array, w: Array) -> Array:
         return _column(x, w, self.grid, block_matmul)
 
+    def gather_experts(self, x: Array) -> Array:
+        raise NotImplementedError("a grid has no experts; configs refuse them")
+
+    def reduce_experts(self, y: Array) -> Array:
+        raise NotImplementedError("a grid has no experts; configs refuse them")
+
     def logits(self, x: Array, w: Array) -> Array:
         return _column(
             *both_gradients(x, w), self.grid, block_matmul
