@@ -44,7 +44,8 @@ _NO_WEIGHTS = frozenset(
         *("vocab_multiple", "dropout", "dtype", "products"),
         *("remat", "remat_layers", "attention", "kernels", "scan_layers"),
         "images.drop_path",
-        *("moe.bias_rate", "moe.balance_loss", "moe.z_loss", "moe.chunk", "moe.upcycle"),
+        *("moe.bias_rate", "moe.balance_loss", "moe.z_loss"),
+        *("moe.chunk", "moe.replay", "moe.upcycle"),
     }
 )
 

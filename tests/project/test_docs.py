@@ -31,8 +31,8 @@ ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 # Pages whose code runs for many seconds.
-LONG = ("comms.md", "context_parallel.md", "data_parallel.md", "debug_nans.md", "grid.md")
-LONG += ("memory.md", "papers.md", "pipeline.md", "precision.md", "python.md")
+LONG = ("comms.md", "context_parallel.md", "data_parallel.md", "debug_nans.md", "experts.md")
+LONG += ("grid.md", "memory.md", "papers.md", "pipeline.md", "precision.md", "python.md")
 LONG += (
     "quickstart.md",
     "randomness.md",
