@@ -107,7 +107,8 @@ def test_every_engine_runs_blocks_of_other_options(layout: Layout, choice: dict)
     assert found.worst_gradient <= 1e-12
 
 
-HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
+SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
+HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
 
 
 @pytest.mark.parametrize(
@@ -119,11 +120,18 @@ HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
         slow(Layout(dp=2, cp=2, ring="rsa"), {"norm_order": "post", "dropout": 0.1}),
         slow(Layout(cp=2, tp=2, zero=3), {"tie_embeddings": False}),
         slow(Layout(row=2, col=2, attention2d="blocks"), UNEVEN),
+        slow(dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True), {}),
     ],
     ids=str,
 )
 def test_a_head_of_other_options_is_equal_to_one_device(layout: Layout, choice: dict) -> None:
     hold_fast(layout, **HEAD, **choice)
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_with_scales_is_equal_to_one_device() -> None:
+    scales = {name: x for name, x in SCALES.items() if name != "logit_divisor"}
+    hold_fast(Layout(cp=2, tp=2, ring="blockwise"), **tiny.T5, **scales)
 
 
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)

@@ -103,6 +103,7 @@ FamilyName = Literal[
     "qwen2_moe",
     "qwen3_moe",
     "dots1",
+    "granitemoe",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
@@ -186,6 +187,9 @@ class BlockOptions:
         num_kv_heads: heads of keys and values.
         head_size: width of a head.
         attention_scale: factor of the scores of queries and keys.
+        embedding_scale: factor of x after the embedding.
+        residual_scale: factor of what is added to the residual stream.
+        logit_divisor: divides logits.
         window: positions that a query sees, its own the last; None is all before it.
         output_scale: factor of x before the output layer.
         looped: whether XLA runs every layer in a loop. There it cannot undo what backward computes
@@ -209,6 +213,9 @@ class BlockOptions:
     num_kv_heads: int
     head_size: int
     attention_scale: float
+    embedding_scale: float
+    residual_scale: float
+    logit_divisor: float
     window: int | None
     output_scale: float
     looped: bool
@@ -233,6 +240,9 @@ _GPT = {
     "causal": True,
     "token_types": 0,
     "attention_scale": None,  # head_size ** -0.5
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_divisor": 1.0,
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -260,6 +270,13 @@ _SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "ima
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
 _QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
 _DOTS1 = MoE(128, 6, 1408, 2 * 1408, score="sigmoid", scale=2.5, first_dense=1)
+_GRANITE = {
+    "norm_eps": 1e-6,
+    "attention_scale": 1 / 64,
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "logit_divisor": 6.0,
+}
 # The defaults of each family, and the sections that it can have.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt": _GPT,
@@ -274,6 +291,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "mixtral": _LLAMA | {"rope": Rope(1e6), "moe": MoE()},
     "qwen2_moe": _QWEN | {"linear_bias": "qkv", "moe": _QWEN2_MOE},
     "qwen3_moe": _QWEN | {"qk_norm": True, "moe": MoE(128, 8)},
+    "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
 }
 SECTIONS = ("rope", "encoder_decoder", "images", "moe")  # of `ModelConfig`

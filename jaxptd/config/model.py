@@ -61,7 +61,12 @@ class ModelConfig:
         causal: a token attends only to itself and earlier tokens; false attends to all, as encoders
             do; null is the family's.
         token_types: number of token types (segments), each with an embedding; null is the family's.
-        attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5).
+        attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5,
+            1 / 64 in granitemoe).
+        embedding_scale: factor on x after the embedding; null is the family's.
+        residual_scale: factor on what attention and MLP add to the residual stream; null is the
+            family's.
+        logit_divisor: divides logits; null is the family's.
         window: sliding window: tokens a token attends to, counting itself; null is no limit.
         seq_length: tokens in a sequence; in an encoder-decoder, in a source.
         max_positions: rows of the learned position table, the longest sequence the model can take;
@@ -113,6 +118,9 @@ class ModelConfig:
     causal: bool | None = None
     token_types: int | None = None
     attention_scale: float | None = None
+    embedding_scale: float | None = None
+    residual_scale: float | None = None
+    logit_divisor: float | None = None
     window: int | None = None
     seq_length: int = 256
     max_positions: int | None = None
@@ -144,7 +152,8 @@ class ModelConfig:
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
         require_positive("model", self, "max_positions", "logit_softcap", "window")
-        require_positive("model", self, "attention_scale")
+        require_positive("model", self, "attention_scale", "embedding_scale", "residual_scale")
+        require_positive("model", self, "logit_divisor")
         require_share("model", self, "dropout")
         require_not_negative("model", self, "remat_layers", "z_loss", "token_types")
         most = max(self.num_layers, self.decoder_layers)

@@ -20,10 +20,13 @@ _NEVER_KEPT = frozenset({"auto_map", "quantization_config", "dtype", "torch_dtyp
 _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"})
 _ROPE |= {"original_max_position_embeddings"}
 LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary models allow 131072
+# Options that are null, the family's, unless a family has keys for them.
+_SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
 # How to read options other than positive whole numbers.
 _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
         "norm_eps": number,
+        **dict.fromkeys(_SCALES, number),
         "activation": read_activation,
         "encoder_decoder.start_token": partial(count, least=0),
         "moe.normalize": flag,
@@ -101,11 +104,14 @@ def _options(config: Json) -> dict[str, Any]:
             only = str(value).lower()
             raise UserError(f"{key}={quoted(config[key])}; use a model with {key}={only}")
     config = with_defaults(config, family)
-    options = {
-        name: _option(name, key, config[key], default)
-        for name, (key, default) in family.keys.items()
-    }
-    options |= {"family": family.name, "attention_scale": None}
+    options = (
+        {"family": family.name}
+        | dict.fromkeys(_SCALES)
+        | {
+            name: _option(name, key, config[key], default)
+            for name, (key, default) in family.keys.items()
+        }
+    )
     return {**options, **family.options, **family.others(config)}
 
 
@@ -137,8 +143,10 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
         UserError: Hugging Face has no such family, or not with this option.
     """
     kind, family = family_named(model.family)
-    usual = dataclasses.replace(model, attention_scale=None).block.attention_scale
-    fixed = {**family.options, "mlp": "dense", "attention_scale": usual, "logit_softcap": None}
+    unset: dict[str, Any] = dict.fromkeys(_SCALES)
+    plain = dataclasses.replace(model, **unset)
+    usual = {name: option(plain, name) for name in _SCALES if name not in family.keys}
+    fixed = {**family.options, "mlp": "dense", **usual, "logit_softcap": None}
     for name, value in fixed.items():
         if option(model, name) != value:
             raise UserError(

@@ -97,6 +97,7 @@ class Block(nnx.Module):
         self.mlp_norm = norm()
         self.mlp = mlp.make_layer(config, **own)
         self.rate, self.tensor_parallel = config.dropout, tensor_parallel
+        self.scale = options.residual_scale
         self.init_out, self.norms_first = init_out, options.norm_order == "pre"
         self.routes = mlp.routes
 
@@ -149,7 +150,8 @@ class Block(nnx.Module):
         layer: Array,
         site: DropoutSite,
     ) -> Array:
-        """Adds y, a pair's output, to x after dropout; only the sum is saved for backward."""
+        """Adds y, a pair's output, to x, scaled and after dropout; only the sum is saved."""
+        y_BTD = y_BTD if self.scale == 1 else y_BTD * self.scale
         if self.rate:
             y_BTD = drop_residual(
                 y_BTD,

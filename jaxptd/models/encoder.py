@@ -95,7 +95,12 @@ def check(config: Config) -> None:
             raise UserError(
                 f"model.{name}={given}: an encoder of pairs of sentences has {value}; leave it out"
             )
-    for name, unset in (("logit_softcap", None), ("z_loss", 0.0), ("tie_embeddings", True)):
+    for name, unset in (
+        ("logit_softcap", None),
+        ("logit_divisor", None),
+        ("z_loss", 0.0),
+        ("tie_embeddings", True),
+    ):
         if (given := getattr(model, name)) != unset:
             raise UserError(f"model.{name}={given}: an encoder has no such head; leave it out")
     if config.data.documents == "apart":

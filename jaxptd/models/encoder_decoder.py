@@ -132,6 +132,11 @@ def check(config: Config) -> None:
     for name, value in (("positions", "relative"), ("norm_order", "pre"), ("token_types", 0)):
         if (given := getattr(model.block, name)) != value:
             raise UserError(f"model.{name}={given}: an encoder-decoder has {value}; leave it out")
+    if model.logit_divisor is not None:
+        raise UserError(
+            f"model.logit_divisor={model.logit_divisor} has no effect with the family "
+            f"{model.family}; use model.encoder_decoder.output_scale instead"
+        )
     for name in ("causal", "window"):
         if (given := getattr(model, name)) is not None:
             raise UserError(

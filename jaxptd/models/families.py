@@ -39,6 +39,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": DECODER,
     "qwen3_moe": DECODER,
     "dots1": DECODER,
+    "granitemoe": DECODER,
 }
 
 

@@ -196,6 +196,8 @@ class TextModel(nnx.Module):
             x_BTD = x_BTD + self.positions(token_info.position_T, dtype)
         if self.types is not None:
             x_BTD = x_BTD + self.types(batch["token_types"], dtype)
+        scale = self.config.block.embedding_scale
+        x_BTD = x_BTD if scale == 1 else x_BTD * scale
         if not self.norms_first:
             x_BTD = self.norm(x_BTD)
         if not self.config.dropout:

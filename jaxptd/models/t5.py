@@ -178,11 +178,10 @@ class T5(nnx.Module):
 
     def _embed(self, tokens: Array, token_info: TokenInfo, *, layer: int) -> Array:
         """Looks up rows of the table; layer: the first one after them, whose dropout they use."""
-        x = self.tokens(tokens, jnp.dtype(self.config.dtype))
+        x, config = self.tokens(tokens, jnp.dtype(self.config.dtype)), self.config
+        x = x if config.block.embedding_scale == 1 else x * config.block.embedding_scale
         embedded = token_info.at(layer, DropoutSite.EMBEDDING)
-        return drop_residual(
-            x, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
-        )
+        return drop_residual(x, embedded, tensor_parallel=self.tensor_parallel, rate=config.dropout)
 
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""

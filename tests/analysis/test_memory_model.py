@@ -23,6 +23,7 @@ RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 CP_BLOCKS = dataclasses.replace(BLOCKS, cp=2)
 FIVE = {"num_layers": 5, "micro_batches": 4}
+SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
 
 
@@ -42,7 +43,7 @@ QUICK = [
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[1:2],
     (Layout(tp=4), {"num_layers": 5, "remat": "full", "remat_layers": 2}),
     (Layout(tp=4), QWEN | {"remat": "attention"}),  # more devices than kv heads
-    (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1}),
+    (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1} | SCALES),
     (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
     (Layout(tp=2, zero=2), {"dropout": 0.1, "micro_batches": 1}),
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
@@ -88,7 +89,8 @@ SLOW = [
     *every(Layout(pp=2, tp=2), **T5),
     (Layout(pp=2, tp=2, schedule="interleaved"), T5),
     *every(Layout(pp=2, cp=2, schedule="interleaved"), **T5, dropout=0.1, remat_layers=1),
-    *every(Layout(), norm_order="post"),
+    *every(Layout(), norm_order="post", **SCALES),
+    *every(tiny.SEQUENCE_PARALLEL, **SCALES),
     *every(BLOCKS, norm_order="post"),
     *every(RING_STEPS, norm_order="post"),
     *every(Layout(row=2, col=2), dtype="bfloat16"),

@@ -139,7 +139,8 @@ WINDOWS = [
 ]
 FIVE = {"num_layers": 5, "remat_layers": 2}
 POST = {"norm_order": "post"}
-HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
+SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
+HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
 HEADS = [
     (Layout(ep=2, tp=2, zero=2), HEAD),
     slow(Layout(row=2, col=2), HEAD),

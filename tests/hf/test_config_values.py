@@ -81,6 +81,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 16,
     },
+    "granitemoe": {
+        **ROPE,
+        **LOSS,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "attention_bias": False,
+        "attention_multiplier": 0.5,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6.0,
+    },
     "dots1": {
         **ROPE,
         "moe_intermediate_size": 24,
@@ -217,11 +228,17 @@ SIZES = {
     "decoder_sparse_step": "moe.every",
     "n_routed_experts": "moe.num_experts",
     "routed_scaling_factor": "moe.scale",
+    "attention_multiplier": "attention_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_divisor",
     "n_group": "moe.num_groups",
     "topk_group": "moe.top_groups",
 }
 # Where experts have the size that is an MLP's elsewhere.
-SIZES_OF_EXPERTS = {("mixtral", "intermediate_size"): "moe.ffn_hidden_size"}
+SIZES_OF_EXPERTS = {
+    (kind, "intermediate_size"): "moe.ffn_hidden_size" for kind in ("mixtral", "granitemoe")
+}
 # What null means where transformers takes it; elsewhere it is refused.
 NULLS: dict[str, dict[str, Any]] = {
     "num_key_value_heads": {"num_kv_heads": 4},

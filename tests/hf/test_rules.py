@@ -112,6 +112,7 @@ SHAPES = {
         {name: shape for name, shape in SHARED.items() if "gate" not in name}
         | {"blocks.mlp.router.load_bias": (L, E)},
     ),
+    "granitemoe": (experts.GRANITE_TENSORS, EXPERTS),
     "qwen3_moe-fused": (fused(experts.QWEN3_TENSORS), OF_EXPERTS),
 }
 CASES = [
@@ -258,6 +259,7 @@ def test_every_family_has_tensors() -> None:
         "qwen2_moe",
         "qwen3_moe",
         "dots1",
+        "granitemoe",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

@@ -110,6 +110,9 @@ NEEDED = {"model.rope.scaling": ["--model.positions=rope"]}
         *("--model.max_positions=300", "--model.logit_softcap=30.0", "--model.z_loss=1e-4"),
         *(
             "--model.attention_scale=0.1",
+            "--model.embedding_scale=2.0",
+            "--model.residual_scale=0.5",
+            "--model.logit_divisor=3.0",
             "--model.window=5",
         ),
         *(f"--model.encoder_decoder.{each} --model.family=t5" for each in TARGETS),

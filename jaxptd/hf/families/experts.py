@@ -83,6 +83,15 @@ DOTS1_TENSORS = _tensors(
     alternatives=_QWEN_FUSED,
     zeros=(),
 )
+GRANITE_TENSORS = _tensors(
+    _router(f"{_SPARSE}.router.layer"),
+    *_fused(f"{_SPARSE}.input_linear.weight", f"{_SPARSE}.output_linear.weight"),
+    aliases=(  # the names that transformers 5 has in memory
+        (r"(.+)\.experts\.gate_up_proj", r"\1.input_linear.weight"),
+        (r"(.+)\.experts\.down_proj", r"\1.output_linear.weight"),
+        (r"(.+)\.router\.weight", r"\1.router.layer.weight"),
+    ),
+)
 
 
 # ---- config.json ---------------------------------------------------------------------------------
@@ -261,4 +270,23 @@ DOTS1 = llama.descendant(
     },
     fixed=llama.NO_BIAS,
     parts=[windows.BY_TYPE, Keys(_read_dots1, _write_dots1)],
+)
+GRANITEMOE = llama.descendant(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    {
+        "ffn_hidden_size": None,
+        "attention_scale": ("attention_multiplier", 1.0),
+        "embedding_scale": ("embedding_multiplier", 1.0),
+        "residual_scale": ("residual_multiplier", 1.0),
+        "logit_divisor": ("logits_scaling", 1.0),
+        "moe.ffn_hidden_size": ("intermediate_size", 11008),
+        "moe.num_experts": ("num_local_experts", 8),
+        "moe.top_k": ("num_experts_per_tok", 2),
+    },
+    tensors=GRANITE_TENSORS,
+    # Its softmax over the chosen logits is that over all, normalised.
+    options=_SOFTMAX | _NO_SHARED | _ALL_SPARSE | {"moe.normalize": True, "window": None},
+    fixed=llama.NO_BIAS,
+    remarks=_remarks,
 )

@@ -61,6 +61,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 1,
     },
+    "granitemoe": {
+        "intermediate_size": F,
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 3,
+        "attention_multiplier": 0.4,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 3.0,
+    },
 }
 CONFIGS = {name: {"model_type": name, **BASE, **sizes} for name, sizes in CONFIGS.items()}
 REQUIRED = {  # keys without a default
@@ -120,17 +129,18 @@ def qwen2_layer(name: str, experts: int) -> Shapes:
     return qwen_layer(name, experts) | shared | {f"{name}.mlp.shared_expert_gate.weight": (1, D)}
 
 
-def expert_names(kind: str, *, layer: int, expert: int) -> list[str]:
-    """The names in files of an expert's matrices: the gate, what it multiplies, the second."""
-    names = (".w1.", ".w3.", ".w2.", "gate_proj", "up_proj", "down_proj")
-    found = [name for name in shapes(kind) if f"layers.{layer}." in name]
-    found = [name for name in found if f".experts.{expert}." in name]
-    return sorted(found, key=lambda name: next(i for i, each in enumerate(names) if each in name))
-
-
 def dots1_layer(name: str, experts: int) -> Shapes:
     shared = mlp(f"{name}.mlp.shared_experts", 2 * F)
     return qwen_layer(name, experts) | shared | {f"{name}.mlp.gate.{BUFFER}": (experts,)}
+
+
+def granite_layer(name: str, experts: int) -> Shapes:
+    name = f"{name}.block_sparse_moe"
+    return {
+        f"{name}.router.layer.weight": (experts, D),
+        f"{name}.input_linear.weight": (experts, 2 * F, D),
+        f"{name}.output_linear.weight": (experts, D, F),
+    }
 
 
 LAYERS = {
@@ -138,6 +148,7 @@ LAYERS = {
     "qwen2_moe": qwen2_layer,
     "qwen3_moe": qwen_layer,
     "dots1": dots1_layer,
+    "granitemoe": granite_layer,
 }
 
 
@@ -175,30 +186,50 @@ def expert_tensors(kind: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
             x = 10 * x + 4 * (np.arange(D) == 0)
         if name.endswith(BUFFER):
             x /= 2  # or some experts would never be chosen
-        if name.endswith(".gate.weight"):
+        if name.endswith((".gate.weight", ".router.layer.weight")):
             x[:, 0] = 0
             x[-1] = np.where(np.arange(D) == 0, -1, 0)
         found[name] = x.astype(dtype)
     return found
 
 
-def fused(kind: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same tensors as a transformers 5 model has them, with a layer's experts in two."""
-    names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-    found, apart = {}, dict[str, dict[str, list[np.ndarray]]]()
+def fused(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same tensors by the names of a transformers 5 model, with a layer's experts in two."""
+    found, apart = {}, dict[str, list[np.ndarray]]()
     for name, x in tensors.items():
-        name = name.replace("block_sparse_moe", "mlp")
-        layer, is_expert, rest = name.partition(".experts.")
-        if not is_expert:
-            found[name] = x
+        layer, is_expert, _ = name.partition(".experts.")
+        if is_expert:  # in order, each with the gate, what it multiplies, the second
+            layer = layer.replace("block_sparse_moe", "mlp")
+            apart.setdefault(layer, []).append(x)
             continue
-        each = rest.split(".")[1]  # experts come in order
-        apart.setdefault(layer, {}).setdefault(names.get(each, each), []).append(x)
+        if "linear" not in name and "router" not in name:
+            name = name.replace("block_sparse_moe", "mlp")
+        for old, new in FUSED.items():
+            name = name.replace(old, new)
+        found[name] = x
     for layer, parts in apart.items():
-        gate, up, down = (np.stack(parts[f"{each}_proj"]) for each in ("gate", "up", "down"))
+        gate, up, down = (np.stack(parts[number::3]) for number in range(3))
         found[f"{layer}.experts.gate_up_proj"] = np.concatenate((gate, up), 1)
         found[f"{layer}.experts.down_proj"] = down
     return found
+
+
+# What Granite's files have fused already, by the names in memory.
+FUSED = {
+    "input_linear.weight": "experts.gate_up_proj",
+    "output_linear.weight": "experts.down_proj",
+    "router.layer.weight": "router.weight",
+}
+
+
+def expert(tensors: Mapping[str, np.ndarray], *, layer: int, number: int) -> list[np.ndarray]:
+    """An expert's matrices: the gate, what it multiplies, the second."""
+    whole = fused({name: x for name, x in tensors.items() if f"layers.{layer}." in name})
+    gate_up, down = (
+        next(x for name, x in whole.items() if name.endswith(f"experts.{each}_proj"))[number]
+        for each in ("gate_up", "down")
+    )
+    return [*np.split(gate_up, 2), down]
 
 
 def save(program: Program, params: Mapping[str, Any], run_dir: Path) -> None:
@@ -332,6 +363,10 @@ FIELDS = {
     "moe.num_groups": ("n_group",),
     "moe.top_groups": ("topk_group",),
     "moe.first_dense": ("first_k_dense_replace",),
+    "attention_scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_divisor": ("logits_scaling",),
 }
 
 

@@ -65,16 +65,16 @@ def read(kind: str, tensors: Tensors) -> Tensors:
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_forms_have_the_same_parameters(kind: str) -> None:
     tensors = experts.expert_tensors(kind)
-    apart, fused = read(kind, tensors), read(kind, experts.fused(kind, tensors))
+    apart, fused = read(kind, tensors), read(kind, experts.fused(tensors))
     assert apart.keys() == fused.keys()
     for name, x in apart.items():
         np.testing.assert_array_equal(fused[name], x, err_msg=name)
     stack = next(name for name in apart if name.endswith("router.w")).partition(".")[0]
     first = experts.sparse_layers(kind)[0]
-    gate, up, down = experts.expert_names(kind, layer=first, expert=2)
-    np.testing.assert_array_equal(apart[f"{stack}.mlp.up.w"][0, 2, :, 0], tensors[gate].T)
-    np.testing.assert_array_equal(apart[f"{stack}.mlp.up.w"][0, 2, :, 1], tensors[up].T)
-    np.testing.assert_array_equal(apart[f"{stack}.mlp.down.w"][0, 2], tensors[down].T)
+    gate, up, down = experts.expert(tensors, layer=first, number=2)
+    np.testing.assert_array_equal(apart[f"{stack}.mlp.up.w"][0, 2, :, 0], gate.T)
+    np.testing.assert_array_equal(apart[f"{stack}.mlp.up.w"][0, 2, :, 1], up.T)
+    np.testing.assert_array_equal(apart[f"{stack}.mlp.down.w"][0, 2], down.T)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +116,7 @@ def test_a_device_reads_its_own_experts(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(dims.Rule, "read", counted)
     found = []
-    for form in (tensors, experts.fused("mixtral", tensors)):
+    for form in (tensors, experts.fused(tensors)):
         read.clear()
         there = write_directory(tmp_path / str(len(form)), form, base=experts.CONFIGS["mixtral"])
         params = read_params(program_of("mixtral", layout), Directory(there))
@@ -136,7 +136,7 @@ def test_one_form_with_a_missing_expert_is_refused() -> None:
     gone = "model.layers.1.block_sparse_moe.experts.5.w3.weight"
     with pytest.raises(UserError, match=f"DIR has no tensor {gone}; use a directory that has all"):
         mapped("mixtral", {name: x for name, x in tensors.items() if name != gone})
-    both = tensors | experts.fused("mixtral", tensors)
+    both = tensors | experts.fused(tensors)
     with pytest.raises(UserError, match=r"DIR has .*experts.0.w1.weight.* unknown to the model"):
         mapped("mixtral", both)
 
@@ -198,6 +198,9 @@ def sizes(kind: str, **keys: Any) -> dict[str, Any]:
         ("dots1", {}, {"moe.score": "sigmoid", "moe.top_groups": 2, "moe.group_score": "best_two"}),
         ("dots1", {}, {"moe.scale": 2.5, "moe.first_dense": 1, "moe.shared_ffn_hidden_size": 32}),
         ("dots1", {"norm_topk_prob": False}, {"moe.normalize": False, "qk_norm": True}),
+        ("granitemoe", {}, {"attention_scale": 0.4, "embedding_scale": 1.5, "residual_scale": 0.6}),
+        ("granitemoe", {}, {"logit_divisor": 3.0, "moe.normalize": True, "moe.num_experts": 8}),
+        ("mixtral", {}, {"attention_scale": None, "embedding_scale": None}),
     ],
     ids=str,
 )  # fmt: skip
@@ -211,8 +214,9 @@ def test_keys_that_are_missing_have_the_values_of_transformers(kind: str) -> Non
     """Of all that its configuration classes set; also whether a model of them exists here."""
     required = experts.REQUIRED.get(kind, {})
     found = read_sizes({"model_type": kind, **required}, tied=False, where="DIR")
+    model = ModelConfig(**nested(found))
     expected = json.loads(GOLDEN.read_text())[kind]["defaults"]
-    assert {name: found[name] for name in expected} == {
+    assert {name: option(model, name) for name in expected} == {
         name: tuple(x) if isinstance(x, list) else x for name, x in expected.items()
     }
 
@@ -236,6 +240,8 @@ def test_keys_that_are_missing_have_the_values_of_transformers(kind: str) -> Non
         ("dots1", {"n_shared_experts": None}, "n_shared_experts=None; it must be a whole number"),
         ("dots1", {"n_group": 5}, "model.moe.num_experts=12 does not split over model.moe.num_g"),
         ("dots1", {"max_window_layers": 1}, "sliding_window=4096 in some layers only; use another"),
+        ("granitemoe", {"logits_scaling": 0}, "logits_scaling=0; it must be a number above 0"),
+        ("granitemoe", {"attention_multiplier": None}, "attention_multiplier=None; it must be a n"),
         ("dots1", {"attention_bias": True}, "attention_bias=True; use a model with attention_bias"),
         ("dots1", {"first_k_dense_replace": 3}, "model.moe: none of model.num_layers=3 layers has"),
     ],
