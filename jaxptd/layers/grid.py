@@ -75,6 +75,12 @@ class TensorParallel2D(TensorParallel):
             q, k, v, inputs, grid=self.grid, ring=ring, dropout=kernel.dropout, scores=scores
         )
 
+    def gather_experts(self, x: Array) -> Array:
+        raise NotImplementedError("a grid has no experts; configs refuse them")
+
+    def reduce_experts(self, y: Array) -> Array:
+        raise NotImplementedError("a grid has no experts; configs refuse them")
+
 
 @final
 @dataclasses.dataclass(frozen=True)

@@ -207,13 +207,13 @@ class TensorParallel(Sharding, abc.ABC):
     def logits(self, x: Array, w: Array) -> Array:
         """The output layer: a first matmul, but never in less than the precision of `x`."""
 
+    @abc.abstractmethod
     def gather_experts(self, x: Array) -> Array:
         """x[B, T, ..] as the residual stream has it -> all tokens of the devices along ep."""
-        raise NotImplementedError("a grid has no experts; the config refuses them")
 
+    @abc.abstractmethod
     def reduce_experts(self, y: Array) -> Array:
         """Partial sums of experts, for all those tokens -> x as the residual stream has it."""
-        raise NotImplementedError("a grid has no experts; the config refuses them")
 
     # ---- tables ----
 

@@ -24,7 +24,18 @@ from jaxptd.layout import Axis
 from jaxptd.models.families import family_of
 from jaxptd.models.stages import make_plan
 from jaxptd.proof.compare import table_file
-from jaxptd.proof.values import DRAWN, FIXED, HOW, OWN, UNEVEN, Values
+from jaxptd.proof.values import (
+    DRAWN,
+    FIXED,
+    HOW,
+    OWN,
+    UNEVEN,
+    Values,
+    has_field,
+    of_section,
+    plain,
+    small,
+)
 
 # ---- a case: values of fields, and the config that they make -------------------------------------
 
@@ -43,7 +54,7 @@ def made(values: Values, folder: Path) -> Config:
     Raises:
         UserError: the config is refused.
     """
-    fields = {**FIXED, **values}
+    fields = {**FIXED, **small(values)}
     if fields["layout.schedule"] in OWN and fields["layout.pp"] > 1:
         fields["layout.schedule"] = str(
             table_file(
@@ -208,6 +219,7 @@ def _all_pairs() -> list[Pair]:
 
 CANDIDATES = 2  # accepted candidates, among which the one with most new pairs wins
 TRIES = 60  # redraws before giving up a pair
+SET = 0.6  # share of options with a random value, of a layout and of sections of a model
 TARGETS = 2  # pairs to try for a case before drawing it without one
 _AXES = tuple(f"layout.{axis}" for axis in Axis)
 
@@ -270,10 +282,10 @@ class Draws:
 
     def _accepted(self, number: int, pinned: Values) -> Case | None:
         """Draws values again until a config is accepted; None if that takes too long."""
-        values = {name: self._value(name) for name in DRAWN if not name.startswith("layout.")}
-        values |= {**self._layout(), **pinned}
+        drawn = {**self._others(), **self._layout(), **pinned}
         refused: dict[str, None] = {}
         for _ in range(TRIES):
+            values = _of_family(drawn, pinned)
             sentence: str | None = " ".join(_AXES)
             if 1 < self._size(values) <= self._devices:
                 config = try_made(values, self._folder)
@@ -288,8 +300,18 @@ class Draws:
             if not free:
                 return None
             name = self._draw.choice(free)
-            values[name] = self._value(name)
+            drawn[name] = self._value(name)
         return None
+
+    def _others(self) -> dict[str, object]:
+        """Random values of all but the layout; plain ones for many options of a section."""
+        return {
+            name: plain(name)
+            if of_section(name) and self._draw.random() > SET
+            else self._value(name)
+            for name in DRAWN
+            if not name.startswith("layout.")
+        }
 
     def _layout(self) -> dict[str, object]:
         """Two or three axes of random size, and options that go with them."""
@@ -297,7 +319,7 @@ class Draws:
         axes = self._draw.sample(_AXES, self._draw.choice((1, 2, 2, 3, 3)))
         values |= {name: self._value(name) for name in axes}
         options = [name for name in values if name not in _AXES]
-        chosen = (name for name in options if self._draw.random() < 0.6)
+        chosen = (name for name in options if self._draw.random() < SET)
         return values | {name: self._value(name) for name in chosen}
 
     def _value(self, name: str) -> object:
@@ -306,3 +328,12 @@ class Draws:
     @staticmethod
     def _size(values: Values) -> int:
         return math.prod(values[name] for name in _AXES)
+
+
+def _of_family(drawn: Values, pinned: Values) -> Values:
+    """The values drawn, but plain ones for fields of sections that their family lacks."""
+    family = drawn["model.family"]
+    return {
+        name: value if name in pinned or has_field(family, name) else plain(name)
+        for name, value in drawn.items()
+    }

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from jaxptd.config import Activation, FamilyName, Images, OptimizerName, Remat
-from jaxptd.config.block import FAMILIES
+from jaxptd.config.block import FAMILIES, SECTIONS
+from jaxptd.config.moe import GroupScore, RouterScore
 from jaxptd.config.written import field_types
 from jaxptd.context_parallel import STRATEGIES
 from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D
@@ -47,6 +48,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.attention": ("auto", "xla"),
     "model.scan_layers": (True, False),
     "model.vocab_multiple": (1, 8),
+    "model.moe.chunk": (None, 0.3, 8.0),
     # ---- what is computed ----
     "model.dtype": ("float64", "float32", "bfloat16", "float16"),
     "model.family": tuple(name for name in get_args(FamilyName) if "images" not in FAMILIES[name]),
@@ -86,6 +88,24 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.encoder_decoder.output_scale": (None, 0.5),
     "model.logit_softcap": (None, 2.0),
     "model.z_loss": (0.0, 0.1),
+    "model.moe.num_experts": (None, 4, 6, 3),
+    "model.moe.top_k": (None, 1, 2, 3),
+    "model.moe.ffn_hidden_size": (None, 12, 23),
+    "model.moe.shared_ffn_hidden_size": (None, 0, 12),
+    "model.moe.shared_gate": (None, True, False),
+    "model.moe.score": (None, *get_args(RouterScore)),
+    "model.moe.normalize": (None, True, False),
+    "model.moe.scale": (None, 2.5),
+    "model.moe.num_groups": (None, 2, 3),
+    "model.moe.top_groups": (None, 2),
+    "model.moe.group_score": (None, *get_args(GroupScore)),
+    "model.moe.router_bias": (None, True),
+    "model.moe.bias_rate": (None, 0.1),
+    "model.moe.balance_loss": (None, 0.5),
+    "model.moe.z_loss": (None, 0.1),
+    "model.moe.first_dense": (None, 1),
+    "model.moe.every": (None, 2),
+    "model.moe.dense_layers": (None, (1,), (0, 2)),
     "data.documents": ("joined", "apart"),
     "optimizer.name": get_args(OptimizerName),
     "optimizer.decay": ("cosine", "linear", "wsd", "constant"),
@@ -104,7 +124,7 @@ HOW = frozenset(
     (
         *(name for name in DRAWN if name.startswith("layout.")),
         *("train.micro_batches", "model.remat", "model.remat_layers", "model.attention"),
-        *("model.scan_layers", "model.vocab_multiple"),
+        *("model.scan_layers", "model.vocab_multiple", "model.moe.chunk"),
     )
 )
 
@@ -116,11 +136,20 @@ FIXED: Values = {
     "train.platform": "cpu",
 }
 
+# The largest values that stand for a family's own, of a published model, where a field is null.
+LARGEST: Mapping[str, int] = {
+    "model.moe.num_experts": 8,
+    "model.moe.top_k": 2,
+    "model.moe.ffn_hidden_size": 20,
+    "model.moe.shared_ffn_hidden_size": 20,
+}
+
 NOT_DRAWN: Mapping[str, str] = {
     **dict.fromkeys(
         (f"model.images.{field.name}" for field in dataclasses.fields(Images)),
         "image families have their own sizes; tests compare them with one device",
     ),
+    "model.moe.replay": "verify sets it below float64, to give layouts one device's choices",
     "model.mlp": "a name that user code registers; its test compares layouts with one device",
     "model.products": "verify compares native products, whatever a config trains with",
     "model.kernels": "triton is for GPUs; a test replaces its kernels and checks the step",
@@ -167,3 +196,26 @@ def fields() -> set[str]:
 def plain(name: str) -> Any:
     """The plain value of a field, to which failing cases are reduced."""
     return DRAWN[name][0]
+
+
+def of_section(name: str) -> bool:
+    """True for fields of a section of the model, which not every family has."""
+    return name.removeprefix("model.").partition(".")[0] in SECTIONS
+
+
+def has_field(family: str, name: str) -> bool:
+    """False for fields of a section that the family lacks."""
+    section = name.removeprefix("model.").partition(".")[0]
+    return not of_section(name) or FAMILIES[family].get(section) is not None
+
+
+def small(values: Values) -> Values:
+    """A case with smaller sizes in place of a family's, where these are large."""
+    family = FAMILIES[values["model.family"]]
+    sizes = {}
+    for name, largest in LARGEST.items():
+        _, section, field = name.split(".")
+        own = getattr(family.get(section), field, None)
+        if values[name] is None and own is not None and own > largest:
+            sizes[name] = largest
+    return {**values, **sizes}

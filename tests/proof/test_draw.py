@@ -6,10 +6,20 @@ import random
 import pytest
 
 from jaxptd.commands.command_line import make_parser, parse
+from jaxptd.config.block import FAMILIES
 from jaxptd.pipeline.table import check
 from jaxptd.proof.compare import command_line, drawn_table, one_device_config
-from jaxptd.proof.draw import SHARED, Draws, Pairs, general
-from jaxptd.proof.values import DRAWN, FIXED, HOW, NOT_DRAWN, OWN, fields
+from jaxptd.proof.draw import SHARED, Draws, Pairs, general, made
+from jaxptd.proof.values import (
+    DRAWN,
+    FIXED,
+    HOW,
+    NOT_DRAWN,
+    OWN,
+    fields,
+    has_field,
+    of_section,
+)
 
 CASES = 8
 
@@ -49,6 +59,28 @@ def test_every_case_has_new_pairs_and_its_devices(drawn) -> None:
     few = len(DRAWN) * (len(DRAWN) - 1) // 2
     assert few < len(draws.pairs.met) < draws.pairs.number
     assert not draws.pairs.new(cases[0].values)
+
+
+EXPERTS = [family for family, row in FAMILIES.items() if "moe" in row]
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_are_fewer_and_smaller_than_a_published_models(family: str, tmp_path) -> None:
+    values = {name: of[0] for name, of in DRAWN.items()} | {"model.family": family}
+    model = made(values, tmp_path).model
+    assert model.moe.num_experts <= 8
+    assert max(model.moe.ffn_hidden_size or 0, model.moe.shared_ffn_hidden_size) <= 20
+    assert model.moe.shared_gate == FAMILIES[family]["moe"].shared_gate
+    four = made(values | {"model.moe.num_experts": 4}, tmp_path).model
+    assert four.moe.num_experts == 4
+
+
+def test_cases_set_no_options_that_their_family_lacks(drawn) -> None:
+    sections = {name for case in drawn[1] for name in DRAWN if of_section(name)}
+    assert {"model.moe.top_k", "model.encoder_decoder.num_layers", "model.rope.theta"} <= sections
+    for case in drawn[1]:
+        for name in sections:
+            assert has_field(case.config.model.family, name) or case.values[name] is None
 
 
 def test_pairs_that_cannot_be_are_counted_apart() -> None:
