@@ -102,8 +102,8 @@ def parts(model: ModelConfig) -> Architecture:
     """The parts of the model, but for the norm that all layers read."""
     found = architecture(model)
     (stack,) = found.stacks
-    encoder = dataclasses.replace(stack, name="encoder")
-    decoder = dataclasses.replace(stack, name="decoder", layers=stack.layers - 1)
+    encoder = dataclasses.replace(stack, name="encoder", updates=None)  # arrays of their own
+    decoder = dataclasses.replace(stack, name="decoder", layers=stack.layers - 1, updates=None)
     return dataclasses.replace(found, stacks=(encoder, decoder))
 
 
