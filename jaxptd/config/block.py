@@ -104,6 +104,7 @@ FamilyName = Literal[
     "qwen3_moe",
     "dots1",
     "granitemoe",
+    "olmoe",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
@@ -111,6 +112,7 @@ NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "relative", "none"]
+QKNorm = bool | Literal["whole"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +183,7 @@ class BlockOptions:
         positions: how tokens know their place.
         rope: wavelengths; None unless positions are rope.
         relative: buckets of distances; None unless positions are relative.
-        qk_norm: whether queries and keys of each head are normalised.
+        qk_norm: whether queries and keys of each head are normalised; whole: of all heads at once.
         causal: whether a token attends to no token after it.
         token_types: kinds of tokens with an embedding of their own, as the two texts of a pair.
         num_kv_heads: heads of keys and values.
@@ -207,7 +209,7 @@ class BlockOptions:
     positions: Positions
     rope: Rope | None
     relative: Relative | None
-    qk_norm: bool
+    qk_norm: QKNorm
     causal: bool
     token_types: int
     num_kv_heads: int
@@ -291,6 +293,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "mixtral": _LLAMA | {"rope": Rope(1e6), "moe": MoE()},
     "qwen2_moe": _QWEN | {"linear_bias": "qkv", "moe": _QWEN2_MOE},
     "qwen3_moe": _QWEN | {"qk_norm": True, "moe": MoE(128, 8)},
+    "olmoe": _LLAMA | {"qk_norm": "whole", "moe": MoE(64, 8, normalize=False)},
     "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
 }

@@ -118,7 +118,7 @@ def _check(where: str, node: yaml.Node | None, kinds: Kinds, *, option: bool = F
         choices = [x for each in kinds for x in literals(each) if isinstance(x, str)]
         if str not in kinds and not choices:
             _check_number(where, node.value)
-        elif not option and not node.style:
+        elif not option and not node.style and bool not in kinds:
             _check_word(where, node, choices)
 
 

@@ -16,6 +16,7 @@ from jaxptd.config.block import (
     NormKind,
     NormOrder,
     Positions,
+    QKNorm,
     Rope,
     block_options,
     check_block,
@@ -57,7 +58,8 @@ class ModelConfig:
         linear_bias: biases of all matmuls, of qkv only, or none; null is the family's.
         positions: learned, rope (rotated queries and keys), relative (a bias of scores by
             distance, of encoder-decoders) or none; null is the family's.
-        qk_norm: normalises queries and keys of each head; null is the family's.
+        qk_norm: normalises queries and keys: true those of each head, whole those of all heads of a
+            token together; null is the family's.
         causal: a token attends only to itself and earlier tokens; false attends to all, as encoders
             do; null is the family's.
         token_types: number of token types (segments), each with an embedding; null is the family's.
@@ -114,7 +116,7 @@ class ModelConfig:
     gated: bool | None = None
     linear_bias: LinearBias | None = None
     positions: Positions | None = None
-    qk_norm: bool | None = None
+    qk_norm: QKNorm | None = None
     causal: bool | None = None
     token_types: int | None = None
     attention_scale: float | None = None

@@ -101,7 +101,7 @@ def _options(config: Json) -> dict[str, Any]:
         raise UserError("the weights are quantized; use those in full precision")
     for key, value in {**_PLAIN, **family.fixed, **family.unwritten}.items():
         if config.get(key, value) != value:
-            only = str(value).lower()
+            only = "null" if value is None else str(value).lower()
             raise UserError(f"{key}={quoted(config[key])}; use a model with {key}={only}")
     config = with_defaults(config, family)
     options = (

@@ -4,6 +4,7 @@ Letters: B batch, T position, D model, N heads, H head size.
 """
 
 import dataclasses
+import math
 from functools import partial
 from typing import Self
 
@@ -23,6 +24,7 @@ from jaxptd.mesh import Axis
 from jaxptd.params import ones
 from jaxptd.parts.parameters import head_norm, norm
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
+from jaxptd.shapes import ParamShape
 
 
 class Norm(nnx.Module):
@@ -116,6 +118,46 @@ class HeadNorm(nnx.Module):
     def __call__(self, x_BTNH: Array) -> Array:
         """Queries or keys -> the same shape and type."""
         return _normalise(self.over, *alike(x_BTNH, self.w[...]))
+
+
+class WholeNorm(nnx.Module):
+    """RMSNorm of queries or keys `[B, T, N, H]` over all heads of a token, with `w[N, H]`.
+
+    Heads, or slices of every head, are sharded as matmuls make them. Each statistic is a sum over
+    the devices that share them, one all-reduce of `[B, T]` forward and one backward.
+
+    Args:
+        shape: describes w.
+        options: eps.
+        tensor_parallel: how matrices are sharded.
+        rngs: random key of the parameter.
+
+    Source: Muennighoff et al., arXiv 2409.02060 (OLMoE), section 4.2.
+    """
+
+    w: nnx.Param
+
+    def __init__(
+        self,
+        shape: ParamShape,
+        *,
+        options: BlockOptions,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+    ) -> None:
+        declare(self, iter([("w", shape)]), rngs, w=ones)
+        axis, size = tensor_parallel.axes.inner, math.prod(shape.shape)
+        self.over = _Over.of(axis, size, options, tensor_parallel, centred=False)
+        self.in_slices = shape.spec[1] is not None  # of every head
+
+    def __call__(self, x_BTNH: Array) -> Array:
+        """Queries or keys -> the same shape and type."""
+        x, w = x_BTNH, self.w[...]
+        if self.in_slices:  # the sharded dim first, so that its padding is behind all else
+            x, w = x.swapaxes(-1, -2), w.swapaxes(-1, -2)
+        y = _normalise(self.over, *alike(x.reshape(*x.shape[:2], -1), w.reshape(-1)))
+        y = y.reshape(x.shape)
+        return y.swapaxes(-1, -2) if self.in_slices else y
 
 
 @dataclasses.dataclass(frozen=True)

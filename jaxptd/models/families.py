@@ -40,6 +40,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": DECODER,
     "dots1": DECODER,
     "granitemoe": DECODER,
+    "olmoe": DECODER,
 }
 
 

@@ -48,6 +48,7 @@ class AttentionShape(Part):
         tokens: T.
         reach: keys that a token attends to: T, or a window's.
         has_norm: whether queries and keys are normalised.
+        whole_norm: whether all heads together are.
         buckets: number of distance buckets with score biases that all layers share; 0 without
             biases.
         bias: whether the projections of q, k and v have a bias.
@@ -63,6 +64,7 @@ class AttentionShape(Part):
     tokens: int
     reach: int
     has_norm: bool
+    whole_norm: bool = False
     buckets: int = 0
     bias: bool = False
     causal: bool = True
@@ -85,7 +87,8 @@ class AttentionShape(Part):
             "unit": options.head_unit,
             "tokens": model.seq_length,
             "reach": model.reach,
-            "has_norm": options.qk_norm,
+            "has_norm": bool(options.qk_norm),
+            "whole_norm": options.qk_norm == "whole",
             "buckets": options.relative.buckets if options.relative else 0,
             "bias": options.linear_bias != "none",
             "causal": options.causal,
@@ -172,6 +175,7 @@ class AttentionShape(Part):
             bias=self.bias,
             out_bias=self.out_bias,
             has_norm=self.has_norm,
+            whole_norm=self.whole_norm,
         )
 
     def parameters(self, sharding: Sharding) -> Named:
@@ -208,11 +212,25 @@ class AttentionShape(Part):
             parts = sizes.config.layout.cp if sizes.has_blocks else 1  # gathered parts
             yield Kept("q, k, v", queries + kv, by("attention", "dots"))
             yield Kept("q, k, v as attention takes them", queries + parts * kv, by("none"))
-        if self.has_norm:
+        if self.whole_norm:
+            yield from self._whole_norm_kept(own, queries)
+        elif self.has_norm:
             keys = self.of_keys(sizes.rows) * own.kv_heads
             normed = (sizes.rows * own.heads + keys) * sizes.master_itemsize
             yield Kept("q and k before their norm", queries + kv // 2, by("none"))
             yield Kept("statistics of the norms of q and k", normed, MOST)
+
+    def _whole_norm_kept(self, own: "HeadSizes", queries: int) -> Iterator[Kept]:
+        """What a norm takes: queries of so many bytes, and keys, or slices that are gathered later."""
+        sizes, shards = own.sizes, own.sizes.matrix_shards
+        keys = self.of_keys(sizes.tokens) * own.made_keys * sizes.itemsize // shards
+        factors = (own.inner + own.made_keys) * sizes.master_itemsize // sizes.inner_devices
+        statistics = (sizes.rows + self.of_keys(sizes.rows)) * sizes.master_itemsize
+        yield Kept("q and k before their norm", queries + keys, by("none"))
+        yield Kept("factors of the norms of q and k, reshaped", factors, by("none"))
+        yield Kept("statistics of the norms of q and k", statistics, MOST)
+        if own.gathers_kv:
+            yield Kept("slices of k before their norm", keys, by("attention"))
 
     def _core_kept(self, own: "HeadSizes", output: int) -> Iterator[Kept]:
         """The output, and what a kernel or a ring needs to recompute scores."""
@@ -269,6 +287,7 @@ class AttentionShape(Part):
         """Adds slices of keys and values."""
         yield from super().on_tp(step, again, times)
         yield from self._gathered_kv(step, again, Axis.TP, times)
+        yield from self._whole_norms(step, again, Axis.TP, times)
 
     def on_grid(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
         """Adds attention in blocks, or slices of keys and values."""
@@ -276,6 +295,7 @@ class AttentionShape(Part):
         if step.sizes.has_blocks:
             yield from self._blocks(step, again, times)
         yield from self._gathered_kv(step, again, Axis.COL, times)
+        yield from self._whole_norms(step, again, Axis.COL, times)
 
     def along_cp(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
         """Keys and values, forward and backward; their gradients, in master precision."""
@@ -295,6 +315,16 @@ class AttentionShape(Part):
             passes = 1 + again.keys
             yield Collective(ALL_GATHER, (axis,), times * passes, passes * whole)
             yield Collective(REDUCE_SCATTER, (axis,), times, whole)
+
+    def _whole_norms(
+        self, step: Scenario, again: Recomputed, axis: Axis, times: int
+    ) -> Iterator[Collective]:
+        """Sums of the statistics of queries and of keys; axis: the one that shards N."""
+        if self.whole_norm:
+            sizes, passes = step.sizes, times * (2 + again.products)
+            statistics = sizes.rows + self.of_keys(sizes.rows)
+            size = passes * statistics * sizes.master_itemsize
+            yield Collective(ALL_REDUCE, (axis,), 2 * passes, size)
 
     def _gathered_blocks(
         self, step: Scenario, own: "HeadSizes", again: Recomputed, times: int
@@ -332,7 +362,7 @@ class AttentionShape(Part):
         softmax = times * (3 + 2 * again.scores)
         rows = sizes.rows * self.heads * wide
         yield Collective(ALL_REDUCE, (Axis.COL,), softmax, softmax * rows)
-        if self.has_norm:
+        if self.has_norm and not self.whole_norm:
             passes = times * (2 + again.products)
             rows += sizes.rows * self.kv_heads * wide
             yield Collective(ALL_REDUCE, (Axis.COL,), 2 * passes, passes * rows)

@@ -118,12 +118,12 @@ class Column:
 
     def parameters(self, sharding: Sharding) -> Named:
         """w, and b if there is one."""
-        dims, out = len(self.out), _padded(sharding, self.out, self.dim, self.padded)
+        dims, vector = len(self.out), self.vector(sharding)
         yield (
             "w",
             ParamShape(
                 (self.size, *self.out),
-                (sharding.padded_hidden(self.size), *out),
+                (sharding.padded_hidden(self.size), *vector.stored_shape),
                 sharding.axes.column_spec(dims, self.dim),
                 decay=True,
                 cast=True,
@@ -131,7 +131,12 @@ class Column:
             ),
         )
         if self.bias:
-            yield "b", vector(self.out, sharding.axes.inner_spec(dims, self.dim), out)
+            yield "b", vector
+
+    def vector(self, sharding: Sharding) -> ParamShape:
+        """An element for each column, `[*out]`, sharded as columns are."""
+        out = _padded(sharding, self.out, self.dim, self.padded)
+        return vector(self.out, sharding.axes.inner_spec(len(self.out), self.dim), out)
 
 
 @dataclasses.dataclass(frozen=True)

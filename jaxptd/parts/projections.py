@@ -17,6 +17,7 @@ from jaxptd.parts.parameters import (
     head_norm,
     inside,
 )
+from jaxptd.shapes import ParamShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Projections:
         bias: whether the projections of q, k and v have a bias.
         out_bias: whether the output projection has a bias.
         has_norm: whether queries and keys are normalised.
+        whole_norm: whether all heads together are.
     """
 
     hidden: int
@@ -44,6 +46,7 @@ class Projections:
     bias: bool = False
     out_bias: bool = False
     has_norm: bool = False
+    whole_norm: bool = False
 
     def first(self, sharding: Sharding) -> dict[str, Column]:
         """The projections of queries, keys and values: `qkv`, or `q` and `kv`."""
@@ -66,9 +69,24 @@ class Projections:
         """Parameters of the projections, and of the norms of queries and keys."""
         for name, column in self.first(sharding).items():
             yield from inside(name, column.parameters(sharding))
+        whole = self.whole_norms(sharding)
         for name in ("q_norm", "k_norm") if self.has_norm else ():
-            yield from inside(name, head_norm(sharding, self.head_size, self.unit))
+            of_heads = head_norm(sharding, self.head_size, self.unit)
+            yield from inside(name, iter([("w", whole[name])]) if whole else of_heads)
         yield from inside("out", self.out(sharding).parameters(sharding))
+
+    def whole_norms(self, sharding: Sharding) -> dict[str, ParamShape]:
+        """The factors of the norms of all heads together, if there are any.
+
+        `q_norm[N, H]` and `k_norm[K, H]`, sharded as the queries and keys that matmuls make.
+        """
+        if not self.whole_norm:
+            return {}
+        heads, (queries, _) = (self.heads, self.head_size), self._padded(sharding)
+        keys = self._keys_of(sharding, 1, self.kv_heads)
+        of_keys = dataclasses.replace(keys, out=keys.out[1:], dim=keys.dim - 1)
+        of_queries = Column(self.hidden, heads, dim=sharding.axes.head_dim, padded=queries)
+        return {"q_norm": of_queries.vector(sharding), "k_norm": of_keys.vector(sharding)}
 
     def gathers_kv(self, sharding: Sharding) -> bool:
         """True if kv heads do not split: each device computes a slice of all, and gathers them."""

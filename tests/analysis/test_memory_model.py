@@ -43,6 +43,7 @@ QUICK = [
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[1:2],
     (Layout(tp=4), {"num_layers": 5, "remat": "full", "remat_layers": 2}),
     (Layout(tp=4), QWEN | {"remat": "attention"}),  # more devices than kv heads
+    (Layout(tp=4), QWEN | {"qk_norm": "whole", "remat": "dots"}),
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1} | SCALES),
     (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
     (Layout(tp=2, zero=2), {"dropout": 0.1, "micro_batches": 1}),
@@ -91,6 +92,11 @@ SLOW = [
     *every(Layout(pp=2, cp=2, schedule="interleaved"), **T5, dropout=0.1, remat_layers=1),
     *every(Layout(), norm_order="post", **SCALES),
     *every(tiny.SEQUENCE_PARALLEL, **SCALES),
+    *every(Layout(tp=4), **QWEN | {"qk_norm": "whole"}),
+    *every(Layout(cp=2, tp=2), **QWEN | {"qk_norm": "whole"}),
+    *every(Layout(row=2, col=2), **QWEN | {"qk_norm": "whole"}),
+    *every(BLOCKS, **QWEN | {"qk_norm": "whole"}),
+    *every(Layout(tp=4), **tiny.T5, qk_norm="whole", num_kv_heads=2),
     *every(BLOCKS, norm_order="post"),
     *every(RING_STEPS, norm_order="post"),
     *every(Layout(row=2, col=2), dtype="bfloat16"),

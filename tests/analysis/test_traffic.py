@@ -90,6 +90,7 @@ PIPELINES = [
     slow(Layout(pp=2, row=2, col=2, matmul2d="fox"), FOUR | {"dtype": "bfloat16"}),
 ]
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
+OLMO = QWEN | {"qk_norm": "whole"}
 ODD_HEADS = QWEN | {"head_size": 6, "tie_embeddings": False}
 OPTIONS = [
     (Layout(tp=4), QWEN | {"remat": "dots"}),  # more devices than kv heads
@@ -105,6 +106,14 @@ OPTIONS = [
     slow(Layout(pp=2, tp=2, schedule="zb-v"), FOUR | QWEN),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
     slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
+    (Layout(tp=4), OLMO),  # statistics of slices of keys
+    slow(Layout(tp=4, sequence_parallel=True), OLMO | {"remat": "full"}),
+    slow(Layout(dp=2, tp=2), OLMO | {"remat": "dots", "dtype": "bfloat16"}),
+    slow(Layout(row=2, col=2), OLMO | {"remat": "attention"}),
+    slow(Layout(row=2, col=2, attention2d="blocks"), OLMO | {"head_size": 6, "remat": "full"}),
+    slow(Layout(pp=2, tp=2, schedule="zb-h1"), FOUR | OLMO),
+    slow(RING_STEPS, OLMO | {"remat": "dots"}),
+    slow(Layout(tp=2, cp=2), tiny.T5 | {"qk_norm": "whole", "num_kv_heads": 2}),
 ]
 LOSSES = {"moe.balance_loss": 0.1, "moe.z_loss": 0.1}
 SHARED = {"moe.shared_ffn_hidden_size": 8, "moe.first_dense": 1}

@@ -159,13 +159,21 @@ def attention(layout: Layout, dtype: str, length: int = T) -> Iterator[Collectiv
     yield Collective(ALL_REDUCE, (Axis.COL,), 3, 3 * tokens(layout) * N * itemsize)
 
 
-def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
+def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Collective]:
     """As `attention`, with K heads of keys and values, a norm of queries and keys, and a window.
 
     The rings are blockwise: blocks travel as far as the window reaches.
+
+    Args:
+        layout: of the devices.
+        dtype: of activations and statistics.
+        whole: the norm is of all heads together: one statistic a token and device.
     """
     tensor_parallel, itemsize = make_tensor_parallel(layout), np.dtype(dtype).itemsize
     size = tokens(layout) * itemsize
+    if whole:
+        axis = Axis.COL if layout.has_grid else Axis.TP
+        yield Collective(ALL_REDUCE, (axis,), 4, 4 * size)
     if layout.attention2d == "heads":
         axis = Axis.COL if layout.has_grid else Axis.TP
         if gathers_keys(layout):
@@ -184,7 +192,8 @@ def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
         yield from grid.spread(axis, block, times=4, itemsize=itemsize)
         yield from grid.collect(axis, block, times=2, itemsize=itemsize)
     yield Collective(ALL_REDUCE, (Axis.COL,), 3, 3 * N * size)
-    yield Collective(ALL_REDUCE, (Axis.COL,), 4, 2 * (N + K) * size)
+    if not whole:
+        yield Collective(ALL_REDUCE, (Axis.COL,), 4, 2 * (N + K) * size)
 
 
 def experts(count: int, chosen: int, shared: Part | None = None) -> Part:
@@ -235,6 +244,8 @@ CROSS_MOVES = (
 )
 MLP_MOVES = product("D", "F"), product("F", "D")
 GROUPS_MOVES = product("D", "G"), groups, product("O", "D")
+WHOLE_NORM = partial(groups, whole=True)
+WHOLE_NORM_MOVES = product("D", "G"), WHOLE_NORM, product("O", "D")
 GATED_MOVES = product("D", "2F"), product("F", "D")
 
 

@@ -81,6 +81,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 16,
     },
+    "olmoe": {
+        **ROPE,
+        **LOSS,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "attention_bias": False,
+        "clip_qkv": None,
+    },
     "granitemoe": {
         **ROPE,
         **LOSS,
@@ -237,7 +246,8 @@ SIZES = {
 }
 # Where experts have the size that is an MLP's elsewhere.
 SIZES_OF_EXPERTS = {
-    (kind, "intermediate_size"): "moe.ffn_hidden_size" for kind in ("mixtral", "granitemoe")
+    (kind, "intermediate_size"): "moe.ffn_hidden_size"
+    for kind in ("mixtral", "granitemoe", "olmoe")
 }
 # What null means where transformers takes it; elsewhere it is refused.
 NULLS: dict[str, dict[str, Any]] = {

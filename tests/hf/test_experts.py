@@ -3,6 +3,7 @@
 By default for numbers that transformers computed; the slow tests run transformers itself.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from hugging import experts, reference, write_directory
 from turns import slow
 
 import jaxptd
-from jaxptd import Layout
+from jaxptd import Layout, Program, TrainConfig
 from jaxptd.api.run import Run
 from jaxptd.generate import Generator, Sampling
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "experts.json").read_text())
 KINDS = list(experts.CONFIGS)
-USUAL = "qwen3_moe"
+USUAL = "dots1"
 
 
 def run_of(kind: str, folder: Path, layout: Layout, **keys: Any) -> Run:
@@ -37,11 +38,24 @@ def counted(gradients: dict[str, Any]) -> np.ndarray:
     return np.concatenate(biases).astype(int)
 
 
-@pytest.mark.parametrize("kind", [kind if kind == USUAL else slow(kind) for kind in KINDS])
-def test_numbers_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+LAYOUTS = [
+    Layout(ep=4, tp=2, sequence_parallel=True),
+    Layout(pp=2, ep=2, tp=2, schedule="zb-v"),
+    Layout(ep=2, cp=2, zero=3),
+    Layout(ep=2, tp=4, sequence_parallel=True, collective_matmul=True),  # kv heads are gathered
+    Layout(dp=2, cp=2, tp=2, ring="blockwise"),
+    Layout(pp=2, ep=2, cp=2, schedule="zb-h1", zero=2),
+]
+NUMBERS = [(USUAL, Layout()), *(slow(kind, Layout()) for kind in KINDS if kind != USUAL)]
+NUMBERS += [slow(kind, layout) for kind, layout in zip(KINDS, LAYOUTS, strict=True)]
+NUMBERS += [slow(kind, layout) for kind, layout in zip(KINDS[::-1], LAYOUTS, strict=True)]
+
+
+@pytest.mark.parametrize(("kind", "layout"), NUMBERS, ids=str)
+def test_numbers_are_those_of_transformers(tmp_path: Path, kind: str, layout: Layout) -> None:
     golden = GOLDEN[kind]
     with jax.enable_x64(True):
-        run = run_of(kind, tmp_path, Layout())
+        run = run_of(kind, tmp_path, layout)
         loss, gradients = run.loss_and_gradients(experts.inputs())
         found = jaxptd.hf.names(run.program, gradients)
     assert abs(loss - golden["loss"]) < 1e-12
@@ -63,35 +77,26 @@ def test_losses_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
 
 # ---- transformers itself -------------------------------------------------------------------------
 
-LAYOUTS = [
-    Layout(),
-    Layout(ep=4, tp=2, sequence_parallel=True),
-    Layout(pp=2, ep=2, tp=2, schedule="zb-v"),
-    Layout(ep=2, cp=2, zero=3),
-]
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_gradient_and_choice_is_that_of_transformers(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_gradient_and_choice_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    chosen = []
-
-    def noted(x: Any, name: str) -> Any:
-        jax.debug.callback(lambda x: chosen.append(np.sort(x.reshape(-1, x.shape[-1]))), x)
-        return x
-
-    monkeypatch.setattr("jaxptd.layers.moe.checkpoint_name", noted)
+    batch = experts.inputs()
     with jax.enable_x64(True):
         run = run_of(kind, tmp_path, Layout())
-        loss, gradients = run.loss_and_gradients(experts.inputs())
+        loss, gradients = run.loss_and_gradients(batch)
         found = jaxptd.hf.names(run.program, gradients)
-        jax.effects_barrier()
-    expected_loss, expected, theirs = experts.computed(tmp_path / kind, experts.inputs())
+        train = TrainConfig(global_batch_size=experts.ROWS)
+        program = Program(dataclasses.replace(run.program.config, train=train), run.program.mesh)
+        inputs = {name: x.astype(np.int32) for name, x in batch.items()}
+        chosen, margins = program.choices(run.state["params"], inputs)
+    expected_loss, expected, theirs = experts.computed(tmp_path / kind, batch)
     assert abs(loss - expected_loss) < 1e-12
-    np.testing.assert_array_equal(np.stack(chosen[: len(theirs)]), theirs)
+    for number, layer in enumerate(experts.sparse_layers(kind)):
+        ours = np.sort(chosen[:, :, layer].reshape(-1, chosen.shape[-1]))
+        np.testing.assert_array_equal(ours, theirs[number])
+        assert margins[:, :, layer].min() > 1e-6
     assert {name for name in found if not name.endswith(experts.BUFFER)} == set(expected)
     for name, x in expected.items():
         scale = max(float(np.linalg.norm(x)), 1e-6)  # an idle expert has no gradient
@@ -100,7 +105,7 @@ def test_every_gradient_and_choice_is_that_of_transformers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_twelve_likeliest_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_likeliest_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     prompt, more = [5, 17, 2], 8

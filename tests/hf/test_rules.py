@@ -112,6 +112,10 @@ SHAPES = {
         {name: shape for name, shape in SHARED.items() if "gate" not in name}
         | {"blocks.mlp.router.load_bias": (L, E)},
     ),
+    "olmoe": (
+        experts.OLMOE_TENSORS,
+        {"blocks.attention.q_norm.w": (L, N, H), "blocks.attention.k_norm.w": (L, K, H)},
+    ),
     "granitemoe": (experts.GRANITE_TENSORS, EXPERTS),
     "qwen3_moe-fused": (fused(experts.QWEN3_TENSORS), OF_EXPERTS),
 }
@@ -260,6 +264,7 @@ def test_every_family_has_tensors() -> None:
         "qwen3_moe",
         "dots1",
         "granitemoe",
+        "olmoe",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

@@ -10,6 +10,8 @@ from moves import (
     ATTENTION_MOVES,
     CROSS_MOVES,
     GROUPS_MOVES,
+    WHOLE_NORM,
+    WHOLE_NORM_MOVES,
     B,
     D,
     S,
@@ -30,6 +32,7 @@ from jaxptd.parts.parameters import by_head
 from tests.layers.inputs import (
     FULL,
     MODEL,
+    OLMO,
     POSITIONS,
     QWEN,
     SAMPLES,
@@ -139,5 +142,20 @@ ATTENTION = [
             run_attention,
         )
         for rate in (0.0, 0.3)
+    ),
+    Case(
+        "attention in groups, all heads normalised",
+        lambda tensor_parallel, rngs: SelfAttention(
+            AttentionShape.of(OLMO),
+            OLMO,
+            tensor_parallel=tensor_parallel,
+            rngs=rngs,
+            init_out=normal(0.02),
+        ),
+        (array(B, T, D, seed=2), SAMPLES, POSITIONS, SEED),
+        place_specs,
+        residual_spec,
+        moves(both(ends(2, rounds=5), WHOLE_NORM), *WHOLE_NORM_MOVES),
+        run_attention,
     ),
 ]

@@ -24,6 +24,7 @@ QWEN = dataclasses.replace(
     attention_scale=SCALE,
     window=WINDOW,
 )
+OLMO = dataclasses.replace(QWEN, qk_norm="whole")
 
 
 def array(*shape: int, seed: int = 0) -> np.ndarray:

@@ -53,6 +53,7 @@ ON_GRIDS = [
     BY_NAME["cross-attention, dropout 0.3"],
     BY_NAME["attention to all tokens, biased"],
     BY_NAME["attention in groups, dropout 0.3"],
+    BY_NAME["attention in groups, all heads normalised"],
     *CORE,
 ]
 # Where a layer is held by default: once with one axis of tensor parallelism and once on a grid.
@@ -71,6 +72,7 @@ DEFAULT = {
     "mlp, gated": [PADDED],
     "cross-attention, dropout 0.3": [LAYOUTS[2]],
     "attention in groups, dropout 0.0": [LAYOUTS[1]],
+    "attention in groups, all heads normalised": [LAYOUTS[1]],
     "block, dropout 0.3": [RING_STEPS],
     "embedding": [CONTEXT],
     "positions": [PADDED],

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families.bert import BERT
-from jaxptd.hf.families.experts import DOTS1, GRANITEMOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from jaxptd.hf.families.experts import DOTS1, GRANITEMOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.gpt2 import GPT2
 from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -30,6 +30,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3_moe": QWEN3_MOE,
         "dots1": DOTS1,
         "granitemoe": GRANITEMOE,
+        "olmoe": OLMOE,
     }
 )
 

@@ -83,6 +83,13 @@ DOTS1_TENSORS = _tensors(
     alternatives=_QWEN_FUSED,
     zeros=(),
 )
+_HEADS = f"{_LAYER}.self_attn"
+OLMOE_TENSORS = _tensors(
+    *_QWEN,
+    Rule("blocks.attention.q_norm.w", "L N (P 2)", f"{_HEADS}.q_norm.weight", "(N 2 P)"),
+    Rule("blocks.attention.k_norm.w", "L K (P 2)", f"{_HEADS}.k_norm.weight", "(K 2 P)"),
+    alternatives=_QWEN_FUSED,
+)
 GRANITE_TENSORS = _tensors(
     _router(f"{_SPARSE}.router.layer"),
     *_fused(f"{_SPARSE}.input_linear.weight", f"{_SPARSE}.output_linear.weight"),
@@ -288,5 +295,28 @@ GRANITEMOE = llama.descendant(
     # Its softmax over the chosen logits is that over all, normalised.
     options=_SOFTMAX | _NO_SHARED | _ALL_SPARSE | {"moe.normalize": True, "window": None},
     fixed=llama.NO_BIAS,
+    remarks=_remarks,
+)
+OLMOE = llama.descendant(
+    "olmoe",
+    "OlmoeForCausalLM",
+    {
+        "ffn_hidden_size": None,
+        "vocab_size": ("vocab_size", 50304),
+        "num_layers": ("num_hidden_layers", 16),
+        "hidden_size": ("hidden_size", 2048),
+        "num_heads": ("num_attention_heads", 16),
+        "norm_eps": ("rms_norm_eps", 1e-5),
+        "max_positions": ("max_position_embeddings", 4096),
+        "moe.ffn_hidden_size": ("intermediate_size", 2048),
+        "moe.num_experts": ("num_experts", 64),
+        "moe.top_k": ("num_experts_per_tok", 8),
+        "moe.normalize": _NORMALIZE,
+    },
+    tensors=OLMOE_TENSORS,
+    synonyms={"num_local_experts": "num_experts"},
+    options=_SOFTMAX | _NO_SHARED | _ALL_SPARSE | {"qk_norm": "whole", "window": None},
+    fixed=llama.NO_BIAS,
+    unwritten={"clip_qkv": None, "sliding_window": None},
     remarks=_remarks,
 )

@@ -12,7 +12,7 @@ from jax import Array
 
 from jaxptd.attention.attend import AttentionInputs
 from jaxptd.attention.kernel import ScoreCoordinates, Scores
-from jaxptd.layers.attention.heads import Heads
+from jaxptd.layers.attention.heads import Heads, normed_by_head, normed_whole
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
 
@@ -84,9 +84,10 @@ class CrossAttention(Heads):
         """Keys and values of a source."""
         assert self.kv is not None
         k_BSKH, v_BSKH = multiply(x_BSD, self.kv)
+        k_BSKH = normed_whole(k_BSKH, self.k_norm)
         if self.gathers_kv:
             k_BSKH, v_BSKH = self.own_keys_values(k_BSKH, v_BSKH)
-        return k_BSKH if self.k_norm is None else self.k_norm(k_BSKH), v_BSKH
+        return normed_by_head(k_BSKH, self.k_norm), v_BSKH
 
     def _attend_encoded(
         self, q_BTNH: Array, source: Encoded, token_info: TokenInfo, scores: Scores

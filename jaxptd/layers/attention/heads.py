@@ -21,7 +21,7 @@ from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import TokenInfo, fold, keep_mask
 from jaxptd.layers.linear import INIT, ColumnParallelLinear, RowParallelLinear, declare
-from jaxptd.layers.norm import HeadNorm
+from jaxptd.layers.norm import HeadNorm, WholeNorm
 from jaxptd.layers.tensor_parallel import TensorParallel, separated
 from jaxptd.params import Initialiser
 from jaxptd.parts.parameters import HeadShape, relative_bias
@@ -91,6 +91,8 @@ class Heads(nnx.Module):
     qkv: ColumnParallelLinear | None = None  # or the next two
     q: ColumnParallelLinear | None = None
     kv: ColumnParallelLinear | None = None
+    q_norm: HeadNorm | WholeNorm | None = None
+    k_norm: HeadNorm | WholeNorm | None = None
 
     def __init__(
         self,
@@ -105,16 +107,11 @@ class Heads(nnx.Module):
         for name, column in projections.first(tensor_parallel).items():
             linear = ColumnParallelLinear.of(column, tensor_parallel=tensor_parallel, rngs=rngs)
             setattr(self, name, linear)
-        norm = partial(
-            HeadNorm,
-            projections.head_size,
-            options=config.block,
-            tensor_parallel=tensor_parallel,
-            rngs=rngs,
-            unit=projections.unit,
-        )
-        self.q_norm = norm() if projections.has_norm else None
-        self.k_norm = norm() if projections.has_norm else None
+        own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs}
+        own["options"], whole = config.block, projections.whole_norms(tensor_parallel)
+        for name in ("q_norm", "k_norm") if projections.has_norm else ():
+            of_head = partial(HeadNorm, projections.head_size, unit=projections.unit, **own)
+            setattr(self, name, WholeNorm(whole[name], **own) if whole else of_head())
         self.out = RowParallelLinear.of(
             projections.out(tensor_parallel),
             tensor_parallel=tensor_parallel,
@@ -160,6 +157,16 @@ class Heads(nnx.Module):
             token_info.sample_B[:, None],
             self.tensor_parallel.axes.local_heads(heads),
         )
+
+
+def normed_whole(x_BTNH: Array, norm: HeadNorm | WholeNorm | None) -> Array:
+    """Queries or keys as their matmul makes them, normalised if all heads together are."""
+    return norm(x_BTNH) if isinstance(norm, WholeNorm) else x_BTNH
+
+
+def normed_by_head(x_BTNH: Array, norm: HeadNorm | WholeNorm | None) -> Array:
+    """Queries or keys with whole heads, or a slice of each, normalised if each head is."""
+    return norm(x_BTNH) if isinstance(norm, HeadNorm) else x_BTNH
 
 
 # ---- T5's bias by distance -----------------------------------------------------------------------

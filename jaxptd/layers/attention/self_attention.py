@@ -15,10 +15,10 @@ from jax import Array, lax
 from jaxptd.attention.attend import AttentionInputs
 from jaxptd.attention.kernel import ScoreCoordinates
 from jaxptd.config.block import frequencies
-from jaxptd.layers.attention.heads import Heads
+from jaxptd.layers.attention.heads import Heads, normed_by_head, normed_whole
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
-from jaxptd.layers.norm import HeadNorm
+from jaxptd.layers.norm import HeadNorm, WholeNorm
 from jaxptd.layers.tensor_parallel import block_along
 
 
@@ -69,6 +69,8 @@ class SelfAttention(Heads):
         """
         linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
         q_BTNH, k_BTKH, v_BTKH = multiply(x_BTD, *linears)
+        q_BTNH = normed_whole(q_BTNH, self.q_norm)
+        k_BTKH = normed_whole(k_BTKH, self.k_norm)
         if self.gathers_kv:
             k_BTKH, v_BTKH = self.own_keys_values(k_BTKH, v_BTKH)
         q_BTNH = self._placed(q_BTNH, self.q_norm, token_info)
@@ -90,10 +92,12 @@ class SelfAttention(Heads):
             o_BTNH = self._attend_cache(q_BTNH, cache, token_info, bias_NR)
         return self.out(o_BTNH), cache
 
-    def _placed(self, x_BTNH: Array, norm: HeadNorm | None, token_info: TokenInfo) -> Array:
+    def _placed(
+        self, x_BTNH: Array, norm: HeadNorm | WholeNorm | None, token_info: TokenInfo
+    ) -> Array:
         """Queries or keys, normalised and rotated by position where the model does so."""
         options, axes = self.options, self.tensor_parallel.axes
-        x_BTNH = x_BTNH if norm is None else norm(x_BTNH)
+        x_BTNH = normed_by_head(x_BTNH, norm)
         if options.rope is None:
             return x_BTNH
         position_T = block_along(token_info.position_T[None], axes.logit_tokens, 1)[0]

@@ -19,7 +19,7 @@ from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
 
 D, N, K, H, F, WIDE, VOCAB, EXPERTS = 32, 4, 2, 8, 16, 24, 64, 8
-LENGTH, ROWS = 11, 3
+LENGTH, ROWS = 11, 4
 BUFFER = "e_score_correction_bias"  # without a gradient
 BASE = {
     "num_hidden_layers": 2,
@@ -60,6 +60,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 1,
+    },
+    "olmoe": {
+        "intermediate_size": F,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 3,
+        "pad_token_id": None,  # or torch would not train the row of id 1
     },
     "granitemoe": {
         "intermediate_size": F,
@@ -149,6 +155,7 @@ LAYERS = {
     "qwen3_moe": qwen_layer,
     "dots1": dots1_layer,
     "granitemoe": granite_layer,
+    "olmoe": qwen_layer,
 }
 
 
@@ -160,6 +167,8 @@ def attention(kind: str, name: str) -> Shapes:
         found |= {f"{name}.{each}_proj.bias": (size,) for each, size in sizes.items()}
     if kind in ("qwen3_moe", "dots1"):
         found |= {f"{name}.{each}_norm.weight": (H,) for each in "qk"}
+    if kind == "olmoe":
+        found |= {f"{name}.q_norm.weight": (N * H,), f"{name}.k_norm.weight": (K * H,)}
     return found
 
 
