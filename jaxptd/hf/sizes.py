@@ -74,7 +74,8 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
     names = [name for name in ("seq_length", "max_positions") if name in sizes]
     lengths = {name: getattr(model, name) for name in names}
     other = with_fields(model, dict(sizes) | lengths)
-    for name in (name for name in sizes if name not in lengths):
+    # Scales last: they follow from sizes that may differ.
+    for name in sorted((n for n in sizes if n not in lengths), key=_SCALES.__contains__):
         ours, theirs = option(model, name), option(other, name)
         if ours != theirs:
             raise UserError(
