@@ -262,7 +262,7 @@ def option_value(name: str, text: str, kind: Any) -> Any:
     _check_plain(where, root)
     check_keys(where, root)
     check_scalars(where, root, kind, option=True)
-    if not _has_texts(kind):
+    if not _has_texts(kind) or bool in _members(kind):
         return typed(name, plain_values(where, root) if root else "", kind)
     if isinstance(root, yaml.CollectionNode):
         with contextlib.suppress(UserError):  # a name with brackets

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jaxptd import load_config
 from jaxptd.config import Images, ModelConfig, nested
 from jaxptd.config.block import FAMILIES
 from jaxptd.errors import UserError
@@ -153,3 +154,18 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
 def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         ModelConfig(**nested(fields))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("false", False), ("whole", "whole"), ("null", None)]
+)
+def test_a_norm_of_queries_and_keys_is_a_choice_wider_than_true_and_false(
+    text: str, value: object, tmp_path
+) -> None:
+    """As an option and in a file."""
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: {{qk_norm: {text}}}\n")
+    found = load_config(str(path)), load_config("test-tiny", [f"--model.qk_norm={text}"])
+    assert [config.model.qk_norm for config in found] == [value, value]
+    with pytest.raises(UserError, match=r"qk_norm: expected bool or one of whole or null, got hea"):
+        load_config("test-tiny", ["--model.qk_norm=heads"])

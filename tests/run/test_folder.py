@@ -126,7 +126,8 @@ NEEDED = {"model.rope.scaling": ["--model.positions=rope"]}
         f"--model.rope.range=[1,8] {LLAMA3}",
         "--model.rope.attention_factor=1.5 --model.positions=rope --model.rope.scaling=yarn "
         "--model.rope.factor=4.0 --model.rope.original_length=64",
-        *("--model.qk_norm=true", "--model.causal=false", "--model.token_types=2"),
+        *("--model.qk_norm=true", "--model.qk_norm=whole"),
+        *("--model.causal=false", "--model.token_types=2"),
         *("--model.seq_length=8", "--model.vocab_size=300"),
         *("--model.dropout=0.2", "--model.dtype=bfloat16", "--model.products=fp8"),
         *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32", "--model.mlp=own"),
