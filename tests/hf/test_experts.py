@@ -40,7 +40,7 @@ def counted(gradients: dict[str, Any]) -> np.ndarray:
 
 LAYOUTS = [
     Layout(ep=4, tp=2, sequence_parallel=True),
-    Layout(pp=2, ep=2, tp=2, schedule="zb-v"),
+    Layout(pp=2, ep=2, tp=2, schedule="zb-h1"),  # two layers: a part for each stage
     Layout(ep=2, cp=2, zero=3),
     Layout(ep=2, tp=4, sequence_parallel=True, collective_matmul=True),  # kv heads are gathered
     Layout(dp=2, cp=2, tp=2, ring="blockwise"),
