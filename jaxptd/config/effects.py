@@ -57,7 +57,7 @@ _NEEDS = (
     ),
     _Need(
         ("layout.sequence_parallel", "layout.collective_matmul"),
-        lambda model, layout: layout.tp > 1,
+        lambda model, layout: layout.tp > 1 or _hops_over_ep(model, layout),
         "layout.tp=2 or more",
     ),
     _Need(
@@ -93,6 +93,11 @@ _NEEDS = (
         "model.remat",
     ),
 )
+
+
+def _hops_over_ep(model: ModelConfig, layout: Layout) -> bool:
+    """Whether tokens hop from expert to expert: collective matmul, of which tp is not a part."""
+    return model.moe is not None and layout.ep > 1 and layout.collective_matmul
 
 
 def refuse_without_effect(model: ModelConfig, layout: Layout) -> None:

@@ -9,7 +9,7 @@ Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025.
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxptd.attention.attend import AttentionInputs, attend
 from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.layers import grid_attention
 from jaxptd.layers.tensor_parallel import (
+    ExpertSums,
     PackedWeight,
     TensorParallel,
     both_gradients,
@@ -75,10 +76,9 @@ class TensorParallel2D(TensorParallel):
             q, k, v, inputs, grid=self.grid, ring=ring, dropout=kernel.dropout, scores=scores
         )
 
-    def gather_experts(self, x: Array) -> Array:
-        raise NotImplementedError("a grid has no experts; configs refuse them")
-
-    def reduce_experts(self, y: Array) -> Array:
+    def visit_experts(
+        self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
+    ) -> Array:
         raise NotImplementedError("a grid has no experts; configs refuse them")
 
 

@@ -23,6 +23,7 @@ from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.collectives import alike, all_gather, as_varying, reduce_from, reduce_scatter
 from jaxptd.layers.tensor_parallel import (
     NATIVE,
+    ExpertSums,
     Matmul,
     MatmulPrecision,
     PackedWeight,
@@ -36,7 +37,7 @@ from jaxptd.layers.tensor_parallel import (
 )
 from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
-from jaxptd.matmul.ring import gather_product, product_scatter
+from jaxptd.matmul.ring import gather_product, product_scatter, visited_sums
 from jaxptd.mesh import Axis
 from jaxptd.remat import SAVED_MATMUL_IN
 
@@ -68,21 +69,22 @@ class Base1D(TensorParallel):
         """Every device has all of w and multiplies its own tokens."""
         return matmul(x, w, 1)
 
-    def gather_experts(self, x: Array) -> Array:
-        """x[B, T, ..] as the residual stream has it -> x[ep B, T, ..]. Partner: `reduce_experts`.
+    def visit_experts(
+        self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
+    ) -> Array:
+        """Gathers over tp and then over ep, and scatters the sums in the other order, so that tp
+        moves the tokens of one device only.
 
-        Gathers over ep last, and the partner scatters over ep first, so that tp moves the tokens of
-        one device only.
+        Backward has x, weights and choices of own tokens, and gathers them again.
         """
-        x = self.gather_input(x, Axis.TP)
-        if not self.samples_are_sharded:
-            return as_varying(x, [Axis.EP])
-        return all_gather(x, Axis.EP, 0)
-
-    def reduce_experts(self, y: Array) -> Array:
-        """y[ep B, T, D]{+ep, +tp} -> x as the residual stream has it. Partner: `gather_experts`."""
         scatter = partial(reduce_scatter, dim=0) if self.samples_are_sharded else reduce_from
+        y = sums((self._at_experts(x), self._at_experts(weight)), self._at_experts(expert), w)
         return self.reduce_output(scatter(y, Axis.EP), Axis.TP)
+
+    def _at_experts(self, x: Array) -> Array:
+        """x[B, T, ..] as the residual stream has it -> x[ep B, T, ..]."""
+        x = self.gather_input(x, Axis.TP)
+        return all_gather(x, Axis.EP, 0) if self.samples_are_sharded else as_varying(x, [Axis.EP])
 
     def logits(self, x: Array, w: Array) -> Array:
         x, w = both_gradients(x, w.astype(x.dtype))  # the matmul's gradient is rounded to it
@@ -197,3 +199,9 @@ class CollectiveMatmul1D(Base1D):
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]."""
         return product_scatter(h, w, Axis.TP, self.block_matmul)
+
+    def visit_experts(
+        self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
+    ) -> Array:
+        """Tokens pass around the ring of all devices along ep and tp."""
+        return visited_sums(sums, (x, weight), expert, w, (Axis.EP, Axis.TP))

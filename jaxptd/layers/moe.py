@@ -357,6 +357,37 @@ def _expert_sums_bwd(experts: Experts, saved: Any, dy_nD: Array) -> tuple[Any, .
 expert_sums.defvjp(_expert_sums_fwd, _expert_sums_bwd)
 
 
+def own_sums(
+    shape: MoEShape,
+    act: Elementwise,
+    axes: tuple[Axis, ...],
+    weighted: tuple[Array, Array],
+    expert_nTK: Array,
+    w: tuple[Array, Array],
+) -> Array:
+    """Tokens, of this device or of several -> sums over this device's experts, `[n, T, D]`.
+
+    Args:
+        shape: numbers of experts.
+        act: their activation.
+        axes: those that split experts.
+        weighted: x `[n, T, D]` and weights `[n, T, K]`.
+        expert_nTK: numbers of each token's experts.
+        w: first and second matrices of this device's experts.
+    """
+    (x_nTD, weight_nTK), (up, down) = weighted, w
+    tokens, own, chosen = math.prod(x_nTD.shape[:2]), len(up), shape.chosen
+    most = tokens * min(chosen, own)
+    rows = min(most, math.ceil(shape.chunk * tokens * chosen * own / shape.experts))
+    first = lax.axis_index(axes) * own
+    pairs = Pairs.of(expert_nTK.reshape(tokens, chosen) - first, own, rows)
+    arguments = x_nTD.reshape(tokens, -1), weight_nTK.reshape(tokens, chosen), up, down, pairs
+    arrays, tree = jax.tree.flatten(arguments)
+    experts = Experts(act, up.ndim == 4, rows, most)
+    y_nD = expert_sums(experts, *jax.tree.unflatten(tree, alike(*arrays)))
+    return y_nD.reshape(x_nTD.shape)
+
+
 # ---- the layer -----------------------------------------------------------------------------------
 
 
@@ -417,11 +448,9 @@ class MoE(nnx.Module):
         """
         x_BTD = checkpoint_name(x_BTD, SAVED_MATMUL_IN)
         choice = self.router.choose(x_BTD, token_info, layer)
-        # Backward has x and the choice of own tokens, and gathers and weighs them again: what is
-        # gathered is ep times as much.
+        # Backward weighs and gathers again: what is gathered is ep times as much.
         weighed = jax.checkpoint(MoE._weighed_sums, prevent_cse=not self.looped)
-        y_nTD, terms_BTQ = weighed(self, x_BTD, choice)
-        y_BTD = self.tensor_parallel.reduce_experts(y_nTD)
+        y_BTD, terms_BTQ = weighed(self, x_BTD, choice)
         if self.shared is not None:
             shared_BTD = self.shared(x_BTD)
             if self.shared_gate is not None:
@@ -430,18 +459,9 @@ class MoE(nnx.Module):
         return y_BTD, RouterOutput(terms_BTQ, choice.expert_BTK, choice.margin_BT)
 
     def _weighed_sums(self, x_BTD: Array, choice: Choice) -> tuple[Array, Array]:
-        """(sums over this device's experts for all tokens along ep, terms of the loss)."""
+        """(the sum over each token's experts, terms of the loss)."""
         weight_BTK, terms_BTQ = self.router.weigh(x_BTD, choice)
-        gather, up, down = self.tensor_parallel.gather_experts, self.up.w[...], self.down.w[...]
-        x_nTD, expert, weight = map(gather, (x_BTD, choice.expert_BTK, weight_BTK))
-        tokens, own, chosen = math.prod(x_nTD.shape[:2]), len(up), self.shape.chosen
-        most = tokens * min(chosen, own)
-        balanced = tokens * chosen * own / self.shape.experts
-        rows = min(most, math.ceil(self.shape.chunk * balanced))
-        first = lax.axis_index(self.tensor_parallel.axes.experts) * own
-        pairs = Pairs.of(expert.reshape(tokens, chosen) - first, own, rows)
-        arguments = x_nTD.reshape(tokens, -1), weight.reshape(tokens, chosen), up, down, pairs
-        arrays, tree = jax.tree.flatten(arguments)
-        experts = Experts(self.act, up.ndim == 4, rows, most)
-        y_nD = expert_sums(experts, *jax.tree.unflatten(tree, alike(*arrays)))
-        return y_nD.reshape(x_nTD.shape), terms_BTQ
+        w = self.up.w[...], self.down.w[...]
+        sums = partial(own_sums, self.shape, self.act, self.tensor_parallel.axes.experts)
+        visit = self.tensor_parallel.visit_experts
+        return visit(sums, x_BTD, weight_BTK, choice.expert_BTK, w), terms_BTQ

@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +134,8 @@ def block_along(x: Array, axes: Sequence[Axis], dim: int) -> Array:
 # ---- matmuls -------------------------------------------------------------------------------------
 
 Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
+# (tokens and their weights, numbers of their experts, matrices of experts) -> sums of the tokens
+ExpertSums = Callable[[tuple[Array, Array], Array, Any], Array]
 
 
 class MatmulPrecision(NamedTuple):
@@ -208,12 +210,18 @@ class TensorParallel(Sharding, abc.ABC):
         """The output layer: a first matmul, but never in less than the precision of `x`."""
 
     @abc.abstractmethod
-    def gather_experts(self, x: Array) -> Array:
-        """x[B, T, ..] as the residual stream has it -> all tokens of the devices along ep."""
+    def visit_experts(
+        self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
+    ) -> Array:
+        """Lets each token pass the experts of all devices, and adds up what they return.
 
-    @abc.abstractmethod
-    def reduce_experts(self, y: Array) -> Array:
-        """Partial sums of experts, for all those tokens -> x as the residual stream has it."""
+        Args:
+            sums: for tokens, the sums over this device's experts.
+            x: `[B, T, D]`, as the residual stream has it.
+            weight: `[B, T, K]`, of each token's experts.
+            expert: `[B, T, K]`, their numbers.
+            w: matrices of this device's experts.
+        """
 
     # ---- tables ----
 

@@ -8,6 +8,7 @@ before or after the whole matmul:
 |-------------------|------------------------------------------|-------------------------------|
 | `gather_product`  | y of the block of x that has arrived     | blocks of x                   |
 | `product_scatter` | a partial sum for the block that is next | partial sums, to their owners |
+| `visited_sums`    | any function of the block that arrived   | blocks, then sums after them  |
 
 The derivative of x (of h) is the other of the two, with w transposed; that of w is a sum over
 blocks, computed while the blocks of x (of dy) pass once more. So no gathered array is saved for
@@ -23,6 +24,7 @@ Deep Learning Models, ASPLOS 2023.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -63,6 +65,24 @@ def product_scatter(
     return _product_scatter(h, w, axis, block_matmul)
 
 
+def visited_sums(function: Callable[..., Array], x: Any, fixed: Array, w: Any, axis: Axes) -> Array:
+    """The sum over the ring's devices of `function(x, fixed, w)`, for each device's x.
+
+    A device's x passes all others, each of which computes with its own w. Backward x passes once
+    more, with the gradient of its sum.
+
+    Args:
+        function: returns one array; its derivative is taken while x is there.
+        x: arrays with gradients, a block of this device.
+        fixed: an array without one, which passes with x.
+        w: arrays of this device.
+        axis: of the ring.
+    """
+    arrays, tree = jax.tree.flatten((x, fixed, w))
+    *arrays, _ = alike(*arrays, lax.axis_index(axis))
+    return _visited_sums(*jax.tree.unflatten(tree, arrays), function, axis)
+
+
 # ---- derivatives: residuals are the inputs, of any dims; everything below them uses matrices -----
 
 Residuals = tuple[Array, Array]
@@ -98,6 +118,31 @@ def _product_scatter_bwd(
     w_DF = as_matrix(w, w.ndim - 1).astype(h.dtype).T
     dh, dw = _times_each(dy, w_DF, axis, partial(block_matmul, gradient=0), other=rows)
     return dh.reshape(h.shape), dw.reshape(w.shape).astype(w.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _visited_sums(x: Any, fixed: Array, w: Any, function: Callable[..., Array], axis: Axes) -> Any:
+    return _visits((x, fixed), lambda block: (function(*block, w), ()), axis)[0]
+
+
+def _visited_sums_fwd(
+    x: Any, fixed: Array, w: Any, function: Callable[..., Array], axis: Axes
+) -> Any:
+    return _visited_sums(x, fixed, w, function, axis), (x, fixed, w)
+
+
+def _visited_sums_bwd(function: Callable[..., Array], axis: Axes, saved: Any, dy: Array) -> Any:
+    x, fixed, w = saved
+
+    def gradients(block: Any) -> Any:
+        x, fixed, dy = block
+        return jax.vjp(lambda x, w: function(x, fixed, w), x, w)[1](dy)
+
+    dx, dw = _visits((x, fixed, dy), gradients, axis)
+    return dx, None, dw
+
+
+_visited_sums.defvjp(_visited_sums_fwd, _visited_sums_bwd)
 
 
 def _forward(
@@ -160,6 +205,29 @@ def _sum_of_each(
         term = block_matmul(before, w, LAST_BY_FIRST, before.dtype)
         total = _added(arrived, lax.optimization_barrier(term))
     return total, dw
+
+
+def _visits(block: Any, work: Callable[[Any], tuple[Any, Any]], axis: Axes) -> tuple[Any, Any]:
+    """Sums of what devices make of this device's block, and of what this one makes of all blocks.
+
+    work: a block -> a tree of the first sums' terms, and a tree of the second's.
+    """
+    size = lax.axis_size(axis)
+    own, total, stays = None, None, None
+    for step in range(size):
+        block, total, stays = lax.optimization_barrier((block, total, stays))
+        arrived, here = jax.tree.map(partial(shift, axis=axis), total), block
+        if step < size - 1:
+            block = jax.tree.map(partial(shift, axis=axis), block)
+        term, stay = lax.optimization_barrier(work(here))
+        stays = stay if stays is None else jax.tree.map(jnp.add, stays, stay)
+        if step == 0:  # the sum of the others follows the block, and ends here
+            own = term
+        else:
+            total = term if total is None else jax.tree.map(jnp.add, arrived, term)
+    if total is None:
+        return own, stays
+    return jax.tree.map(lambda own, x: own + shift(x, axis), own, total), stays
 
 
 def _added(total: Array | None, term: Array) -> Array:

@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from jaxptd.config import ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.layout import Axis, Layout
@@ -126,9 +126,10 @@ class MoEShape(Part):
             tokens: of a micro-batch on one device, b*T/cp.
             layout: the run's.
         """
-        devices, everyone = layout.expert_devices, tokens * layout.ep
-        most = everyone * min(self.chosen, self.experts // devices)
-        return most, min(most, math.ceil(self.chunk * everyone * self.chosen / devices))
+        devices = layout.expert_devices
+        at_once = tokens // layout.tp if layout.collective_matmul else tokens * layout.ep
+        most = at_once * min(self.chosen, self.experts // devices)
+        return most, min(most, math.ceil(self.chunk * at_once * self.chosen / devices))
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -207,10 +208,12 @@ class MoEShape(Part):
             yield from self.shared.kept(sizes)
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
-        """Those of a chunk of rows, and of x of all devices along ep."""
+        """Those of a chunk of rows, and of x of all devices along ep, or of two in a ring."""
         layout = sizes.config.layout
         rows, slices = self.rows(sizes.tokens, layout)[1], layout.tp * layout.ep
         whole = sizes.activations * layout.ep
+        if layout.collective_matmul:
+            whole = 2 * sizes.activations // layout.tp
         unit = rows * sizes.itemsize * layout.expert_devices // slices
         return PairBytes.of(
             self,
@@ -228,25 +231,31 @@ class MoEShape(Part):
         """Collectives over ep and tp around the experts, of x, choices and weights.
 
         Forward gathers x, and reduce-scatters the sums of experts' outputs; backward their
-        conjugates, after another gather of x. Without sequence parallelism tp has all-reduces.
+        conjugates, after another gather of x. Without sequence parallelism tp has all-reduces. With
+        collective matmul tokens and sums hop from device to device instead.
         """
         sizes, layout = step.sizes, step.config.layout
         x, chosen = sizes.activations, sizes.tokens * self.chosen
         weights, choices = chosen * sizes.master_itemsize, chosen * CHOICE_BYTES
         runs = FORWARD + BACKWARD + again.last_product  # of the experts, each after gathers
-        ends = runs  # reduce-scatters of x: of the output, again, and of the gradient of x
-        gathered = runs + 1  # and the gradient of the output
-        sums = BACKWARD  # of the weights' gradients
-        on_ep = (Axis.EP,)
-        for axes, size in ((on_ep, layout.ep), ((Axis.TP,), 1)):
-            if axes != on_ep and not layout.sequence_parallel:
-                yield Collective(ALL_REDUCE, axes, times * ends, times * ends * x)
-                yield Collective(ALL_REDUCE, axes, times * sums, times * sums * weights)
+        gathered = runs + 1  # x, and the gradient of the output
+        ends = runs  # the output, again, and the gradient of x
+        sums = BACKWARD  # the weights' gradients
+        moves = (
+            (ALL_GATHER, gathered + 2 * runs, gathered * x + runs * (choices + weights)),
+            (REDUCE_SCATTER, ends + sums, ends * x + sums * weights),
+        )
+        hops, ring = times * (layout.ep * layout.tp - 1), (Axis.EP, Axis.TP)
+        for kind, messages, moved in moves:
+            if layout.collective_matmul:
+                yield Collective(PERMUTE, ring, hops * messages, hops * moved // layout.tp)
                 continue
-            moved = gathered * x + runs * (choices + weights)
-            yield Collective(ALL_GATHER, axes, times * (gathered + 2 * runs), times * size * moved)
-            moved = ends * x + sums * weights
-            yield Collective(REDUCE_SCATTER, axes, times * (ends + sums), times * size * moved)
+            yield Collective(kind, (Axis.EP,), times * messages, times * layout.ep * moved)
+            if layout.sequence_parallel:
+                yield Collective(kind, (Axis.TP,), times * messages, times * moved)
+        if not layout.sequence_parallel:
+            for messages, size in ((ends, x), (sums, weights)):
+                yield Collective(ALL_REDUCE, (Axis.TP,), times * messages, times * messages * size)
         if self.counts_sequences:
             counts = sizes.sequences * self.experts * sizes.master_itemsize
             over = (Axis.CP, *(Axis.TP,) * layout.sequence_parallel)

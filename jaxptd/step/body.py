@@ -100,9 +100,10 @@ class StepBody:
         metrics = {"loss": total, **terms, "grad_norm": norm, "learning_rate": rate}
         sound = is_sound(total, norm, config.optimizer.skip_above)
         new = updated(config, resolved.optimizer, state, clipped, Scalars(rate, norm, sound))
-        new["params"] |= balanced(config, state["params"], counts, sound)
-        guard = after_step(guard, sound, norm, resolved.model.dtype)
-        loads = load_metrics(config, counts, resolved.stored)
+        guard, loads = after_step(guard, sound, norm, resolved.model.dtype), {}
+        if counts:
+            new["params"] |= balanced(config, state["params"], counts, sound)
+            loads = load_metrics(config, counts, resolved.stored)
         skips = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
         state = self.states.to_host({**new, "step": state["step"] + 1, "guard": guard})
         return state, metrics | skips | scales | loads, grads | counts

@@ -38,8 +38,7 @@ def balanced(config: Config, params: Params, counts: Params, sound: Array) -> Pa
         sound: whether the step is taken.
     """
     moe, moved = config.model.moe, {}
-    if moe is None:
-        return {}
+    assert moe is not None
     tokens = config.train.global_batch_size * config.model.seq_length
     mean = tokens * moe.top_k / moe.num_experts
     for name, count in counts.items():
@@ -60,8 +59,6 @@ def load_metrics(config: Config, counts: Params, stored: Mapping[str, Stored]) -
         counts: as in `balanced`.
         stored: how the state holds each parameter.
     """
-    if not counts:
-        return {}
     layers = first_layers(config)
     load = jnp.full(config.model.num_layers, jnp.nan, jnp.float32)
     entropy = load

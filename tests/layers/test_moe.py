@@ -139,6 +139,7 @@ def test_sums_are_those_of_loops(choices: str, trips: str) -> None:
 # ---- a layer with its router, on one device and on eight -----------------------------------------
 
 ONE, EIGHT = Layout(), Layout(ep=4, tp=2, sequence_parallel=True)
+RING = Layout(ep=2, tp=2, sequence_parallel=True, collective_matmul=True)
 SHAPE = (4, 2, D)  # of x: a token on each of eight devices
 ROUTER, EXPERTS = MoEConfig(8, 2, 4, router_bias=True, balance_loss=1.0, z_loss=1.0), 8
 PLAIN, CHUNKS = 4.0, 0.3  # `model.moe.chunk`: one chunk holds the worst case, or few rows
@@ -232,8 +233,11 @@ def steered(choices: str, params: Arrays) -> Arrays:
     return moved
 
 
-@pytest.mark.parametrize("layout", [ONE, EIGHT], ids=str)
-@pytest.mark.parametrize("chunk", [PLAIN, CHUNKS])
+@pytest.mark.parametrize(
+    ("layout", "chunk"),
+    [(ONE, PLAIN), (ONE, CHUNKS), (EIGHT, PLAIN), (EIGHT, CHUNKS), (RING, CHUNKS)],
+    ids=str,
+)
 def test_layers_are_those_of_loops(layout: Layout, chunk: float) -> None:
     rng = np.random.default_rng(2)
     shapes = {name: info.shape for name, info in layer_of(ONE, chunk).infos.items()}

@@ -1,5 +1,6 @@
 """Products in ring steps against dense ones: values, gradients, messages and residuals."""
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.collectives import varying_axes
 from jaxptd.costs.collective import PERMUTE, Collective
-from jaxptd.matmul.ring import gather_product, product_scatter
+from jaxptd.matmul.ring import gather_product, product_scatter, visited_sums
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.split_backward import SplitBackward
 
@@ -174,3 +175,59 @@ def test_nothing_whole_is_kept_for_backward(form: str) -> None:
     jax.eval_shape(jax.shard_map(body, mesh=make_mesh(Layout(tp=4)), **specs), x, w)
     elements = sorted(int(np.prod(shape)) for shape in kept)
     assert elements == sorted((x.size // 4, w.size // 4))
+
+
+# ---- functions that are no product ---------------------------------------------------------------
+
+AROUND = (Axis.EP, Axis.TP)
+
+
+def part(x: tuple[Any, Any], shift: Any, w: Any) -> Any:
+    """What a device adds to the sum of its own tokens or of another's; of neither is it linear."""
+    return jnp.sin(x[0] @ w[0] + shift[:, None]) * x[1] @ w[1]
+
+
+@functools.cache
+def visits(layout: Layout) -> Callable:
+    """x, the numbers that go with it, w of each device, dy -> the sums, dx, dw."""
+
+    def body(x: Any, shift: Array, w: Any, dy: Array) -> Any:
+        (own,) = w
+        y, back = jax.vjp(lambda x, w: visited_sums(part, x, shift, w, AROUND), x, own)
+        dx, dw = back(dy)
+        return y, dx, [dw]
+
+    tokens, experts = P(AROUND), P(AROUND)
+    specs = tokens, tokens, experts, tokens
+    mesh, out = make_mesh(layout), (tokens, tokens, experts)
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out))
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(ep=2), Layout(ep=3), slow(Layout(ep=2, tp=2))], ids=str
+)
+def test_each_block_visits_every_device_and_its_sum_returns(layout: Layout) -> None:
+    rng, devices = np.random.default_rng(0), layout.ep * layout.tp
+    x = rng.standard_normal((2 * devices, 3)), rng.standard_normal((2 * devices, 4))
+    w = rng.standard_normal((devices, 3, 4)), rng.standard_normal((devices, 4, 5))
+    dy, number = rng.standard_normal((2 * devices, 5)), np.arange(2 * devices)
+
+    def on_one(x: Any, w: Any) -> Any:
+        return sum(part(x, number, (w[0][i], w[1][i])) for i in range(devices))
+
+    with jax.enable_x64(True):
+        flat = [tuple(each.reshape(-1, *each.shape[2:]) for each in w)]
+        found = visits(layout)(x, number, flat, dy)
+        y, back = jax.vjp(on_one, x, w)
+        expected = y, *back(np.asarray(dy))
+        found, expected = jax.tree.map(np.asarray, (found, expected))
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert relative(got.reshape(want.shape), want) < 1e-14
+
+
+def test_blocks_and_sums_make_as_many_hops_as_there_are_others() -> None:
+    x, w = (np.ones((6, 3)), np.ones((6, 4))), [(np.ones((9, 4)), np.ones((12, 5)))]
+    traced = jax.make_jaxpr(visits(Layout(ep=3)))(x, np.arange(6), w, np.ones((6, 5)))
+    (found,) = collectives_of(traced, make_mesh(Layout(ep=3)))
+    forward, backward = 3 + 4 + 1 + 5, (3 + 4 + 1 + 5) + (3 + 4)  # numbers of a token
+    assert found == Collective(PERMUTE, (Axis.EP,), 2 * (4 + 6), 2 * 2 * 4 * (forward + backward))
