@@ -37,6 +37,7 @@ from jaxptd.train import make_run
 PACKAGE = Path(jaxptd.__file__).parent
 ROOT = f"{PACKAGE}{os.sep}"
 MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
+INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")  # calls before Python 3.12
 # A gradient's path begins where ZeRO gives each parameter the slot of its gradient. Not on it are
 # the layers' formulas with their derivatives, the same for every stage of ZeRO; the loop over
 # layers is (`zero/loop.py`), which reduces their gradients.
@@ -88,7 +89,7 @@ def entered(route: Route) -> dict[str, list[str]]:
             return ignore
         file, name = Path(code.co_filename).relative_to(PACKAGE).as_posix(), code.co_qualname
         begun |= name == route.begin
-        is_function = code.co_flags & inspect.CO_OPTIMIZED
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and not name.endswith(INLINED)
         if begun and not over and is_function and not re.match(route.without, file):
             while ".<locals>." in name and name.endswith(">"):
                 name = name.rpartition(".<locals>.")[0]

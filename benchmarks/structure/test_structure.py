@@ -11,12 +11,12 @@ from benchmarks.structure import paths
 from jaxptd.errors import UserError
 
 CEILINGS = {
-    "files from read_batch to the update": 35,
-    "functions from read_batch to the update": 159,
-    "files of one dense block on tp=2": 12,
-    "functions of one dense block on tp=2": 47,
-    "files that handle a gradient under ZeRO 2": 14,
-    "functions that handle a gradient under ZeRO 2": 83,
+    "files from read_batch to the update": 30,
+    "functions from read_batch to the update": 151,
+    "files of one dense block on tp=2": 11,
+    "functions of one dense block on tp=2": 45,
+    "files that handle a gradient under ZeRO 2": 12,
+    "functions that handle a gradient under ZeRO 2": 80,
     "places that ask what a part is, outside its file": 0,
     "comparisons with the name of a ring": 0,
     "definitions of 2 F columns if gated": 0,
@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 290,
-    "lines": 54_103,
+    "lines": 54_300,
 }
 
 

@@ -50,7 +50,7 @@ class BERT(TextModel):
 
     def output(self, x_BTD: Array) -> Array:
         """x after all blocks -> logits[B, T, V] of masked tokens, V sharded."""
-        act = ACTIVATIONS[self.config.block.activation]
+        act = ACTIVATIONS[self.options.activation]
         h_BTD = self.transform_norm(act(self.transform(self.last_norm(x_BTD))))
         return self.bias(self.tokens.logits(h_BTD))
 

@@ -30,7 +30,7 @@ class GPT(TextModel):
 
     def output(self, x_BTD: Array) -> Array:
         """x after all blocks -> logits[B, T, V], V sharded."""
-        x_BTD, divisor = self.last_norm(x_BTD), self.config.block.logit_divisor
+        x_BTD, divisor = self.last_norm(x_BTD), self.options.logit_divisor
         logits_BTV = (self.head or self.tokens).logits(x_BTD if divisor == 1 else x_BTD / divisor)
         limit = self.config.logit_softcap
         return logits_BTV if limit is None else soft_cap(logits_BTV, limit)

@@ -144,7 +144,8 @@ class TextModel(nnx.Module):
         check_made(self, config, tensor_parallel)
         size, options = config.hidden_size, config.block
         self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
-        self.norms_first = options.norm_order == "pre"
+        self.options, self.norms_first = options, options.norm_order == "pre"
+        self.terms_of_loss = len(router_losses(config))
         self.tokens = self.table(rngs)
         learned = options.positions == "learned"
         self.positions = (
@@ -182,11 +183,10 @@ class TextModel(nnx.Module):
     def embed(self, batch: Mapping[str, Array], token_info: TokenInfo) -> X:
         """A batch with tokens[B, T] -> x, the residual stream, with room for routers' losses."""
         x_BTD, seen = self.embedded(batch, token_info), cast(Seen | None, batch.get(SEEN))
-        terms = len(router_losses(self.config))
-        if seen is None and (not terms or "targets" not in batch):
+        if seen is None and (not self.terms_of_loss or "targets" not in batch):
             return x_BTD
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
-        return Routed(x_BTD, jnp.zeros_like(x_BTD[..., :terms], dtype=wide), seen)
+        return Routed(x_BTD, jnp.zeros_like(x_BTD[..., : self.terms_of_loss], dtype=wide), seen)
 
     def embedded(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
         """A batch with tokens[B, T] -> the residual stream."""
@@ -196,7 +196,7 @@ class TextModel(nnx.Module):
             x_BTD = x_BTD + self.positions(token_info.position_T, dtype)
         if self.types is not None:
             x_BTD = x_BTD + self.types(batch["token_types"], dtype)
-        scale = self.config.block.embedding_scale
+        scale = self.options.embedding_scale
         x_BTD = x_BTD if scale == 1 else x_BTD * scale
         if not self.norms_first:
             x_BTD = self.norm(x_BTD)

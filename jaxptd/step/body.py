@@ -45,6 +45,7 @@ class StepBody:
         resolved: the config's choices.
         states: moves the state to host memory.
         passes: runs the micro-batches through the model.
+        counting: names of the parameters whose gradients count tokens.
         owed: axes over which the gradient of each parameter is a partial sum, see `owed_axes`.
         terms: of the loss.
         fields: of a batch.
@@ -54,6 +55,7 @@ class StepBody:
     resolved: ResolvedConfig
     states: States
     passes: ForwardBackward
+    counting: tuple[str, ...]
     owed: Mapping[str, tuple[str, ...]]
     terms: Mapping[str, Loss]
     fields: Mapping[str, Field]
@@ -66,6 +68,7 @@ class StepBody:
             resolved,
             states,
             make_passes(resolved),
+            tuple(name for name, each in resolved.stored.items() if each.info.counts),
             owed_axes(resolved),
             terms=resolved.family.losses(resolved.model),
             fields=resolved.family.fields(resolved.config),
@@ -86,7 +89,7 @@ class StepBody:
         gatherable = resolved.zero.begin_step(state["params"], self.owed)
         losses, grads = self.passes.gradients(gatherable, micro, token_info, weights)
         grads = resolved.zero.end_step(grads, self.owed)  # once, whatever M is
-        counts = {name: grads[name] for name in resolved.counting}
+        counts = {name: grads[name] for name in self.counting}
         grads = {name: g for name, g in grads.items() if name not in counts}
         losses, scales = self._loss_sums(losses), {}
         if resolved.model.dtype == SCALED:

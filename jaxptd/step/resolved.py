@@ -91,11 +91,6 @@ class ResolvedConfig:
         return make_optimizer(self.config.optimizer, self.stored)
 
     @cached_property
-    def counting(self) -> tuple[str, ...]:
-        """Names of the parameters whose gradients count tokens."""
-        return tuple(name for name, each in self.stored.items() if each.info.counts)
-
-    @cached_property
     def master_dtype(self) -> Any:
         """The precision of the state's parameters, of sums of gradients and of the optimizer."""
         return jnp.promote_types(self.model.dtype, jnp.float32)

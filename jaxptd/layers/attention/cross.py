@@ -12,9 +12,10 @@ from jax import Array
 
 from jaxptd.attention.attend import AttentionInputs
 from jaxptd.attention.kernel import ScoreCoordinates, Scores
-from jaxptd.layers.attention.heads import Heads, normed_by_head, normed_whole
+from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
+from jaxptd.layers.norm import HeadNorm, WholeNorm
 
 
 class Source(NamedTuple):
@@ -84,10 +85,12 @@ class CrossAttention(Heads):
         """Keys and values of a source."""
         assert self.kv is not None
         k_BSKH, v_BSKH = multiply(x_BSD, self.kv)
-        k_BSKH = normed_whole(k_BSKH, self.k_norm)
+        if isinstance(self.k_norm, WholeNorm):
+            k_BSKH = self.k_norm(k_BSKH)
         if self.gathers_kv:
             k_BSKH, v_BSKH = self.own_keys_values(k_BSKH, v_BSKH)
-        return normed_by_head(k_BSKH, self.k_norm), v_BSKH
+        k_BSKH = self.k_norm(k_BSKH) if isinstance(self.k_norm, HeadNorm) else k_BSKH
+        return k_BSKH, v_BSKH
 
     def _attend_encoded(
         self, q_BTNH: Array, source: Encoded, token_info: TokenInfo, scores: Scores

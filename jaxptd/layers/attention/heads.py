@@ -159,16 +159,6 @@ class Heads(nnx.Module):
         )
 
 
-def normed_whole(x_BTNH: Array, norm: HeadNorm | WholeNorm | None) -> Array:
-    """Queries or keys as their matmul makes them, normalised if all heads together are."""
-    return norm(x_BTNH) if isinstance(norm, WholeNorm) else x_BTNH
-
-
-def normed_by_head(x_BTNH: Array, norm: HeadNorm | WholeNorm | None) -> Array:
-    """Queries or keys with whole heads, or a slice of each, normalised if each head is."""
-    return norm(x_BTNH) if isinstance(norm, HeadNorm) else x_BTNH
-
-
 # ---- T5's bias by distance -----------------------------------------------------------------------
 # Score biases by the distance of a key from its query, learned per bucket of distances.
 #

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jaxptd.attention.attend import AttentionInputs
 from jaxptd.attention.kernel import ScoreCoordinates
 from jaxptd.config.block import frequencies
-from jaxptd.layers.attention.heads import Heads, normed_by_head, normed_whole
+from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
 from jaxptd.layers.norm import HeadNorm, WholeNorm
@@ -69,8 +69,10 @@ class SelfAttention(Heads):
         """
         linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
         q_BTNH, k_BTKH, v_BTKH = multiply(x_BTD, *linears)
-        q_BTNH = normed_whole(q_BTNH, self.q_norm)
-        k_BTKH = normed_whole(k_BTKH, self.k_norm)
+        if isinstance(self.q_norm, WholeNorm):  # of all heads, before keys are gathered
+            q_BTNH = self.q_norm(q_BTNH)
+        if isinstance(self.k_norm, WholeNorm):
+            k_BTKH = self.k_norm(k_BTKH)
         if self.gathers_kv:
             k_BTKH, v_BTKH = self.own_keys_values(k_BTKH, v_BTKH)
         q_BTNH = self._placed(q_BTNH, self.q_norm, token_info)
@@ -97,7 +99,7 @@ class SelfAttention(Heads):
     ) -> Array:
         """Queries or keys, normalised and rotated by position where the model does so."""
         options, axes = self.options, self.tensor_parallel.axes
-        x_BTNH = normed_by_head(x_BTNH, norm)
+        x_BTNH = norm(x_BTNH) if isinstance(norm, HeadNorm) else x_BTNH
         if options.rope is None:
             return x_BTNH
         position_T = block_along(token_info.position_T[None], axes.logit_tokens, 1)[0]
