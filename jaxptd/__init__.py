@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jaxptd.data import open_data as open_data
     from jaxptd.errors import UserError as UserError
     from jaxptd.generate import generate as generate
+    from jaxptd.kernels.grouped import grouped_matmul as grouped_matmul
     from jaxptd.memory import memory as memory
     from jaxptd.mesh import Axis as Axis
     from jaxptd.mesh import Layout as Layout
@@ -79,6 +80,7 @@ _HOMES = {
     "jaxptd.commands.command_line": ("load_config",),
     "jaxptd.data": ("load_tokenizer", "open_data"),
     "jaxptd.errors": ("UserError",),
+    "jaxptd.kernels.grouped": ("grouped_matmul",),
     "jaxptd.layout": ("Layout",),
     "jaxptd.mesh": ("Axis", "describe_mesh", "make_mesh", "rank_groups"),
     "jaxptd.models.families": ("register_family",),

@@ -77,15 +77,27 @@ def _executions(
         if equation.primitive.name == "while":
             runs = trips.get(scope.rpartition("/")[2], times)
         yield equation, times, f"{scopes}/{scope}"
+        if equation.primitive.name == KERNEL:  # counted by what it says of itself
+            continue
         for inner, number in branches(equation, runs, trips):
             yield from _executions(inner, number, f"{scopes}/{scope}", trips)
 
 
 PRODUCTS = ("dot_general", "ragged_dot_general")
+KERNEL = "pallas_call"
 
 
 def is_product(equation: Any) -> int:
-    return int(equation.primitive.name in PRODUCTS)
+    """1 for a matmul, also one by a kernel of our own, else 0."""
+    return int(equation.primitive.name in PRODUCTS or _flops_of_kernel(equation) > 0)
+
+
+def _flops_of_kernel(equation: Any) -> int:
+    """FLOPs of the matmuls that a kernel is."""
+    if equation.primitive.name != KERNEL:
+        return 0
+    estimate = equation.params["cost_estimate"]
+    return int(estimate.flops) if estimate else 0
 
 
 def flops(equation: Any) -> int:
@@ -95,6 +107,8 @@ def flops(equation: Any) -> int:
 
 def product_flops(equation: Any) -> int:
     """FLOPs of a matmul: two per multiplication; each row of groups meets the matrix of its own."""
+    if equation.primitive.name == KERNEL:
+        return _flops_of_kernel(equation)
     if equation.primitive.name == "ragged_dot_general":
         left, result = equation.invars[0].aval, equation.outvars[0].aval
         return 2 * math.prod(left.shape) * int(result.shape[-1])

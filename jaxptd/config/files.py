@@ -53,10 +53,10 @@ def find_config(name: str) -> str:
     if os.path.basename(name) != name:
         return name
     others = (each for each in configs if not each.startswith("test-"))
-    remedy = f"use the path of a file, or one of {', '.join(others)}"
+    remedy = f"use a path, or one of {', '.join(others)}"
     raise UserError(
-        f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "
-        f"name; {did_you_mean(stem, configs, otherwise=remedy)}"
+        f"{quoted(name) or '--config is empty'}: no such file or packaged config; "
+        f"{did_you_mean(stem, configs, otherwise=remedy)}"
     )
 
 

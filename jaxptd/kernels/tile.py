@@ -134,6 +134,8 @@ def call(
     warps: int,
     interpret: bool,
     over: Mapping[int, int] | None = None,
+    stages: int | None = None,
+    flops: int = 0,
 ) -> Any:
     """Runs a kernel; its results vary over the same mesh axes as its inputs.
 
@@ -146,13 +148,18 @@ def call(
         warps: per program.
         interpret: runs the kernel's operations one by one, on any device.
         over: inputs that results overwrite, {input's index: result's index}.
+        stages: steps of its loops whose operands are in flight.
+        flops: of its matmuls, which are counted by them.
     """
     like = jax.typeof(inputs[0]).manual_axis_type
     return pl.pallas_call(
         partial(kernel, run=Instructions(interpret)),
         [jax.ShapeDtypeStruct(s.shape, s.dtype, manual_axis_type=like) for s in shapes],
         grid=grid,
-        compiler_params=triton.CompilerParams(num_warps=warps),
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
+        cost_estimate=pl.CostEstimate(flops, transcendentals=0, bytes_accessed=0)
+        if flops
+        else None,
         interpret=interpret,
         input_output_aliases=dict(over or {}),
         name=getattr(kernel, "func", kernel).__name__.removeprefix("_"),

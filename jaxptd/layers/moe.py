@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import alike, as_varying, varying_axes
 from jaxptd.config import ModelConfig
-from jaxptd.kernels.grouped import grouped_matmul
+from jaxptd.kernels.grouped import GroupedKernel, grouped_matmul
 from jaxptd.layers.block import RouterOutput
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import INIT, declare
@@ -274,23 +274,26 @@ class Experts:
         gated: whether experts have a gate.
         rows: of a chunk.
         most: rows in the worst case.
+        kernel: of `grouped_matmul`.
     """
 
     act: Elementwise
     gated: bool
     rows: int
     most: int
+    kernel: GroupedKernel | None = "xla"
 
     def of_rows(
         self, x_rD: Array, weight_r: Array, up: Array, down: Array, sizes_E: Array
     ) -> Array:
         """x[r, D], up[E, D, ..], down[E, F, D] -> each row's expert times its weight, `[r, D]`."""
         experts, hidden = up.shape[:2]
-        h = grouped_matmul(x_rD, up.reshape(experts, hidden, -1).astype(x_rD.dtype), sizes_E)
+        multiply = partial(grouped_matmul, sizes_G=sizes_E, kernel=self.kernel)
+        h = multiply(x_rD, up.reshape(experts, hidden, -1).astype(x_rD.dtype))
         h = h.reshape(-1, *up.shape[2:])
         h_rF = self.act(h[:, 0]) * h[:, 1] if self.gated else self.act(h)
         h_rF = (h_rF * weight_r[:, None]).astype(x_rD.dtype)
-        return grouped_matmul(h_rF, down.astype(x_rD.dtype), sizes_E)
+        return multiply(h_rF, down.astype(x_rD.dtype))
 
     def over_chunks(self, pairs: Pairs, add: Callable[[Any, Chunk], Any], like: Any) -> Any:
         """Folds `add(total, chunk)` over the chunks that have pairs, from zeros like `like`."""
@@ -360,6 +363,7 @@ expert_sums.defvjp(_expert_sums_fwd, _expert_sums_bwd)
 def own_sums(
     shape: MoEShape,
     act: Elementwise,
+    kernel: GroupedKernel | None,
     axes: tuple[Axis, ...],
     weighted: tuple[Array, Array],
     expert_nTK: Array,
@@ -370,6 +374,7 @@ def own_sums(
     Args:
         shape: numbers of experts.
         act: their activation.
+        kernel: of `grouped_matmul`.
         axes: those that split experts.
         weighted: x `[n, T, D]` and weights `[n, T, K]`.
         expert_nTK: numbers of each token's experts.
@@ -383,7 +388,7 @@ def own_sums(
     pairs = Pairs.of(expert_nTK.reshape(tokens, chosen) - first, own, rows)
     arguments = x_nTD.reshape(tokens, -1), weight_nTK.reshape(tokens, chosen), up, down, pairs
     arrays, tree = jax.tree.flatten(arguments)
-    experts = Experts(act, up.ndim == 4, rows, most)
+    experts = Experts(act, up.ndim == 4, rows, most, kernel)
     y_nD = expert_sums(experts, *jax.tree.unflatten(tree, alike(*arrays)))
     return y_nD.reshape(x_nTD.shape)
 
@@ -436,6 +441,8 @@ class MoE(nnx.Module):
             declare(self.shared_gate, shape.gate_parameters(tensor_parallel), rngs, w=INIT)
         options = config.block
         self.act, self.looped = ACTIVATIONS[options.activation], options.looped
+        # XLA's where it is asked for; else ours where it can run.
+        self.kernel: GroupedKernel | None = None if options.kernels == "triton" else "xla"
         self.shape, self.tensor_parallel = shape, tensor_parallel
 
     @jax.named_scope("moe")
@@ -462,6 +469,7 @@ class MoE(nnx.Module):
         """(the sum over each token's experts, terms of the loss)."""
         weight_BTK, terms_BTQ = self.router.weigh(x_BTD, choice)
         w = self.up.w[...], self.down.w[...]
-        sums = partial(own_sums, self.shape, self.act, self.tensor_parallel.axes.experts)
+        axes = self.tensor_parallel.axes.experts
+        sums = partial(own_sums, self.shape, self.act, self.kernel, axes)
         visit = self.tensor_parallel.visit_experts
         return visit(sums, x_BTD, weight_BTK, choice.expert_BTK, w), terms_BTQ

@@ -120,13 +120,13 @@ def test_a_folder_of_the_same_name_is_no_config(elsewhere):
         ("quikstart", "did you mean quickstart?"),
         ("quickstart.yml", "did you mean quickstart?"),
         ("llama3_8b", "did you mean llama3-8b?"),
-        ("mine", f"use the path of a file, or one of {', '.join(OFFERED)}"),
+        ("mine", f"use a path, or one of {', '.join(OFFERED)}"),
     ],
 )
 def test_an_unknown_name_has_its_remedy(name, remedy):
     with pytest.raises(UserError) as caught:
         load_config(name)
-    said = f"{name}: no such file, and no packaged config of that name; {remedy}"
+    said = f"{name}: no such file or packaged config; {remedy}"
     assert str(caught.value) == said
 
 

@@ -33,7 +33,7 @@ mesh --world-size 6 --ep 4 | world size 6 does not split into ep=4; use a multip
 mesh --world-siz 16 | did you mean --world-size?
 mesh --world-size 16 stray | unrecognized arguments: stray; see --help
 mesh --config nowhere.yaml | nowhere.yaml: no such file
-mesh --config quickstar | no packaged config of that name
+mesh --config quickstar | no such file or packaged config
 mesh --config quickstart --run-dir run | give one of them
 mesh --run-dir nowhere | nowhere/config.yaml: No such file
 mesh --run-dir '' | --run-dir: '' is not a path
@@ -84,7 +84,7 @@ pipeline --stages 4 --micro-batches 8 --csv no/x.csv | no/x.csv: No such file
 pipeline --stages 4 --micro-batches 8 --trace x --csv x | give each its own
 pipeline --stages 4 --micro-batches 8 --pictures x.svg | did you mean --picture?
 pipeline --config quickstart --stages 0 | stages=0: use 1 or more
-pipeline --config nowhere --stages 4 | no packaged config of that name
+pipeline --config nowhere --stages 4 | no such file or packaged config
 pipeline --config quickstart --run-dir run | give one of them
 pipeline --stages 4 --micro-batches 8 --schedule {long} | ...; no path is so long; use
 pipeline --stages 4 --micro-batches 8 --schedule {long}.csv \
@@ -131,7 +131,7 @@ data --source text.txt text.txt --out t.bin | is named twice
 data --source broken.jsonl --out t.bin | broken.jsonl line 1
 data --source text.txt --tokenizer gpt2 --out t.bin | no such file; use bytes, or the path
 data --source text.txt --tokenizer text.txt --out t.bin | text.txt
-data --config nowhere --out t.bin | no packaged config of that name
+data --config nowhere --out t.bin | no such file or packaged config
 data --source text.txt --output t.bin | --out
 data --out new.bin | --source
 data --source x | --out

@@ -135,11 +135,11 @@ PATHS = [
     ("", "--config is empty", "or one of", "quickstart"),
     (
         "quickstrat",
-        "quickstrat: no such file, and no packaged config of that name; did you mean quickstart?",
+        "quickstrat: no such file or packaged config; did you mean quickstart?",
     ),
     (
         "quickstart.yml",
-        "no such file, and no packaged config of that name; did you mean quickstart?",
+        "no such file or packaged config; did you mean quickstart?",
     ),
     ("{folder}/none.yaml", "{folder}/none.yaml: No such file or directory; name a YAML config"),
     ("{folder}/text.txt/run.yaml", "Not a directory; name a YAML config file"),
@@ -161,7 +161,7 @@ PATHS = [
     ("./a\0b", r"--config=./a\x00b: it has a null byte; remove it"),
     ("a\udcffb", r"--config=a\udcffb: it is not valid Unicode; use text or a path that is"),
     (LONG, "--config=aaaaaaaaaa", "no path is so long; use at most 4095 bytes, 255 for each name"),
-    ("model: {num_layers: 3}", "no such file, and no packaged config of that name; use the path"),
+    ("model: {num_layers: 3}", "no such file or packaged config; use a path"),
 ]
 
 
