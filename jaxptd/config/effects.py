@@ -96,7 +96,7 @@ _NEEDS = (
 
 
 def _hops_over_ep(model: ModelConfig, layout: Layout) -> bool:
-    """Whether tokens hop from expert to expert: collective matmul, of which tp is not a part."""
+    """True if collective matmul lets tokens hop from expert to expert, with tp or without."""
     return model.moe is not None and layout.ep > 1 and layout.collective_matmul
 
 

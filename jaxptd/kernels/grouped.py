@@ -75,6 +75,13 @@ def grouped_matmul(
     Returns:
         `[R, F]`, in x's type.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxptd
+        >>> x, w = jnp.ones((5, 2)), jnp.stack([jnp.eye(2), 10 * jnp.eye(2)])
+        >>> jaxptd.grouped_matmul(x, w, jnp.array([1, 3]))[:, 0].tolist()
+        [1.0, 10.0, 10.0, 10.0, 0.0]
+
     Raises:
         UserError: shapes or types do not fit.
 

@@ -78,6 +78,8 @@ class Block(nnx.Module):
     Source: Radford et al., 2019 (GPT-2), section 2.3; Vaswani et al., 2017 (norm after addition).
     """
 
+    scale: float = 1.0  # of what is added, unless a block of another kind sets it
+
     def __init__(
         self,
         stack: Stack,

@@ -69,23 +69,6 @@ class Base1D(TensorParallel):
         """Every device has all of w and multiplies its own tokens."""
         return matmul(x, w, 1)
 
-    def visit_experts(
-        self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
-    ) -> Array:
-        """Gathers over tp and then over ep, and scatters the sums in the other order, so that tp
-        moves the tokens of one device only.
-
-        Backward has x, weights and choices of own tokens, and gathers them again.
-        """
-        scatter = partial(reduce_scatter, dim=0) if self.samples_are_sharded else reduce_from
-        y = sums((self._at_experts(x), self._at_experts(weight)), self._at_experts(expert), w)
-        return self.reduce_output(scatter(y, Axis.EP), Axis.TP)
-
-    def _at_experts(self, x: Array) -> Array:
-        """x[B, T, ..] as the residual stream has it -> x[ep B, T, ..]."""
-        x = self.gather_input(x, Axis.TP)
-        return all_gather(x, Axis.EP, 0) if self.samples_are_sharded else as_varying(x, [Axis.EP])
-
     def logits(self, x: Array, w: Array) -> Array:
         x, w = both_gradients(x, w.astype(x.dtype))  # the matmul's gradient is rounded to it
         return matmul(self.gather_input(x, Axis.TP), w, 1)
@@ -146,6 +129,23 @@ class TensorParallel1D(Base1D):
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
         return self.reduce_output(self.precision.matmul(h, w, w.ndim - 1), Axis.TP)
+
+    def visit_experts(
+        self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
+    ) -> Array:
+        """Gathers over tp and then over ep, and scatters the sums in the other order, so that tp
+        moves the tokens of one device only.
+
+        Backward has x, weights and choices of own tokens, and gathers them again.
+        """
+        scatter = partial(reduce_scatter, dim=0) if self.samples_are_sharded else reduce_from
+        y = sums((self._at_experts(x), self._at_experts(weight)), self._at_experts(expert), w)
+        return self.reduce_output(scatter(y, Axis.EP), Axis.TP)
+
+    def _at_experts(self, x: Array) -> Array:
+        """x[B, T, ..] as the residual stream has it -> x[ep B, T, ..]."""
+        x = self.gather_input(x, Axis.TP)
+        return all_gather(x, Axis.EP, 0) if self.samples_are_sharded else as_varying(x, [Axis.EP])
 
 
 @final

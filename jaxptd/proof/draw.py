@@ -222,6 +222,7 @@ TRIES = 60  # redraws before giving up a pair
 SET = 0.6  # share of options with a random value, of a layout and of sections of a model
 TARGETS = 2  # pairs to try for a case before drawing it without one
 _AXES = tuple(f"layout.{axis}" for axis in Axis)
+_OFTEN = (*_AXES, "layout.ep", "layout.ep")  # ep meets routers in few of the families
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,8 +317,8 @@ class Draws:
     def _layout(self) -> dict[str, object]:
         """Two or three axes of random size, and options that go with them."""
         values = {name: DRAWN[name][0] for name in DRAWN if name.startswith("layout.")}
-        axes = self._draw.sample(_AXES, self._draw.choice((1, 2, 2, 3, 3)))
-        values |= {name: self._value(name) for name in axes}
+        axes = self._draw.sample(_OFTEN, self._draw.choice((1, 2, 2, 3, 3)))
+        values |= {name: self._value(name) for name in dict.fromkeys(axes)}
         options = [name for name in values if name not in _AXES]
         chosen = (name for name in options if self._draw.random() < SET)
         return values | {name: self._value(name) for name in chosen}

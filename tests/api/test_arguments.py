@@ -18,7 +18,7 @@ from jaxptd.memory import counted
 from jaxptd.models.gpt import GPT
 
 FUNCTIONS = [
-    *("comms", "describe_mesh", "from_hf", "generate", "lm_eval_model", "load"),
+    *("comms", "describe_mesh", "from_hf", "generate", "grouped_matmul", "lm_eval_model", "load"),
     *("load_config", "load_tokenizer"),
     *(
         "make_mesh",

@@ -14,7 +14,7 @@ from jaxptd import plot
 NAMES = [name for name in jaxptd.__all__ if name != "__version__"]
 EXAMPLES = ("Config", "Layout", "Program", "Run", "describe_mesh", "load", "load_config")
 EXAMPLES += ("load_tokenizer", "make_mesh", "make_schedule", "open_data", "rank_groups")
-EXAMPLES += ("simulate",)
+EXAMPLES += ("grouped_matmul", "simulate")
 FUNCTIONS = ("comms", "generate", "memory", "plan", "profile", "train", "verify")
 
 ORDERS = """

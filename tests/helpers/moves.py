@@ -196,6 +196,23 @@ def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Colle
         yield Collective(ALL_REDUCE, (Axis.COL,), 4, 2 * (N + K) * size)
 
 
+def collected(layout: Layout, gathered: int, scattered: int) -> Iterator[Collective]:
+    """Gathers and scatters over ep and tp, of so many bytes in all on one device of ep."""
+    for axis, size in ((Axis.EP, layout.ep), (Axis.TP, 1)):
+        if axis == Axis.EP or layout.sequence_parallel:
+            yield Collective(ALL_GATHER, (axis,), 7, size * gathered)
+            yield Collective(REDUCE_SCATTER, (axis,), 3, size * scattered)
+        else:
+            yield Collective(ALL_REDUCE, (axis,), 3, scattered)
+
+
+def ringed(layout: Layout, gathered: int, scattered: int) -> Iterator[Collective]:
+    """The same in hops from device to device."""
+    others = layout.ep * layout.tp - 1
+    moved = others * (gathered + scattered) // layout.tp
+    yield Collective(PERMUTE, (Axis.EP, Axis.TP), 10 * others, moved)
+
+
 def experts(count: int, chosen: int, shared: Part | None = None) -> Part:
     """Tokens, their K choices and weights to all devices along ep and tp, and sums of them home.
 
@@ -213,12 +230,7 @@ def experts(count: int, chosen: int, shared: Part | None = None) -> Part:
         x, weights = own * D * itemsize, own * chosen * itemsize
         choices = own * chosen * 4  # whole numbers, as are counts
         gathered, scattered = 3 * x + 2 * weights + 2 * choices, 2 * x + weights
-        for axis, size in ((Axis.EP, layout.ep), (Axis.TP, 1)):
-            if axis == Axis.EP or layout.sequence_parallel:
-                yield Collective(ALL_GATHER, (axis,), 7, size * gathered)
-                yield Collective(REDUCE_SCATTER, (axis,), 3, size * scattered)
-            else:
-                yield Collective(ALL_REDUCE, (axis,), 3, scattered)
+        yield from (ringed if layout.collective_matmul else collected)(layout, gathered, scattered)
         counted = B // layout.replicas * count * 4
         cut = (Axis.CP, Axis.TP) if layout.sequence_parallel else (Axis.CP,)
         yield Collective(ALL_REDUCE, cut, 1, counted)

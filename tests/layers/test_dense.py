@@ -90,10 +90,16 @@ def turned(x, theta):
     return np.stack((pairs.real, pairs.imag), -1).reshape(x.shape)
 
 
-def attention_in_groups(x, p):
+def norm_of_all_heads(x, p, prefix):
+    """All heads of a token share one mean of squares."""
+    flat = {"w": p[prefix + "w"].reshape(-1)}
+    return rms_norm(x.reshape(*x.shape[:2], -1), flat).reshape(x.shape)
+
+
+def attention_in_groups(x, p, normed=rms_norm):
     q = np.einsum("BTD,DNH->BTNH", x, p["q.w"]) + p["q.b"]
     k, v = np.einsum("BTD,DcKH->cBTKH", x, p["kv.w"]) + p["kv.b"][:, None, None]
-    q, k = (turned(rms_norm(y, p, f"{n}_norm."), theta=1e6) for y, n in ((q, "q"), (k, "k")))
+    q, k = (turned(normed(y, p, f"{n}_norm."), theta=1e6) for y, n in ((q, "q"), (k, "k")))
     k, v = (np.repeat(y, q.shape[2] // y.shape[2], axis=2) for y in (k, v))
     o = weighted_values(q, k, v, scale=SCALE, seen=in_window)
     return np.einsum("BTNH,NHD->BTD", o, p["out.w"])
@@ -135,6 +141,9 @@ FORMULAS = {
     "mlp": lambda p, x: mlp(x, p),
     "mlp, gated": lambda p, x: gated_mlp(x, p),
     "attention in groups, dropout 0.0": lambda p, x, *_: attention_in_groups(x, p),
+    "attention in groups, all heads normalised": lambda p, x, *_: attention_in_groups(
+        x, p, norm_of_all_heads
+    ),
     "attention, dropout 0.0": lambda p, x, *_: attention(x, p),
     "attention to all tokens, biased": lambda p, x, *_: biased_attention(x, p),
     "cross-attention, dropout 0.0": lambda p, x, samples, positions, seed, source, segments: (

@@ -18,7 +18,8 @@ from reference.tape import Value, constant, gradients, stacked
 
 from jaxptd.config import ModelConfig
 from jaxptd.config.moe import MoE as MoEConfig
-from jaxptd.kernels.grouped import grouped_matmul
+from jaxptd.kernels import grouped
+from jaxptd.kernels.grouped import GroupTile, grouped_matmul
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.for_layout import make_tensor_parallel
 from jaxptd.layers.mlp import ACTIVATIONS
@@ -134,6 +135,24 @@ def test_sums_are_those_of_loops(choices: str, trips: str) -> None:
     with jax.enable_x64(True):
         found = device_sums(rows, given, expert_nK)
     hold({name: np.asarray(x) for name, x in found.items()}, sums_by_loops(given, expert_nK))
+
+
+def test_our_kernels_make_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in chunks of which the last has rows of no expert, whose kernels write what is there."""
+    monkeypatch.setattr(grouped, "TILE", GroupTile(16, 16, 16, interpret=True))
+    expert_nK, rng = CHOICES["of_all_devices"], np.random.default_rng(3)
+    shapes = (8, D), (8, 2), (E, D, 2, F), (E, F, D)
+    arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def both_ways(kernel: Any, *arrays: Any) -> Any:
+        experts = Experts(ACTIVATIONS["silu"], True, 5, expert_nK.size, kernel)
+        pairs = Pairs.of(jnp.asarray(expert_nK), E, 5)
+        y, back = jax.vjp(lambda *given: expert_sums(experts, *given, pairs), *arrays)
+        return y, *back(y)
+
+    for ours, known in zip(both_ways("triton", *arrays), both_ways("xla", *arrays), strict=True):
+        assert far(np.asarray(ours), np.asarray(known)) < 1e-6
 
 
 # ---- a layer with its router, on one device and on eight -----------------------------------------
