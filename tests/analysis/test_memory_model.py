@@ -57,6 +57,7 @@ SLOW = [
     *every(Layout(dp=2, ep=2, cp=2, zero=3), **MOE)[1:],
     *every(Layout(ep=4, keep_gathered=True, tp=2, sequence_parallel=True), **tiny.MOE)[::3],
     *every(Layout(pp=2, ep=2), **MOE | FIVE),
+    *every(Layout(ep=2, cp=2, ring="rsa"), **MOE)[1:3],
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1)[1:],
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[::2],
     (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
