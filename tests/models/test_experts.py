@@ -178,6 +178,8 @@ def test_the_choices_that_are_seen_can_be_given() -> None:
     assert loss(others) != loss(none)
     again, _ = program.choices(params, batch | {"choices": others})
     np.testing.assert_array_equal(again, others)
+    with pytest.raises(UserError, match=r"choices with 4; .* to 3, with model\.moe\.num_experts=4"):
+        loss(np.full_like(experts, 4))
 
 
 def test_stages_and_models_without_experts_show_no_choices() -> None:
