@@ -82,3 +82,6 @@ small = jaxptd.Config(
     train=jaxptd.TrainConfig(global_batch_size=4, micro_batches=2),
 )
 jaxptd.verify(small)
+
+# %% [markdown]
+# Next: [experts that a router chooses](9_experts.py).

@@ -297,7 +297,8 @@ class Choices:
 
     Args:
         experts: of each token and layer, `[B, T, L, K]`.
-        margins: by how much the last of them was better than the next, `[B, T, L]`.
+        margins: by how much the last of them was better than the next, `[B, T, L]`; infinite if
+            there is no next.
         noise: the largest change of a margin in each layer by rounding, `[L]`.
     """
 
@@ -314,8 +315,12 @@ class Choices:
     ) -> "Choices":
         """Those from some parameters; changed: the same with other roundings."""
         experts, margins = choose(start)
-        others = [np.abs(choose(each)[1] - margins).max((0, 1)) for each in changed]
-        return cls(experts, margins, np.max(others, axis=0))
+        known, *others = (
+            np.nan_to_num(each, posinf=0)
+            for each in (margins, *(choose(tensors)[1] for tensors in changed))
+        )
+        noise = [np.abs(each - known).max((0, 1)) for each in others]
+        return cls(experts, margins, np.max(noise, axis=0))
 
     @property
     def smallest(self) -> float:

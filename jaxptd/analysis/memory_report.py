@@ -19,7 +19,7 @@ from jaxptd.analysis.peak import Peak, outside, peak
 from jaxptd.config import Config, Remat
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.models.families import architecture_of, family_of, has_times, sizes_of
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape
@@ -164,15 +164,23 @@ _FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # ZeRO stages, 
 
 
 def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str, int]:
-    """Bytes of the state by table 1: P/N, G/N, A/N on N devices; 2P/N with ZeRO stage 3."""
+    """Bytes of the state by table 1: P/N, G/N, A/N on N devices; 2P/N with ZeRO stage 3.
+
+    Experts are split over ep without ZeRO, all other parameters only with it.
+    """
     layout, sizes = config.layout, sizes_of(config)
-    devices = sizes.matrix_shards * layout.pp
-    whole = sum(math.prod(info.shape) for info in infos.values()) * sizes.master_itemsize / devices
-    shards = {
-        n: layout.replicas * layout.cp if layout.zero >= z else 1 for n, z in _FROM_STAGE.items()
+    sharing, split = layout.replicas * layout.cp, [1, layout.ep]
+    numbers = {
+        stage: sum(
+            math.prod(info.shape)
+            / (sharing if layout.zero >= stage else split[Axis.EP in info.axes])
+            for info in infos.values()
+        )
+        for stage in _FROM_STAGE.values()
     }
+    unit = sizes.master_itemsize / (sizes.matrix_shards * layout.pp)
     copies = {"parameters": 2 if layout.zero >= 3 else 1, "gradients": 1, "optimizer": 2}
-    return {name: round(copies[name] * whole / shards[name]) for name in _FROM_STAGE}
+    return {name: round(copies[name] * unit * numbers[z]) for name, z in _FROM_STAGE.items()}
 
 
 def published_layer(config: Config, remat: Remat) -> int | None:
@@ -194,9 +202,9 @@ def published_layer(config: Config, remat: Remat) -> int | None:
 
 
 def _published_layer(config: Config, remat: Remat) -> int | None:
-    """Published bytes of a layer; None for several stacks or images: they are for GPT."""
+    """Published bytes of a layer; None for several stacks, images or experts: they are for GPT."""
     stacks = architecture_of(config.model).stacks
-    alike = len(stacks) == 1 and not stacks[0].of_images
+    alike = len(stacks) == 1 and not stacks[0].of_images and not config.model.moe
     return published_layer(config, remat) if alike else None
 
 

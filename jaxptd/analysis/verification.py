@@ -85,7 +85,9 @@ class Report:
         if not self.wrong:
             given = ""
             if self.margin is not None:
-                given = f", given its choices (smallest margin {self.margin:.1e})"
+                margin = f"smallest margin {self.margin:.1e}"
+                tokens = margin if math.isfinite(self.margin) else "every token passes all experts"
+                given = f", given its choices ({tokens})"
             worst = f"gradients to {self.worst_gradient:.1e}"
             return f"equal to one device {self.precision}{given}: {worst}"
         first = self.wrong[0]

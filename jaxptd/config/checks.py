@@ -30,7 +30,8 @@ class Section:
 
     def filled(self, values: Mapping[str, Any]) -> Self:
         """These options, those of a family, with the ones that a config gives."""
-        return dataclasses.replace(self, **values)  # type: ignore[type-var]
+        named = {str(name): value for name, value in values.items()}  # 4 is no field either
+        return dataclasses.replace(self, **named)  # type: ignore[type-var]
 
 
 MOST_DROPPED = 0.9999999  # of dropout, whose masks compare 32-bit numbers

@@ -102,13 +102,13 @@ class MoE(Section):
         most = self.num_experts // self.num_groups * self.top_groups
         if self.top_k > most:
             raise UserError(
-                f"{NAME}.top_k={self.top_k}: a token can choose from {most} experts; use {most} or "
-                "fewer"
+                f"{NAME}.top_k={self.top_k}: a token can choose from {most} "
+                f"expert{'s' if most > 1 else ''}; use {most} or fewer"
             )
         if self.shared_gate and not self.shared_ffn_hidden_size:
             raise UserError(
                 f"{NAME}.shared_gate=true has no effect with {NAME}.shared_ffn_hidden_size=0; "
-                "leave it out"
+                f"use {NAME}.shared_gate=false, or give the shared MLP a size"
             )
         if self.upcycle and self.shared_ffn_hidden_size:
             raise UserError(

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxptd.models.families import FAMILIES, family_of
 from jaxptd.params import Params
 from jaxptd.run.devices import ready
 from jaxptd.run.saved import load_run, program_to_generate, restore_weights
-from jaxptd.run.upcycle import begun_from, upcycles
+from jaxptd.run.upcycle import begun_from, given_as, upcycles
 from jaxptd.step import Program, State
 
 # ---- the state of step 0 of a run that starts from weights ---------------------------------------
@@ -169,7 +170,8 @@ def _reads_text(family: FamilyName) -> bool:
 def check(model: ModelConfig, path: Path) -> None:
     """Raises UserError, with the field, if a model contradicts the sizes of a directory."""
     sizes = _sizes(path)
-    check_sizes(begun_from(model, sizes["family"], where=path), sizes, where=path)
+    begun = begun_from(model, sizes["family"], where=path)
+    check_sizes(begun, sizes, where=path, named=partial(given_as, model, begun))
 
 
 def program_of(directory: Directory, run_dir: Path) -> Program:

@@ -24,7 +24,15 @@ from jaxptd.hf.mapping import HEAD, Mapped, file_name, map_tensors
 from jaxptd.hf.sizes import check_sizes, read_sizes, with_defaults
 from jaxptd.params import Params
 from jaxptd.run.saved import check_finite
-from jaxptd.run.upcycle import DenseSource, Read, begun_from, dense_shapes, upcycled, upcycles
+from jaxptd.run.upcycle import (
+    DenseSource,
+    Read,
+    begun_from,
+    dense_shapes,
+    given_as,
+    upcycled,
+    upcycles,
+)
 from jaxptd.step import Program
 
 TIED = "tie_word_embeddings"
@@ -111,7 +119,8 @@ def read_params(program: Program, directory: Directory) -> Params:
             NaN or infinity in a parameter.
     """
     model, sizes = program.config.model, sizes_of(directory)
-    check_sizes(begun_from(model, sizes["family"], where=directory), sizes, where=directory)
+    begun = begun_from(model, sizes["family"], where=directory)
+    check_sizes(begun, sizes, where=directory, named=partial(given_as, model, begun))
     if upcycles(model):
         return upcycled(program, _reader_of_dense(program, directory, sizes["family"]))
     targets = abstract_canonical(program)["params"]

@@ -69,8 +69,17 @@ def _length(options: Json) -> int:
     return longest if options["positions"] == "learned" else min(longest, LONGEST)
 
 
-def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) -> None:
-    """Raises UserError, with the field, if a config contradicts the sizes of a directory."""
+def check_sizes(
+    model: ModelConfig,
+    sizes: Mapping[str, Any],
+    *,
+    where: object,
+    named: Callable[[str], str] = str,
+) -> None:
+    """Raises UserError, with the field, if a config contradicts the sizes of a directory.
+
+    named: the field of a config that decides one of the model.
+    """
     names = [name for name in ("seq_length", "max_positions") if name in sizes]
     lengths = {name: getattr(model, name) for name in names}
     other = with_fields(model, dict(sizes) | lengths)
@@ -78,8 +87,9 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
     for name in sorted((n for n in sizes if n not in lengths), key=_SCALES.__contains__):
         ours, theirs = option(model, name), option(other, name)
         if ours != theirs:
+            field = named(name)
             raise UserError(
-                f"model.{name}={ours}, but {where} has {theirs}; use --model.{name}="
+                f"model.{field}={ours}, but {where} has {theirs}; use --model.{field}="
                 f"{str(theirs).lower() if isinstance(theirs, bool) else theirs}, or --from "
                 f"{where} for all sizes"
             )

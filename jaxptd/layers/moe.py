@@ -106,7 +106,7 @@ class Router(nnx.Module):
         margin_BT = (
             best[..., chosen - 1] - best[..., -1]
             if chosen < self.shape.experts
-            else jnp.full(best.shape[:-1], jnp.inf)
+            else jnp.full_like(best[..., 0], jnp.inf)
         )
         expert_BTK, given_BTLK = expert_BTK[..., :chosen], token_info.choice_BTLK
         if given_BTLK is not None:

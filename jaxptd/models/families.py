@@ -166,9 +166,14 @@ def open_data_of(config: Config, tokenizer: Tokenizer) -> Data:
     """Opens the data of a config in the form that its model's batches need.
 
     Raises:
-        UserError: as `open_data`.
+        UserError: as `open_data`, or the model needs what no data has.
     """
     family = family_of(config.model)
+    if config.model.moe and config.model.moe.replay:
+        raise UserError(
+            "model.moe.replay=true: data does not name the experts of tokens; leave it out, or "
+            "give Program a batch made in Python"
+        )
     if family.open is not None:
         return family.open(config)
     objective = family.objective

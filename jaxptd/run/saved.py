@@ -33,7 +33,15 @@ from jaxptd.params import Params
 from jaxptd.run.checkpoints import saved_config as described_config
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import BASE
-from jaxptd.run.upcycle import DenseSource, Read, begun_from, dense_shapes, upcycled, upcycles
+from jaxptd.run.upcycle import (
+    DenseSource,
+    Read,
+    begun_from,
+    dense_shapes,
+    given_as,
+    upcycled,
+    upcycles,
+)
 from jaxptd.step import Program
 
 PARAMS = "params."  # prefix of parameter names in a checkpoint
@@ -159,8 +167,9 @@ def _check_model(model: ModelConfig, path: Path) -> None:
     for name in flat(saved) | flat(begun):
         ours, theirs = option(begun, name), option(saved, name)
         if name not in _NO_WEIGHTS and ours != theirs:
+            field = given_as(model, begun, name)
             raise UserError(
-                f"model.{name}={ours}, but checkpoint.start={path} has {theirs}; use a "
+                f"model.{field}={ours}, but checkpoint.start={path} has {theirs}; use a "
                 "config with the same model"
             )
 

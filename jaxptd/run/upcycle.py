@@ -73,6 +73,12 @@ def begun_from(model: ModelConfig, family: FamilyName, *, where: object) -> Mode
     return _dense(model, family)
 
 
+def given_as(model: ModelConfig, begun: ModelConfig, name: str) -> str:
+    """The field of a model that decides one of the model that `begun_from` returned."""
+    of_experts = name == "ffn_hidden_size" and begun.mlp_size != model.mlp_size
+    return f"moe.{name}" if of_experts else name
+
+
 def _dense(model: ModelConfig, family: FamilyName) -> ModelConfig:
     """The model with an MLP in place of experts; its family decides nothing that is left open."""
     moe = model.moe

@@ -17,6 +17,7 @@ from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
 from jaxptd.mesh import SAMPLE_AXES, Axis
+from jaxptd.models.decoder import CHOICES
 from jaxptd.models.families import family_of
 
 # Arrays of int32 [B, T] by name, or others, see `Family.fields`; on the mesh also those that follow
@@ -201,12 +202,14 @@ def check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
         if wrong := [i for i in (int(x.min()), int(x.max())) if not lowest <= i <= highest]:
             raise UserError(
                 f"a batch holds {name} with {wrong[0]}; use {lowest} to {highest}, with "
-                f"{_ids(config.model)}"
+                f"{_ids(config.model, name)}"
             )
 
 
-def _ids(model: ModelConfig) -> str:
-    """The number of ids of a model, as its config has it."""
+def _ids(model: ModelConfig, field: str) -> str:
+    """The number of ids of a model's field, as its config has it."""
+    if model.moe and field == CHOICES:
+        return f"model.moe.num_experts={model.moe.num_experts}"
     if model.images is not None:
         return f"model.images.classes={model.images.classes}"
     return f"model.vocab_size={model.vocab_size}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import jax
@@ -57,6 +58,7 @@ SLOW = [
     *every(Layout(dp=2, ep=2, cp=2, zero=3), **MOE)[1:],
     *every(Layout(ep=4, keep_gathered=True, tp=2, sequence_parallel=True), **tiny.MOE)[::3],
     *every(Layout(pp=2, ep=2), **MOE | FIVE),
+    *every(Layout(ep=2, cp=2, ring="rsa"), **MOE)[1:3],
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1)[1:],
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[::2],
     (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
@@ -238,6 +240,21 @@ def test_table_1_of_the_third_stage() -> None:
         "parameters": bytes_of_all // 2,  # 2P/N
         "gradients": bytes_of_all // 4,
         "optimizer": bytes_of_all // 2,
+    }
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_table_1_has_experts_split_over_ep(zero: Any) -> None:
+    """The moments of ZeRO 1 are split over dp, ep and cp, whatever they are of."""
+    program = tiny.program(Layout(dp=2, ep=2, tp=2, zero=zero, experts="whole"), **tiny.MOE)
+    sizes = {name: 4 * math.prod(info.shape) for name, info in program.infos.items()}
+    experts = {name for name in sizes if re.search(r"\.(up|down)\.w$", name)}
+    assert len(experts) == 2
+    held = sum(size // (4 if name in experts else 2) for name, size in sizes.items())
+    assert memory_report.published_state(program.config, program.infos) == {
+        "parameters": held,
+        "gradients": held,
+        "optimizer": 2 * (sum(sizes.values()) // 8 if zero else held),
     }
 
 

@@ -13,7 +13,7 @@ from jaxptd.api.harness import Question, Scorer, windows
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
-LAYOUTS = ["dp=2 ep=2 pp=2", slow(""), slow("ep=2 cp=2 zero=3"), slow("dp=2 row=2 col=2")]
+LAYOUTS = ["dp=2 ep=2 pp=2", "ep=2 cp=2 zero=3", slow(""), slow("dp=2 row=2 col=2")]
 LAYOUTS += [slow("dp=8"), slow("tp=4 dp=2 sequence_parallel=true"), slow("pp=2 cp=2 dp=2 zero=2")]
 SIZES = [(1, 1), (3, 2), (2, 7), (20, 3), (1, 16), (9, 16), (4, 0), (5, 4)]
 
@@ -49,6 +49,20 @@ def test_a_score_is_the_log_softmax_of_the_logits(
         np.testing.assert_allclose(score.log_likelihood, log_likelihood, rtol=2e-5)
         assert score.greedy == greedy
     assert len({round(score.log_likelihood) for score in found}) > 4
+
+
+EXPERTS = "model.family=mixtral model.moe.num_experts=4 model.moe.top_k=2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["dp=2 ep=2 zero=3", "ep=2 tp=2 sequence_parallel=true"])
+def test_scores_of_experts_are_those_of_one_device(layout: str) -> None:
+    asked = questions()
+    one = Scorer(program(EXPERTS))(params(EXPERTS), asked)
+    spread = f"{EXPERTS} {layout}"
+    for score, expected in zip(Scorer(program(spread))(params(spread), asked), one, strict=True):
+        np.testing.assert_allclose(score.log_likelihood, expected.log_likelihood, rtol=2e-5)
+        assert score.greedy == expected.greedy
 
 
 def test_the_likeliest_continuation_is_greedy_and_another_is_not() -> None:

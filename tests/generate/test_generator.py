@@ -44,6 +44,11 @@ QWEN = (
     *("--model.window=5", "--model.attention_scale=0.7"),
 )
 BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
+ZERO3 = ("--layout.dp=2", "--layout.ep=2", "--layout.zero=3")
+EXPERTS = (
+    *("--model.family=mixtral", "--model.num_kv_heads=2", "--model.ffn_hidden_size=32"),
+    *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.tie_embeddings=false"),
+)
 
 
 @functools.cache
@@ -64,8 +69,9 @@ def make_params(*overrides: str) -> dict:
     """
     program, model = make_program(*overrides), model_options(overrides)
     if overrides != model:
-        held = program.resolved.blueprint.from_canonical(make_params(*model))
-        return jax.device_put(held, shardings(program.infos, program.mesh))
+        stored = program.states.stored
+        held = {name: stored[name].from_canonical(x) for name, x in make_params(*model).items()}
+        return jax.device_put(held, shardings(stored, program.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
     return larger(program.resolved.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
 
@@ -91,7 +97,7 @@ def next_logits(*model: str):
         logits_BTV = built.output(x_BTD)
         return program.resolved.tensor_parallel.axes.gather(logits_BTV, 2)
 
-    specs = (program.resolved.blueprint.specs, P(None, Axis.CP))
+    specs = (program.resolved.blueprint.specs, P(Axis.EP, Axis.CP))
     whole = jax.jit(
         jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=specs[1], check_vma=True)
     )
@@ -137,8 +143,8 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [TP3, TP4, SEQUENCE, GRID, PIPELINE, FOLDED],
-    ids=["tp3", "tp4", "ep2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
+    [TP3, TP4, SEQUENCE, GRID, PIPELINE, FOLDED, ZERO3],
+    ids=["tp3", "tp4", "ep2 tp2 sp", "2x2", "pp2 tp2", "zb-v", "zero3"],
 )
 def test_every_layout_writes_the_same(layout):
     prompt = PROMPTS["some"]
@@ -155,6 +161,18 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     prompt = PROMPTS["some"]
     found = write(prompt, two_halves_more(prompt), *QWEN, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *QWEN)
+    assert len(set(found)) > 5
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [ZERO3, *map(slow, ((), SEQUENCE, (*PIPELINE, *ZERO3[1:]), (*TP2, *ZERO3[1:])))],
+    ids=str,
+)
+def test_experts_write_the_same_on_every_layout(layout):
+    prompt = PROMPTS["some"]
+    found = write(prompt, two_halves_more(prompt), *EXPERTS, *layout)
+    assert found == written_without_cache(prompt, two_halves_more(prompt), *EXPERTS)
     assert len(set(found)) > 5
 
 

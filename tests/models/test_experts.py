@@ -12,9 +12,11 @@ from turns import slow
 
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.analysis.verification import verify
-from jaxptd.config import Config
+from jaxptd.config import Config, ModelConfig
+from jaxptd.data import load_tokenizer
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.families import open_data_of
 from jaxptd.step import Program
 from jaxptd.step.expert_load import ENTROPY, LOAD
 
@@ -51,12 +53,14 @@ EVERYTHING = tiny.MOE | LOSSES | {"moe.bias_rate": 0.01, "dropout": 0.1}
         (Layout(dp=2, ep=2, **SP), EVERYTHING | {"remat": "dots"}),
         (Layout(pp=2, ep=2, cp=2, zero=3), EVERYTHING | {"moe.chunk": 0.4}),
         (Layout(dp=2, ep=2, tp=2, zero=2, experts="whole"), tiny.MOE | DEEPSEEK),
+        (Layout(ep=2, cp=2, ring="rsa", zero=1), EVERYTHING | {"remat": "attention"}),
         slow(Layout(ep=4, tp=2), EVERYTHING | {"remat": "full"}),
         slow(Layout(ep=2, **SP, experts="whole", zero=1), tiny.MOE | DEEPSEEK),
         slow(Layout(pp=2, ep=2, tp=2, experts="whole"), EVERYTHING),
         slow(Layout(ep=4, **SP, collective_matmul=True, zero=1), EVERYTHING),
         slow(Layout(dp=2, ep=2, cp=2, zero=2), EVERYTHING | {"seq_length": 7}),
         slow(Layout(ep=2, cp=4, ring="blockwise"), tiny.MOE | DEEPSEEK | {"remat": "attention"}),
+        slow(Layout(pp=2, cp=2, **SP, ring="rsa", zero=3), tiny.MOE | DEEPSEEK | {"remat": "full"}),
         slow(Layout(pp=2, ep=2, **SP, schedule="zb-h1"), EVERYTHING | {"remat": "dots"}),
         slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), EVERYTHING | FOUR),
         slow(Layout(pp=2, ep=4, schedule="interleaved", zero=2), tiny.MOE | QWEN | FOUR),
@@ -82,6 +86,17 @@ def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
     assert report.margin is not None
     assert f"given its choices (smallest margin {report.margin:.1e})" in report.verdict
     assert [row.what for row in report.rows].count("choices") == (1 if choice else 2)
+
+
+@pytest.mark.parametrize("top_k", [2, slow(1)])
+def test_where_all_experts_are_chosen_no_margin_is_left(top_k: int) -> None:
+    """In float32, while JAX has float64 enabled."""
+    choice = {"num_layers": 1, "moe.num_experts": top_k, "moe.top_k": top_k}
+    layout = Layout(ep=top_k, dp=3 - top_k)
+    report = verify(tiny.config(layout, **tiny.MOE | choice), dtype="float32")
+    assert report.wrong == []
+    assert report.margin == np.inf
+    assert "given its choices (every token passes all experts): gradients" in report.verdict
 
 
 # ---- choices are never made again ----------------------------------------------------------------
@@ -163,6 +178,8 @@ def test_the_choices_that_are_seen_can_be_given() -> None:
     assert loss(others) != loss(none)
     again, _ = program.choices(params, batch | {"choices": others})
     np.testing.assert_array_equal(again, others)
+    with pytest.raises(UserError, match=r"choices with 4; .* to 3, with model\.moe\.num_experts=4"):
+        loss(np.full_like(experts, 4))
 
 
 def test_stages_and_models_without_experts_show_no_choices() -> None:
@@ -170,6 +187,12 @@ def test_stages_and_models_without_experts_show_no_choices() -> None:
         tiny.program(Layout()).choices({}, {})
     with pytest.raises(UserError, match=r"layout\.pp=2: use layout\.pp=1"):
         tiny.program(Layout(pp=2), **tiny.MOE).choices({}, {})
+
+
+def test_data_names_no_experts() -> None:
+    config = tiny.config(Layout(), **tiny.MOE, **{"moe.replay": True})
+    with pytest.raises(UserError, match=r"^model\.moe\.replay=true: data does not name the exp"):
+        open_data_of(config, load_tokenizer("bytes"))
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -182,7 +205,8 @@ def test_stages_and_models_without_experts_show_no_choices() -> None:
         (Layout(ep=3), {}, r"model\.moe\.num_experts=4 does not split over layout\.ep=3"),
         (Layout(), {"products": "fp8"}, r"rows of experts have no fp8 matmul yet"),
         (Layout(), {"linear_bias": "all"}, r"experts have no biases; use qkv or none"),
-        (Layout(), {"moe.top_k": 5}, r"a token can choose from 4 experts"),
+        (Layout(), {"moe.top_k": 5}, r"a token can choose from 4 experts; use 4 or fewer"),
+        (Layout(), {"moe.num_experts": 1}, r"a token can choose from 1 expert; use 1 or fewer"),
         (Layout(), {"moe.num_groups": 3}, r"num_experts=4 does not split over .*num_groups=3"),
         (Layout(), {"moe.top_groups": 2}, r"top_groups=2 is more than .*num_groups=1"),
         (Layout(), {"moe.shared_gate": True}, r"no effect with .*shared_ffn_hidden_size=0"),
@@ -195,6 +219,13 @@ def test_stages_and_models_without_experts_show_no_choices() -> None:
 def test_what_does_not_fit_is_one_line(layout: Layout, choice: dict, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
         tiny.config(layout, batch=24, **tiny.MOE | choice)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["expert", 4])
+def test_an_unknown_field_in_python_is_one_line(name: Any) -> None:
+    with pytest.raises(UserError, match=rf"^MoE has no field {name}; ") as error:
+        ModelConfig(family="mixtral", moe={name: 4})
     assert "\n" not in str(error.value)
 
 

@@ -131,6 +131,7 @@ CHANGES = {  # notebook -> (text of a cell, what a reader writes instead)
     "1_quickstart": ("hidden_size=64", "hidden_size=32"),
     "2_tensor_parallelism": ("hidden_size=32", "hidden_size=64"),
     "5_pipelines": ("hidden_size=32", "hidden_size=64"),
+    "9_experts": ("hidden_size=64", "hidden_size=32"),
     "7_hugging_face": ('.parent / "examples"', '.parents[0] / "examples"'),  # from the model on
 }
 STEPS = re.compile(r"\bsteps=\d+")

@@ -120,7 +120,8 @@ def test_a_device_reads_only_the_slices_that_its_own_are_copies_of(dense, monkey
 REFUSED = [
     ({"moe.upcycle": False}, r"DENSE/checkpoints/00000000 has no experts, .*model.moe.upcycle=tr"),
     ({"rope.theta": 1e5}, r"model.rope.theta=100000.0, but checkpoint.start=DENSE.* has 10000"),
-    ({"moe.ffn_hidden_size": 32}, r"model.ffn_hidden_size=32, but checkpoint.start=DENSE.* has 64"),
+    ({"ffn_hidden_size": 32}, r"model.ffn_hidden_size=32, but checkpoint.start=DENSE.* has 64"),
+    ({"moe.ffn_hidden_size": 32}, r"model.moe.ffn_hidden_size=32, but .*start=DENSE.* has 64"),
     (SPARSE | {"moe.ffn_hidden_size": 32}, r"both kinds of layers begin as .* one dense model"),
     ({"num_kv_heads": 4}, r"model.num_kv_heads=4, but checkpoint.start=DENSE.* has 2"),
 ]
@@ -210,5 +211,7 @@ def test_a_directory_without_experts_names_the_option(directory: Directory) -> N
         with pytest.raises(UserError, match=f"{family} has no experts.*--model.moe.upcycle=true"):
             first_state(plain, say=print)
         other = upcycled(directory, Layout(), ffn_hidden_size=32)
-        with pytest.raises(UserError, match=r"ffn_hidden_size=32, but .* has 24"):
+        with pytest.raises(
+            UserError, match=r"model.moe.ffn_hidden_size=32, but .* has 24; use --model.moe.ffn_"
+        ):
             first_state(other, say=print)

@@ -24,7 +24,8 @@ VOCAB, LONGEST = 260, 16
 
 @functools.cache
 def program(layout: str = "") -> Program:
-    options = [f"--layout.{each}" for each in layout.split()]
+    """Fields of the layout, as in `dp=2 tp=2`, and others by section, as in `model.window=4`."""
+    options = [f"--{'' if '.' in each else 'layout.'}{each}" for each in layout.split()]
     size = ["--train.micro_batches=1", f"--model.vocab_size={VOCAB}"]
     config = load_config(CONFIG, [*size, *options])
     return Program(config, make_mesh(config.layout))
@@ -33,10 +34,10 @@ def program(layout: str = "") -> Program:
 @functools.cache
 def params(layout: str = "") -> dict:
     """Parameters 8 times larger than initial ones, so that likelihoods differ; on any layout."""
-    made = program(layout)
-    if layout:
+    made, model = program(layout), " ".join(each for each in layout.split() if "." in each)
+    if layout != model:
         stored = made.states.stored
-        held = {name: stored[name].from_canonical(x) for name, x in params().items()}
+        held = {name: stored[name].from_canonical(x) for name, x in params(model).items()}
         return jax.device_put(held, shardings(stored, made.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
     return larger(made.resolved.blueprint.init(0, mesh=made.mesh, dtype=jnp.float32))
