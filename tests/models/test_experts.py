@@ -50,10 +50,10 @@ EVERYTHING = tiny.MOE | LOSSES | {"moe.bias_rate": 0.01, "dropout": 0.1}
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (Layout(dp=2, ep=2, **SP), EVERYTHING | {"remat": "dots"}),
+        slow(Layout(dp=2, ep=2, **SP), EVERYTHING | {"remat": "dots"}),
         (Layout(pp=2, ep=2, cp=2, zero=3), EVERYTHING | {"moe.chunk": 0.4}),
         (Layout(dp=2, ep=2, tp=2, zero=2, experts="whole"), tiny.MOE | DEEPSEEK),
-        (Layout(ep=2, cp=2, ring="rsa", zero=1), EVERYTHING | {"remat": "attention"}),
+        slow(Layout(ep=2, cp=2, ring="rsa", zero=1), EVERYTHING | {"remat": "attention"}),
         slow(Layout(ep=4, tp=2), EVERYTHING | {"remat": "full"}),
         slow(Layout(ep=2, **SP, experts="whole", zero=1), tiny.MOE | DEEPSEEK),
         slow(Layout(pp=2, ep=2, tp=2, experts="whole"), EVERYTHING),
@@ -132,21 +132,21 @@ def step_of(layout: Layout, **choice: Any) -> tuple[dict, dict, dict]:
 
 
 def test_loads_and_their_biases_are_the_same_bits_on_every_layout() -> None:
-    choice = {"moe.bias_rate": 0.125, "num_layers": 3, "moe.dense_layers": (1,)}
+    choice = {"moe.bias_rate": 0.125, "moe.dense_layers": (0,)}
     first, one, metrics = step_of(Layout(), **choice)
-    name = "blocks_2.mlp.router.load_bias"
+    name = "blocks_1.mlp.router.load_bias"
     assert set(np.unique(one[name])) <= {-0.125, 0.0, 0.125}
     assert (one[name] != first[name]).any()
-    assert np.isnan(metrics[LOAD]).tolist() == [False, True, False]
-    assert (metrics[LOAD][[0, 2]] >= 1).all()
-    assert (metrics[ENTROPY][[0, 2]] <= 1).all()
-    _, spread, other = step_of(Layout(dp=2, ep=2, cp=2, zero=2), **choice)
+    assert np.isnan(metrics[LOAD]).tolist() == [True, False]
+    assert metrics[LOAD][1] >= 1
+    assert metrics[ENTROPY][1] <= 1
+    _, spread, other = step_of(Layout(ep=2, cp=2, zero=2), **choice)
     assert spread[name].tobytes() == one[name].tobytes()
     np.testing.assert_array_equal(other[LOAD], metrics[LOAD])
 
 
 def test_loads_are_no_part_of_the_gradient_norm_and_have_no_moments() -> None:
-    _, _, metrics = step_of(Layout())
+    _, _, metrics = step_of(Layout(), num_layers=1)
     assert metrics["grad_norm"] < 50  # counts are in the hundreds
     program = tiny.program(Layout(), **tiny.MOE)
     names = [
@@ -240,6 +240,7 @@ def test_a_model_with_experts_has_all_of_a_dense_models_fields() -> None:
 def test_padding_of_sequences_is_no_load() -> None:
     """Seven tokens do not split over a zigzag of two devices; the bias sees seven all the same."""
     choice = {"seq_length": 7, "moe.bias_rate": 0.125, "moe.balance_loss": 0.5, "micro_batches": 1}
+    choice |= {"num_layers": 1}
     batch = {name: x[:, :7] for name, x in tiny.batch().items()}
     results = []
     for layout in (Layout(), Layout(cp=2)):
