@@ -79,6 +79,14 @@ class LazyParam:
     plan: ParamPlan
     sum: Array | None = None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the block, or of all layers' blocks, whether gathered or not."""
+        if self.block is not None:
+            return self.block.shape
+        assert self.shard is not None
+        return self.shard.shape if self.info is None else self.info.local_shape(self.shard)
+
 
 def grad_slot(like: Array, plan: ParamPlan, shape: tuple[int, ...] | None = None) -> Array:
     """Zeros that a gradient belongs to, varying as `like` and, without a shape, shaped like it."""

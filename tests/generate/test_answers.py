@@ -64,7 +64,11 @@ def without_cache() -> list[list[int]]:
 
     ins = (program.states.specs["params"], specs)
     whole = jax.shard_map(
-        logits, mesh=program.mesh, in_specs=ins, out_specs=P("dp", "cp", "tp"), check_vma=True
+        logits,
+        mesh=program.mesh,
+        in_specs=ins,
+        out_specs=P(("dp", "ep"), "cp", "tp"),
+        check_vma=True,
     )
     run, source = jax.jit(whole), np.zeros((2, 16), np.int32)
     for row, prompt in zip(source, PROMPTS, strict=True):

@@ -145,6 +145,16 @@ def test_every_layout_writes_the_same(layout):
     assert write(prompt, two_halves_more(prompt), *layout) == write(prompt, two_halves_more(prompt))
 
 
+def test_parameters_that_are_gathered_layer_by_layer_write_the_same():
+    """With ZeRO 3 the state holds shards, from which the shapes of the cache have to follow."""
+    program, prompt = make_program("--layout.dp=2", "--layout.zero=3"), PROMPTS["some"]
+    forms, whole = program.states.stored, make_program().canonical(make_params())
+    held = {name: forms[name].from_canonical(np.asarray(x)) for name, x in whole.items()}
+    params = jax.device_put(held, shardings(forms, program.mesh))
+    found = Generator(program, VOCAB, GREEDY)(params, prompt, 8)
+    assert found == write(prompt, 8)
+
+
 @pytest.mark.parametrize(
     "layout",
     [(), *map(slow, (TP3, TP4, GRID, BLOCKS, PIPELINE, CP2_TP2))],
