@@ -40,7 +40,8 @@ class ParallelBlock(Block):
         self.norm = Norm(stack.hidden, options=config.block, **own)
         self.attention = attention.make_layer(config, init_out=init_out, **own)
         self.mlp = mlp.make_layer(config, init_out=init_out, **own)
-        self.rate, self.tensor_parallel = config.dropout, tensor_parallel
+        self.rate, self.scale = config.dropout, config.block.residual_scale
+        self.tensor_parallel = tensor_parallel
 
     def __call__(
         self, x_BTD: Array, token_info: TokenInfo, layer: Array, cache: Any, *_: Any, **__: Any

@@ -31,8 +31,8 @@ def _tensors(*rules: Rule, **fields: Any) -> Tensors:
     return dataclasses.replace(usual, rules=usual.rules + rules, **fields)
 
 
-def _router(name: str) -> Rule:
-    return Rule("blocks.mlp.router.w", "L D E", f"{name}.weight", "E D")
+def _router(name: str, *, exact: bool = False) -> Rule:
+    return Rule("blocks.mlp.router.w", "L D E", f"{name}.weight", "E D", exact=exact)
 
 
 def _apart(name: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
@@ -61,10 +61,8 @@ def _shared(name: str) -> tuple[Rule, ...]:
     )
 
 
-_QWEN: tuple[Rule, ...] = (
-    _router(f"{_MLP}.gate"),
-    *_apart(f"{_MLP}.experts", "gate_proj", "up_proj", "down_proj"),
-)
+_QWEN_EXPERTS = _apart(f"{_MLP}.experts", "gate_proj", "up_proj", "down_proj")
+_QWEN = (_router(f"{_MLP}.gate"), *_QWEN_EXPERTS)
 _QWEN_FUSED = _fused(f"{_MLP}.experts.gate_up_proj", f"{_MLP}.experts.down_proj")
 _GATE = Rule("blocks.mlp.shared_gate.w", "L D 1", f"{_MLP}.shared_expert_gate.weight", "1 D")
 
@@ -77,7 +75,8 @@ MIXTRAL_TENSORS = _tensors(
 QWEN2_TENSORS = _tensors(*_QWEN, *_shared(f"{_MLP}.shared_expert"), _GATE, alternatives=_QWEN_FUSED)
 QWEN3_TENSORS = _tensors(*_QWEN, alternatives=_QWEN_FUSED)
 DOTS1_TENSORS = _tensors(
-    *_QWEN,
+    _router(f"{_MLP}.gate", exact=True),  # as transformers has it, in float32 always
+    *_QWEN_EXPERTS,
     *_shared(f"{_MLP}.shared_experts"),
     Rule(_BIAS, "L E", f"{_MLP}.gate.e_score_correction_bias", "E", exact=True),
     alternatives=_QWEN_FUSED,
