@@ -52,10 +52,10 @@ EVERYTHING = tiny.MOE | LOSSES | {"moe.bias_rate": 0.01, "dropout": 0.1}
     [
         slow(Layout(dp=2, ep=2, **SP), EVERYTHING | {"remat": "dots"}),
         (Layout(pp=2, ep=2, cp=2, zero=3), EVERYTHING | {"moe.chunk": 0.4}),
-        (Layout(dp=2, ep=2, tp=2, zero=2, experts="whole"), tiny.MOE | DEEPSEEK),
+        (Layout(dp=2, ep=2, **SP, zero=2, experts="whole"), tiny.MOE | DEEPSEEK | LOSSES),
         slow(Layout(ep=2, cp=2, ring="rsa", zero=1), EVERYTHING | {"remat": "attention"}),
         slow(Layout(ep=4, tp=2), EVERYTHING | {"remat": "full"}),
-        slow(Layout(ep=2, **SP, experts="whole", zero=1), tiny.MOE | DEEPSEEK),
+        slow(Layout(ep=2, tp=2, experts="whole", zero=1), tiny.MOE | DEEPSEEK),
         slow(Layout(pp=2, ep=2, tp=2, experts="whole"), EVERYTHING),
         slow(Layout(ep=4, **SP, collective_matmul=True, zero=1), EVERYTHING),
         slow(Layout(dp=2, ep=2, cp=2, zero=2), EVERYTHING | {"seq_length": 7}),
