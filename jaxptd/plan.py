@@ -202,7 +202,14 @@ def parser() -> ConfigParser:
     )
     parser = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
     _add(parser, "gpus", int, None, "N", "devices")
-    _add(parser, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
+    _add(
+        parser,
+        "gpu",
+        str,
+        None,
+        "NAME",
+        "accelerator: a100, h100, h200, b200, gb200, b300, gb300, mi300x, mi355x, v100",
+    )
     _add(parser, "node", int, 0, "N", "devices per node; default: as many as NVLink joins")
     help_text = "a YAML file of accelerators, in addition to the packaged ones"
     parser.add_argument("--hardware", metavar="F", help=help_text)
