@@ -6,6 +6,7 @@ layers, or none if no stage has layers there; rows that a smaller part leaves un
 """
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -57,9 +58,10 @@ def stack_sizes(
 ) -> Stacks:
     """The number of layers of each stack in each part of the model.
 
-    If a stage has a chunk for every stack, each stack gets whole chunks in proportion to its
-    layers, and no row is unused. Otherwise the parts are as equal as possible regardless of stack,
-    and each stage also holds rows of stacks of which it runs no layer.
+    If a stage has a chunk for every stack, and each stack layers for all parts of its chunks,
+    stacks get whole chunks in proportion to their layers, and no row is unused. Otherwise the parts
+    are as equal as possible regardless of stack, and each stage also holds rows of stacks of which
+    it runs no layer.
 
     Args:
         layers: the number of layers of each stack, in the order in which x passes them.
@@ -69,26 +71,27 @@ def stack_sizes(
     Raises:
         UserError: a part would be empty, or `stage_layers` does not add up to all layers.
     """
-    if stage_layers is not None or schedule.chunks < len(layers):
+    chunks = _chunks([*layers.values()], schedule.chunks)
+    needed = (schedule.stages * number for number in chunks)
+    whole = schedule.chunks >= len(layers) and all(map(operator.ge, layers.values(), needed))
+    if stage_layers is not None or (len(layers) > 1 and not whole):
         sizes = part_sizes(sum(layers.values()), schedule.parts, stage_layers, words=_words(layers))
         return _cut(sizes, layers)
-    chunks = _chunks([*layers.values()], schedule.chunks)
     ends = [schedule.stages * end for end in itertools.accumulate(chunks)]
     by_stack: dict[str, tuple[int, ...]] = {}
     for (name, count), begin, end in zip(layers.items(), [0, *ends], ends, strict=False):
-        words = _words({name: count}) if len(layers) == 1 else f"stack {name} of {count} layers"
-        parts = part_sizes(count, end - begin, words=words)
+        parts = part_sizes(count, end - begin, words=_words({name: count}))
         by_stack[name] = (*[0] * begin, *parts, *[0] * (schedule.parts - end))
     return by_stack
 
 
 def _words(layers: Mapping[str, int]) -> str:
     """The number of layers in the words of `part_sizes`' errors."""
-    total = f"model.num_layers={sum(layers.values())}"
+    total = sum(layers.values())
     if len(layers) == 1:
-        return total
-    each = " and ".join(f"{count} of {name}" for name, count in layers.items())
-    return f"the model's layers, {each}"
+        return f"model.num_layers={total}"
+    each = ", ".join(f"{count} of {name}" for name, count in layers.items())
+    return f"a depth of {total} layers ({each})"
 
 
 def _chunks(layers: Sequence[int], chunks: int) -> list[int]:

@@ -131,10 +131,12 @@ def test_with_one_chunk_half_of_the_rows_are_unused() -> None:
         ({"encoder": 3, "decoder": 3}, 1, [(3, 0), (0, 3)]),
         ({"encoder": 5, "decoder": 2}, 1, [(4, 1), (0, 2)]),
         ({"blocks": 5}, 2, [(1, 2, 1, 1)]),
+        ({"dense": 1, "sparse": 3}, 2, [(1, 0, 0, 0), (0, 1, 1, 1)]),  # too few for whole chunks
+        ({"encoder": 4, "decoder": 1}, 2, [(1, 2, 1, 0), (0, 0, 0, 1)]),
     ],
 )
 def test_chunks_are_divided_by_the_numbers_of_layers(layers, chunks, sizes) -> None:
-    """With as many chunks as stacks or more; with fewer a part may have layers of two."""
+    """With as many chunks as stacks and layers for them; else a part may have layers of two."""
     table = np.zeros((0, 2, 3), np.int32)
     found = stack_sizes(layers, Schedule("", 2, 4, chunks, "loop", table))
     assert [*found.values()] == sizes
@@ -149,9 +151,13 @@ def test_given_numbers_are_those_of_the_encoder_then_of_the_decoder() -> None:
 @pytest.mark.parametrize(
     ("layers", "given", "words"),
     [
-        ({"encoder": 4, "decoder": 3}, (2, 4), "that add up to the model's layers, 4 of encoder"),
-        ({"encoder": 4, "decoder": 3}, (2, 4, 0, 0), "and 3 of decoder"),
-        ({"encoder": 4, "decoder": 1}, None, "stack decoder of 1 layers leaves some of the pipe"),
+        ({"encoder": 4, "decoder": 3}, (2, 4), r"add up to a depth of 7 layers \(4 of encoder"),
+        ({"encoder": 4, "decoder": 3}, (2, 4, 0, 0), ", 3 of decoder"),
+        (
+            {"encoder": 2, "decoder": 1},
+            None,
+            r"a depth of 3 layers \(.*\) leaves some of the pipel",
+        ),
         ({"blocks": 3}, None, "model.num_layers=3 leaves some of the pipeline's 4 parts"),
     ],
 )
