@@ -35,7 +35,7 @@ from jaxptd.layers.tensor_parallel import TensorParallel, block_along, matmul
 from jaxptd.mesh import Axis
 from jaxptd.params import Initialiser
 from jaxptd.parts.moe import MoEShape
-from jaxptd.remat import SAVED_CHOICE, SAVED_MATMUL_IN
+from jaxptd.remat import SAVED_CHOICE
 
 TINY = 1e-20  # added to sums that weights are divided by, as published models do
 
@@ -453,7 +453,6 @@ class MoE(nnx.Module):
 
         layer: its number in the model.
         """
-        x_BTD = checkpoint_name(x_BTD, SAVED_MATMUL_IN)
         choice = self.router.choose(x_BTD, token_info, layer)
         # Backward weighs and gathers again: what is gathered is ep times as much.
         weighed = jax.checkpoint(MoE._weighed_sums, prevent_cse=not self.looped)
