@@ -65,6 +65,7 @@ EVERYTHING = tiny.MOE | LOSSES | {"moe.bias_rate": 0.01, "dropout": 0.1}
         slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), EVERYTHING | FOUR),
         slow(Layout(pp=2, ep=2, schedule="interleaved", zero=2), tiny.MOE | QWEN | FOUR),
         slow(Layout(pp=2, ep=2, tp=2, zero=1), tiny.MOE | DEEPSEEK | {"remat": "full"}),
+        slow(Layout(pp=2, ep=2, schedule="zb-v", zero=1), tiny.MOE | DEEPSEEK | FOUR),
         slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | QWEN | {"scan_layers": False}),
         slow(Layout(dp=2, ep=4, zero=2), tiny.MOE | {"optimizer": "muon", "micro_batches": 1}),
         slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | {"optimizer": "adafactor"}),
