@@ -301,8 +301,8 @@ class OneStep:
         return self.program.place(self._given | {CHOICES: choices.experts})
 
     def choices(self, params: Tensors) -> tuple[np.ndarray, np.ndarray]:
-        """The choices of routers from canonical `params`, see `Program.choices`."""
-        return self.program.choices(self._state(params)["params"], self.batch)
+        """The choices of routers in step 0 from canonical `params`, see `Program.choices`."""
+        return self.program.choices(self._state(params)["params"], self.batch, step=0)
 
     @cached_property
     def _step(self) -> Any:

@@ -140,13 +140,17 @@ class StepBody:
         classes = lax.pmax(classes, alike) if alike else classes
         return classes.reshape(-1, *classes.shape[2:])
 
-    def choices(self, params: Params, batch: Batch) -> Seen:
-        """The experts of every token in each layer, and by how much; without dropout or stages."""
+    def choices(self, params: Params, batch: Batch, step: int | None = None) -> Seen:
+        """The experts of every token in each layer, and by how much; without stages.
+
+        step: whose dropout tokens meet; None: without dropout.
+        """
         resolved, moe = self.resolved, self.resolved.model.moe
         assert moe is not None
         gatherable = resolved.zero.begin_step(params, self.owed, training=False)
         model = resolved.blueprint.build(self.passes.gathered(gatherable))
-        micro_batches, shared = self.micro_batches(batch)
+        number = None if step is None else jnp.int32(step)
+        micro_batches, shared = self.micro_batches(batch, number)
         tokens = resolved.tensor_parallel.axes.tokens
         axes = (Axis.PP, *BATCH_AXES, *tokens)
 

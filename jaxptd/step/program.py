@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -383,12 +384,15 @@ class Program:
         whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
         return CompiledStep(whole, self.place, self._check_params)
 
-    def choices(self, params: Params, batch: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Records which experts each token goes to, without dropout.
+    def choices(
+        self, params: Params, batch: Mapping[str, Any], *, step: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Records which experts each token goes to.
 
         Args:
             params: the state's.
             batch: as for the train step.
+            step: the training step whose dropout the tokens meet; None: without dropout.
 
         Returns:
             The experts of each token in each layer, best first, int32 `[B, T, L, K]`, and how much
@@ -404,19 +408,24 @@ class Program:
                 if self.config.model.moe is None
                 else f"Program.choices with layout.pp={self.config.layout.pp}: use layout.pp=1"
             )
-        seen = jax.device_get(self._choices(params, batch))
+        seen = jax.device_get(self._choices(step)(params, batch))
         order = self.batches.token_orders["tokens"]
         length = self.config.model.seq_length
         experts, margins = (x[:, np.argsort(order)][:, :length] for x in seen)
         return experts, margins
 
     @cached_property
-    def _choices(self) -> Callable[[Params, Any], Any]:
+    def _choices(self) -> Callable[[int | None], Callable[[Params, Any], Any]]:
         tokens = self.resolved.tensor_parallel.axes.tokens
         spec, params = P(SAMPLE_AXES, (Axis.CP, *tokens)), self.states.specs["params"]
-        mapped = self._on_mesh(self.body.choices, params, outs=spec)
-        whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
-        return CompiledStep(whole, self.place, self._check_params)
+
+        @functools.cache
+        def of_step(step: int | None) -> Callable[[Params, Any], Any]:
+            mapped = self._on_mesh(partial(self.body.choices, step=step), params, outs=spec)
+            whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
+            return CompiledStep(whole, self.place, self._check_params)
+
+        return of_step
 
     @cached_property
     def _train(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
