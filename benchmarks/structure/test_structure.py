@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 290,
-    "lines": 54_600,
+    "lines": 54_650,
 }
 
 
