@@ -313,7 +313,7 @@ class Choices:
         start: Tensors,
         changed: Sequence[Tensors],
     ) -> "Choices":
-        """Those from some parameters; changed: the same with other roundings."""
+        """Records the choices from some parameters; changed: these with other roundings."""
         experts, margins = choose(start)
         known, *others = (
             np.nan_to_num(each, posinf=0)

@@ -123,6 +123,7 @@ _WORDS: Mapping[Any, str] = types.MappingProxyType(
         float: "a number",
         str: "a text",
         types.NoneType: "null",
+        np.ndarray: "a NumPy array",
     }
 )
 

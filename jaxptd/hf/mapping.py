@@ -143,7 +143,7 @@ def _plain(name: str) -> tuple[str, int]:
 
 
 def _rules_for(name: str, shape: Sequence[int], rules: Sequence[Rule]) -> list[Rule]:
-    """Those of a parameter."""
+    """The rules of one parameter, also of one that is in a run of layers."""
     plain, first = _plain(name)
     found = [rule for rule in rules if (rule.ours, rule.rank) == (plain, len(shape))]
     if plain == name:

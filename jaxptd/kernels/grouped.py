@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
@@ -27,7 +28,6 @@ from jaxptd.fields.checks import checked
 from jaxptd.kernels.tile import Instructions, call
 
 GroupedKernel = Literal["triton", "xla"]
-SIXTEEN_BITS = (jnp.bfloat16, jnp.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,11 @@ TILE = GroupTile()  # not tuned yet
 
 @checked("jaxptd.grouped_matmul")
 def grouped_matmul(
-    x_RD: Array, w_GDF: Array, sizes_G: Array, *, kernel: GroupedKernel | None = None
+    x: Array | np.ndarray,
+    w: Array | np.ndarray,
+    sizes: Array | np.ndarray,
+    *,
+    kernel: GroupedKernel | None = None,
 ) -> Array:
     """Multiplies the first sizes[0] rows of x by w[0], the next sizes[1] by w[1], and so on.
 
@@ -66,9 +70,10 @@ def grouped_matmul(
     gradient of the result. The matrix of a group without rows has the gradient zero.
 
     Args:
-        x_RD: rows `[R, D]`, sorted by group.
-        w_GDF: a matrix for each group, `[G, D, F]`, of x's type.
-        sizes_G: rows of each group, `[G]`, int32; together at most R.
+        x: rows `[R, D]`, sorted by group.
+        w: a matrix for each group, `[G, D, F]`, of x's type.
+        sizes: rows of each group, `[G]`, whole numbers; together at most R, which is checked unless
+            they are traced.
         kernel: triton (NVIDIA GPUs; float32, bfloat16 or float16) or xla. None: triton where it can
             run.
 
@@ -83,34 +88,51 @@ def grouped_matmul(
         [1.0, 10.0, 10.0, 10.0, 0.0]
 
     Raises:
-        UserError: shapes or types do not fit.
+        UserError: shapes, types or sizes do not fit, or the kernel cannot run.
 
     Source: Gale et al., MegaBlocks, arXiv 2211.15841.
     """
-    _check(x_RD, w_GDF, sizes_G)
-    if kernel is None:
-        narrow = x_RD.dtype in (jnp.float32, *SIXTEEN_BITS)
-        kernel = "triton" if narrow and _on_gpus() else "xla"
-    if kernel == "xla":
+    _check(x, w, sizes)
+    x_RD, w_GDF, sizes_G = (jnp.asarray(each) for each in (x, w, sizes))
+    obstacle = _obstacle(x_RD)
+    if kernel == "triton" and obstacle:
+        raise UserError(f"jaxptd.grouped_matmul: kernel=triton: {obstacle}; leave kernel out")
+    if kernel == "xla" or obstacle:
         return lax.ragged_dot(x_RD, w_GDF, sizes_G)
     return by_tiles(x_RD, w_GDF, sizes_G, TILE)
 
 
-def _check(x_RD: Array, w_GDF: Array, sizes_G: Array) -> None:
-    shapes = tuple(tuple(each.shape) for each in (x_RD, w_GDF, sizes_G))
+def _check(x: Any, w: Any, sizes: Any) -> None:
+    shapes = tuple(tuple(each.shape) for each in (x, w, sizes))
     fits = [len(shape) for shape in shapes] == [2, 3, 1]
     if not fits or shapes[0][1] != shapes[1][1] or shapes[1][0] != shapes[2][0]:
         raise UserError(
             f"jaxptd.grouped_matmul: x has shape {shapes[0]}, w {shapes[1]} and sizes {shapes[2]}; "
             "give x[R, D], w[G, D, F] and sizes[G]"
         )
-    if x_RD.dtype != w_GDF.dtype or not jnp.issubdtype(x_RD.dtype, jnp.floating):
+    if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
         raise UserError(
-            f"jaxptd.grouped_matmul: x is {x_RD.dtype} and w {w_GDF.dtype}; give both in the same "
+            f"jaxptd.grouped_matmul: x is {x.dtype} and w {w.dtype}; give both in the same "
             "floating-point type"
         )
-    if not jnp.issubdtype(sizes_G.dtype, jnp.integer):
-        raise UserError(f"jaxptd.grouped_matmul: sizes are {sizes_G.dtype}; give integers")
+    if not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise UserError(f"jaxptd.grouped_matmul: sizes are {sizes.dtype}; give integers")
+    if isinstance(sizes, jax.core.Tracer):
+        return
+    numbers = np.asarray(sizes, np.int64)
+    if (numbers < 0).any() or numbers.sum() > len(x):
+        raise UserError(
+            f"jaxptd.grouped_matmul: sizes from {numbers.min()} to {numbers.max()} add up to "
+            f"{numbers.sum()}, and x has {len(x)} rows; give 0 or more for each group, and no more "
+            "rows than there are"
+        )
+
+
+def _obstacle(x_RD: Array) -> str | None:
+    """Why our kernels cannot multiply x; None if they can."""
+    if x_RD.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        return f"it has float32, bfloat16 and float16, not {x_RD.dtype}"
+    return None if TILE.interpret or _on_gpus() else "it needs NVIDIA GPUs"
 
 
 def _on_gpus() -> bool:
@@ -165,7 +187,7 @@ def _times(x: Array, w: Array, sizes_G: Array, tile: GroupTile, *, transposed: b
 
 
 def _outer(x: Array, dy: Array, w: Array, sizes_G: Array, tile: GroupTile) -> Array:
-    """For each group x[its rows]^T dy[its rows], of the shape and type of w[G, D, F]."""
+    """The gradient of w[G, D, F]: for each group x[its rows]^T dy[its rows]."""
     groups, size, columns = w.shape
     ends_G = jnp.minimum(jnp.cumsum(sizes_G), len(x))
     bounds = jnp.stack([jnp.pad(ends_G, (1, 0))[:-1], ends_G]).astype(jnp.int32)
@@ -276,7 +298,7 @@ def _part(number: Any, size: int) -> Array:
 
 
 def _inside(index: Array, size: int) -> Array | None:
-    """Which indices of a part exist in a dim; None if all parts are whole."""
+    """Mask of the indices of a part that exist in a dim; None if all parts are whole."""
     return index < size if size % len(index) else None
 
 

@@ -288,7 +288,7 @@ class Experts:
     ) -> Array:
         """x[r, D], up[E, D, ..], down[E, F, D] -> each row's expert times its weight, `[r, D]`."""
         experts, hidden = up.shape[:2]
-        multiply = partial(grouped_matmul, sizes_G=sizes_E, kernel=self.kernel)
+        multiply = partial(grouped_matmul, sizes=sizes_E, kernel=self.kernel)
         h = multiply(x_rD, up.reshape(experts, hidden, -1).astype(x_rD.dtype))
         h = h.reshape(-1, *up.shape[2:])
         h_rF = self.act(h[:, 0]) * h[:, 1] if self.gated else self.act(h)

@@ -136,10 +136,12 @@ def _visited_sums_bwd(function: Callable[..., Array], axis: Axes, saved: Any, dy
 
     def gradients(block: Any) -> Any:
         x, fixed, dy = block
-        return jax.vjp(lambda x, w: function(x, fixed, w), x, w)[1](dy)
+        dx, dw = jax.vjp(lambda x, w: function(x, fixed, w), x, w)[1](dy)
+        # Added up over blocks in float32 at least: in bfloat16 256 + 1 is 256.
+        return dx, jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), dw)
 
     dx, dw = _visits((x, fixed, dy), gradients, axis)
-    return dx, None, dw
+    return dx, None, jax.tree.map(lambda g, p: g.astype(p.dtype), dw, w)
 
 
 _visited_sums.defvjp(_visited_sums_fwd, _visited_sums_bwd)

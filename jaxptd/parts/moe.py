@@ -106,7 +106,7 @@ class MoEShape(Part):
         return super().weights + router + shared
 
     def multiplications(self, tokens: int) -> int:
-        """Those of the experts that a token passes, not of all."""
+        """Multiplications by the experts that each token passes, not by all."""
         idle = (self.experts - self.chosen) * self.expert.weights
         return tokens * (self.weights - idle)
 
@@ -210,7 +210,7 @@ class MoEShape(Part):
             yield from self.shared.kept(sizes)
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
-        """Those of a chunk of rows, and of x of all devices along ep, or of two in a ring."""
+        """Bytes of a chunk of rows, and of x of all devices along ep, or of two in a ring."""
         layout = sizes.config.layout
         rows, slices = self.rows(sizes.tokens, layout)[1], layout.tp * layout.ep
         whole = sizes.activations * layout.ep
@@ -268,7 +268,7 @@ class MoEShape(Part):
     # ---- seconds -------------------------------------------------------------------------------
 
     def products(self, work: Work) -> Iterator[Product]:
-        """Those of balanced experts."""
+        """Matmuls of a device whose experts are balanced."""
         devices, rows = work.parallelism.inner, work.tokens * self.chosen
         yield Product("router", work.tokens, self.hidden, self.experts)
         yield Product("experts in", rows, self.hidden, self.expert.columns // devices)

@@ -163,7 +163,7 @@ Read = Callable[[DenseSource, jax.ShapeDtypeStruct], Array]
 
 
 def sources(program: Program) -> dict[str, DenseSource]:
-    """For each parameter that a dense model has the numbers of, where they are."""
+    """Where the numbers of parameters are in a dense model, for all that it has."""
     stacks, found = architecture_of(program.config.model).stacks, {}
     sparse = {stack.name for stack in stacks if any(part.routes for part in stack.parts)}
     firsts = first_layers(program.config)

@@ -384,6 +384,7 @@ class Program:
         whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
         return CompiledStep(whole, self.place, self._check_params)
 
+    @checked("jaxptd.Program.choices")
     def choices(
         self, params: Params, batch: Mapping[str, Any], *, step: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -396,12 +397,14 @@ class Program:
 
         Returns:
             The experts of each token in each layer, best first, int32 `[B, T, L, K]`, and how much
-            better the last of them is than the next, `[B, T, L]`, in the router's scores. Layers
-            without experts have zeros.
+            better the last of them is than the next, `[B, T, L]`, in the router's scores: infinite
+            where all experts are chosen. Layers without experts have zeros.
 
         Raises:
-            UserError: the model has no experts, or its layers are on stages.
+            UserError: the model has no experts, its layers are on stages, or the step is negative.
         """
+        if step is not None and step < 0:
+            raise UserError(f"Program.choices: step is {step}; use 0 or more, or None")
         if self.config.model.moe is None or self.config.layout.pp > 1:
             raise UserError(
                 "Program.choices: the model has no experts"

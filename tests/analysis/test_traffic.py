@@ -128,6 +128,7 @@ EXPERTS = [
     slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | {"scan_layers": False}),
     slow(dataclasses.replace(EP_SP, keep_gathered=True), tiny.MOE | SHARED),
     slow(dataclasses.replace(EP_SP, collective_matmul=True), tiny.MOE | {"remat": "attention"}),
+    slow(dataclasses.replace(EP_SP, tp=1, collective_matmul=True), tiny.MOE | LOSSES),
     slow(dataclasses.replace(EP_SP, zero=3), tiny.MOE | {"dtype": "bfloat16"}),
     slow(Layout(ep=2, cp=2, tp=2, ring="rsa"), tiny.MOE | LOSSES | {"remat": "attention"}),
     slow(Layout(pp=2, ep=2, cp=2, schedule="zb-h1"), FOUR | tiny.MOE | {"remat": "dots"}),

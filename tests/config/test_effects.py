@@ -90,3 +90,12 @@ def test_layers_that_recompute_nothing_are_named() -> None:
 
 def test_defaults_are_never_named() -> None:
     assert list(without_effect(MODEL, Layout())) == []
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_collective_matmul_has_an_effect_on_experts_without_tp(ep: int) -> None:
+    """Tokens hop over ep; sequence parallelism, which it needs, comes with it."""
+    model = ModelConfig(family="mixtral", moe={"num_experts": 4, "top_k": 2})
+    layout = Layout(ep=ep, sequence_parallel=True, collective_matmul=True)
+    found = [sentence for sentence in without_effect(model, layout) if "has no effect" in sentence]
+    assert len(found) == (2 if ep == 1 else 0)

@@ -225,6 +225,24 @@ def test_each_block_visits_every_device_and_its_sum_returns(layout: Layout) -> N
         assert relative(got.reshape(want.shape), want) < 1e-14
 
 
+def test_gradients_of_what_stays_are_added_up_in_float32() -> None:
+    """In bfloat16 256 + 1 is 256, and the sum over eight blocks would depend on their order."""
+    x = np.array([256.0, *[1.0] * 7], np.float32)
+
+    def body(x: Array, w: Array) -> Array:
+        def times(x: Array, _: Array, w: Array) -> Array:
+            return x * w
+
+        fixed = jnp.zeros(1, jnp.int32)
+        _, back = jax.vjp(lambda w: visited_sums(times, x, fixed, w, AROUND), w)
+        return back(jnp.ones_like(x))[0]
+
+    mesh, specs = make_mesh(Layout(ep=8)), (P(AROUND), P(AROUND))
+    run = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(AROUND), check_vma=True)
+    found = jax.jit(run)(jnp.asarray(x, jnp.bfloat16), jnp.ones(8, jnp.bfloat16))
+    assert set(np.asarray(found, np.float32).tolist()) == {264.0}  # 263, rounded once
+
+
 def test_blocks_and_sums_make_as_many_hops_as_there_are_others() -> None:
     x, w = (np.ones((6, 3)), np.ones((6, 4))), [(np.ones((9, 4)), np.ones((12, 5)))]
     traced = jax.make_jaxpr(visits(Layout(ep=3)))(x, np.arange(6), w, np.ones((6, 5)))

@@ -58,6 +58,10 @@ EVERYTHING = tiny.MOE | LOSSES | {"moe.bias_rate": 0.01, "dropout": 0.1}
         slow(Layout(ep=2, tp=2, experts="whole", zero=1), tiny.MOE | DEEPSEEK),
         slow(Layout(pp=2, ep=2, tp=2, experts="whole"), EVERYTHING),
         slow(Layout(ep=4, **SP, collective_matmul=True, zero=1), EVERYTHING),
+        slow(
+            Layout(pp=2, ep=2, sequence_parallel=True, collective_matmul=True, zero=3),
+            EVERYTHING,
+        ),
         slow(Layout(dp=2, ep=2, cp=2, zero=2), EVERYTHING | {"seq_length": 7}),
         slow(Layout(ep=2, cp=4, ring="blockwise"), tiny.MOE | DEEPSEEK | {"remat": "attention"}),
         slow(Layout(pp=2, cp=2, **SP, ring="rsa", zero=3), tiny.MOE | DEEPSEEK | {"remat": "full"}),
@@ -191,6 +195,15 @@ def test_stages_and_models_without_experts_show_no_choices() -> None:
         tiny.program(Layout()).choices({}, {})
     with pytest.raises(UserError, match=r"layout\.pp=2: use layout\.pp=1"):
         tiny.program(Layout(pp=2), **tiny.MOE).choices({}, {})
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [(-1, "step is -1; use 0 or more, or None"), ("0", "step is '0'; expected a whole number")],
+)
+def test_a_step_of_choices_that_cannot_be_is_refused(step: Any, words: str) -> None:
+    with pytest.raises(UserError, match=rf"Program\.choices: {words}"):
+        tiny.program(Layout(), **tiny.MOE).choices({}, {}, step=step)
 
 
 def test_data_names_no_experts() -> None:

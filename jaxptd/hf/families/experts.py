@@ -106,7 +106,7 @@ COEFFICIENT, LOGITS = "router_aux_loss_coef", "output_router_logits"
 
 
 def _remarks(config: Json) -> list[str]:
-    """Those of rotary positions, and one about a loss that is not ours."""
+    """Remarks on rotary positions, and on a loss that is not ours."""
     weight, used = config.get(COEFFICIENT), config.get(LOGITS)
     if not (weight and used):
         return rope.remarks(config)

@@ -70,12 +70,12 @@ def _read_layers(config: Json, *, windowed: Windowed, full_layers: int = DEFAULT
 
 
 def _last_layers(layers: int, full: int) -> int:
-    """Those behind the first `full` ones."""
+    """The number of layers behind the first `full` ones."""
     return max(layers - full, 0)
 
 
 def _every_second(layers: int, first: int) -> int:
-    """The first, the third and so on of the `first` ones: so transformers reads a Qwen 2 MoE."""
+    """Counts every other layer of the `first` ones: so transformers reads a Qwen 2 MoE."""
     return (min(layers, first) + 1) // 2
 
 
