@@ -49,6 +49,17 @@ SEGMENTS = np.where(np.arange(S) < np.array([[S], [S - 3], [2], [0]]), 0, -1).as
 CROSS = CrossAttentionShape.of(MODEL, source=S, causal=False)
 
 
+def self_attention(model):
+    """Makes the self-attention of a model."""
+
+    def make(tensor_parallel, rngs):
+        shape = AttentionShape.of(model)
+        own = {"tensor_parallel": tensor_parallel, "rngs": rngs}
+        return SelfAttention(shape, model, init_out=normal(0.02), **own)
+
+    return make
+
+
 def run_attention(layer, x, samples, positions, seed):
     return layer(x, TokenInfo(samples, positions, seed), None)[0]
 
@@ -57,11 +68,8 @@ class BiasedAttention(nnx.Module):
     """Attention to all tokens with a bias by distance, a table `[2T - 1, N]`."""
 
     def __init__(self, tensor_parallel, rngs) -> None:
-        shape = AttentionShape.of(FULL)
-        self.attention = SelfAttention(
-            shape, FULL, tensor_parallel=tensor_parallel, rngs=rngs, init_out=normal(0.02)
-        )
-        table = by_head(tensor_parallel, 2 * T - 1, shape.head_shape)
+        self.attention = self_attention(FULL)(tensor_parallel, rngs)
+        table = by_head(tensor_parallel, 2 * T - 1, AttentionShape.of(FULL).head_shape)
         table = dataclasses.replace(table, over=tensor_parallel.axes.score_axes)
         self.table = param(rngs(), table, normal(0.02))
 
@@ -79,13 +87,7 @@ ATTENTION = [
     *(
         Case(
             f"attention, dropout {rate}",
-            lambda tensor_parallel, rngs, rate=rate: SelfAttention(
-                AttentionShape.of(MODEL),
-                dropping(rate),
-                tensor_parallel=tensor_parallel,
-                rngs=rngs,
-                init_out=normal(0.02),
-            ),
+            self_attention(dropping(rate)),
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,
@@ -127,13 +129,7 @@ ATTENTION = [
     *(
         Case(
             f"attention in groups, dropout {rate}",
-            lambda tensor_parallel, rngs, rate=rate: SelfAttention(
-                AttentionShape.of(QWEN),
-                dataclasses.replace(QWEN, dropout=rate),
-                tensor_parallel=tensor_parallel,
-                rngs=rngs,
-                init_out=normal(0.02),
-            ),
+            self_attention(dataclasses.replace(QWEN, dropout=rate)),
             # Of seed 0 the gradient of k_norm nearly cancels: float32 rounds it by more.
             (array(B, T, D, seed=2), SAMPLES, POSITIONS, SEED),
             place_specs,
@@ -145,13 +141,7 @@ ATTENTION = [
     ),
     Case(
         "attention in groups, all heads normalised",
-        lambda tensor_parallel, rngs: SelfAttention(
-            AttentionShape.of(OLMO),
-            OLMO,
-            tensor_parallel=tensor_parallel,
-            rngs=rngs,
-            init_out=normal(0.02),
-        ),
+        self_attention(OLMO),
         (array(B, T, D, seed=2), SAMPLES, POSITIONS, SEED),
         place_specs,
         residual_spec,
