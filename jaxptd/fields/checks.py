@@ -291,9 +291,7 @@ def _describe(kind: Any) -> str:
         return f"a list, each item {_describe(members[0])}"
     if kind in WORDS or origin in ORIGINS:
         return WORDS.get(kind) or ORIGINS[origin]
-    if isinstance(kind, str) or (isinstance(kind, type) and kind not in (int, float, str)):
-        return _with_article(*_names(kind))
-    return describe(kind)
+    return _with_article(kind) if isinstance(kind, str) else describe(kind)
 
 
 def _names(kind: Any) -> list[str]:

@@ -113,7 +113,10 @@ def describe(kind: Any) -> str:
         return f"a list, each item {describe(members[0])}"
     if origin is dict:
         return f"a dict from {describe(members[0])} to {describe(members[1])}"
-    return _WORDS.get(kind, f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}")
+    if kind in _WORDS:
+        return _WORDS[kind]
+    name = kind.__name__.rpartition(".")[2]  # "jaxlib._jax.Array" before JAX 0.11
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 _WORDS: Mapping[Any, str] = types.MappingProxyType(

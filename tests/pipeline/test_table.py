@@ -125,7 +125,7 @@ def test_a_value_cannot_be_read_at_the_tick_at_which_it_is_sent():
         ({"placement": "v"}, "placement=v has 2 chunks per stage, not 1; use placement=loop"),
         ({"stages": 0}, "schedule.stages=0: use 1 or more"),
         ({"stages": 2.5}, "schedule.stages=2.5: use a whole number"),
-        ({"table": 3}, "schedule.table=3: use a ndarray"),
+        ({"table": 3}, "schedule.table=3: use a NumPy array"),
         ({"table": np.zeros((4, 2, 3))}, "a table of float64; use int32"),
         ({"stages": 3}, r"a table of shape \[4, 2, 3\]; use \[ticks, 3, 3\]"),
         ({"table": np.zeros((4, 2), int)}, r"a table of shape \[4, 2\]; use"),

@@ -36,7 +36,7 @@ def test_only_pyproject_and_pages_that_install_name_the_host_of_the_repository()
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     paths = [path for path in (*ROOT.iterdir(), *paths) if path.suffix in TEXT]
     naming = [path.name for path in paths if HOST in path.read_text(encoding="utf-8")]
-    assert sorted(naming) == ["README.md", "pyproject.toml", "quickstart.md"]
+    assert sorted(naming) == ["README.md", "grouped_matmul.md", "pyproject.toml", "quickstart.md"]
 
 
 def test_who_lands_on_the_quickstart_clones_and_installs_as_the_readme_says() -> None:
