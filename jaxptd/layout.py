@@ -210,6 +210,16 @@ class Layout:
         """Devices that split the experts of a layer."""
         return math.prod(self.sizes[axis] for axis in self.expert_axes)
 
+    @property
+    def expert_slices(self) -> int:
+        """Devices that share each expert's matrices."""
+        return self.expert_shards // self.expert_devices
+
+    @property
+    def expert_shards(self) -> int:
+        """Devices that share the matrices of a layer's experts."""
+        return self.ep * self.tp
+
     @cached_property
     def ring_size(self) -> int:
         """Devices that share a sequence's keys and pass them around a ring."""

@@ -15,7 +15,8 @@ direction, so it exposes moments that belong to other parameters.
 
 The loss is a mean of n numbers of similar size. Each addition rounds the running sum by up to eps /
 2 of it, so the mean's relative error has the deviation eps sqrt(n) / 6. Changing parameters does
-not reveal it, because the order of additions stays; so it is a lower bound of the loss's yardstick.
+not reveal it, because the order of additions stays; so it is a lower bound of the loss's yardstick,
+and of the yardstick of a vector's gradient, each element of which is a sum over n tokens.
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
@@ -222,8 +223,8 @@ def compare(
         steps: the optimizer's, in the layout's precision.
         terms: how many numbers the loss averages.
     """
-    eps = steps.eps
-    for name, least in (("loss", eps * max(1.0, math.sqrt(terms) / 6)), ("grad_norm", eps)):
+    eps, of_sum = steps.eps, steps.eps * max(1.0, math.sqrt(terms) / 6)
+    for name, least in (("loss", of_sum), ("grad_norm", eps)):
         want = getattr(expected, name)
         changes = [_relative(getattr(a, name), getattr(b, name), want) for a, b in rounded]
         error = _relative(getattr(found, name), want, want)
@@ -232,7 +233,8 @@ def compare(
     for name, want in expected.gradients.items():
         changes = [_relative(a.gradients[name], b.gradients[name], want) for a, b in rounded]
         error = _relative(found.gradients[name], want, want)
-        yield Row(name, "gradient", error, ROUNDINGS * max(*changes, eps))
+        least = of_sum if want.ndim == 1 else eps
+        yield Row(name, "gradient", error, ROUNDINGS * max(*changes, least))
         differences = [
             _update_difference(
                 (outcomes[0][name], outcomes[1][name]),

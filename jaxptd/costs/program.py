@@ -8,6 +8,9 @@ from typing import Literal, NamedTuple
 from jaxptd.hardware import Accelerator, Group
 
 Remat = Literal["none", "attention", "dots", "full"]
+# Tokens of all devices are gathered, and sums reduce-scattered; each pair of a token and an expert
+# is sent; or each token once to each device (and, between nodes, once to each node).
+Dispatch = Literal["allgather", "alltoall", "deepep", "hybridep"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,13 @@ class Implementation:
             before it, unless a matmul adds as it writes.
         stream_backward: the same for backward of a norm and the addition after it.
         balanced: whether a causal mask leaves each device of a ring equally many visible scores.
+        dots_again: matmuls, and `attention`, that backward runs again although the policy is called
+            `dots`.
+        accumulates: whether gradients are added to the step's sum even if a step has only one
+            micro-batch, or ZeRO shards them at once.
+        expert_pace: rates of experts' kernels relative to those of others.
+        experts_again: whether backward always computes experts' hidden units again, and so never
+            repeats the rest of their forward pass.
     """
 
     name: str
@@ -71,6 +81,10 @@ class Implementation:
     stream_forward: int = 10
     stream_backward: int = 16
     balanced: bool = True
+    dots_again: tuple[str, ...] = ()
+    accumulates: bool = True
+    expert_pace: float = 1.0
+    experts_again: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +105,10 @@ class Parallelism:
         row, col: sizes of the grid.
         ep: devices that split experts, and samples as dp does.
         schedule: the pipeline's schedule.
+        experts_over: devices that divide a layer's experts among them; 0: ep.
+        expert_tp: devices that share each expert's matrices; 0: as many as share other matrices.
+        dispatch: how tokens reach their experts.
+        imbalance: pairs of a token and an expert on the busiest device, over the mean.
     """
 
     gpus: int
@@ -109,6 +127,10 @@ class Parallelism:
     col: int = 1
     ep: int = 1
     schedule: str = "1f1b"
+    experts_over: int = 0
+    expert_tp: int = 0
+    dispatch: Dispatch = "allgather"
+    imbalance: float = 1.0
 
     @property
     def dp(self) -> int:
@@ -128,6 +150,26 @@ class Parallelism:
     def inner(self) -> int:
         """Devices that share the heads, the hidden units of an MLP, and the vocabulary."""
         return self.tp * self.col
+
+    @property
+    def expert_devices(self) -> int:
+        """Devices that divide a layer's experts among them."""
+        return self.experts_over or self.ep
+
+    @property
+    def expert_slices(self) -> int:
+        """Devices that share each expert's matrices."""
+        return self.expert_tp or self.inner
+
+    @property
+    def expert_shards(self) -> int:
+        """Devices that share the matrices of a layer's experts."""
+        return self.expert_devices * self.expert_slices
+
+    @property
+    def expert_copies(self) -> int:
+        """Devices that hold the same slices of the same experts."""
+        return max(1, self.gpus // (self.pp * self.expert_shards))
 
     @property
     def micro_batches(self) -> int:
@@ -156,9 +198,14 @@ class Parallelism:
     def group(self, axes: Sequence[str]) -> Group:
         """The devices along some axes.
 
-        Besides axes: `shard` and `replica` divide dp x ep x cp as ZeRO does, and `ends` are a
-        device of the first stage and its counterpart on the last.
+        Besides axes: `shard` and `replica` divide dp x ep x cp as ZeRO does, `ends` are a device of
+        the first stage and its counterpart on the last, `experts` divide a layer's experts, and
+        `expert copies` hold the same ones.
         """
+        if axes == ("experts",):
+            return Group(self.expert_devices, self.expert_slices)
+        if axes == ("expert copies",):
+            return Group(self.expert_copies, self.expert_shards)
         if axes == ("shard",):
             return Group(self.shards, self.matrix_shards)
         if axes == ("replica",):

@@ -113,8 +113,7 @@ def _has_fused_attention(config: Config) -> bool:
 
 def has_times(model: ModelConfig) -> bool:
     """True if the models of step time and peak memory on GPUs cover a model's parts."""
-    routes = any(part.routes for s in architecture_of(model).stacks for part in s.parts)
-    return family_of(model).has_times and not routes
+    return family_of(model).has_times
 
 
 def require_times(model: ModelConfig) -> None:

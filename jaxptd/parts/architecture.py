@@ -70,6 +70,15 @@ class Stack:
         """Elements of a layer's matrices."""
         return sum(part.weights for part in self.parts)
 
+    def held(self, shards: int, expert_shards: int) -> float:
+        """Elements of a layer's matrices on a device; see `Part.held`."""
+        return sum(part.held(shards, expert_shards) for part in self.parts)
+
+    @property
+    def expert_weights(self) -> int:
+        """Elements of a layer's experts."""
+        return sum(part.expert_weights for part in self.parts)
+
     @property
     def flops(self) -> int:
         """FLOPs per sequence of all layers in a whole step; see `Architecture.flops`."""

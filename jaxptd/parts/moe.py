@@ -15,9 +15,11 @@ from typing import ClassVar, Self
 
 from jaxptd.config import ModelConfig
 from jaxptd.context_parallel import Imported
+from jaxptd.costs import kernels
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
+from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis, Layout
 from jaxptd.parts.ends import End
 from jaxptd.parts.mlp import MLPShape
@@ -29,6 +31,9 @@ from jaxptd.parts.working import PairBytes
 from jaxptd.shapes import ParamShape
 
 CHOICE_BYTES = 4  # of an expert's number
+# Bytes of the router's kernels per score and per sorted pair, and their number: float32 scores
+# written, read for the largest and for the loss; radix sort of 32-bit numbers with their places.
+SCORES, SORTED, CHOOSING = 24, 64, 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +109,10 @@ class MoEShape(Part):
         router = self.hidden * (self.experts + self.shared_gate)
         shared = self.shared.weights if self.shared else 0
         return super().weights + router + shared
+
+    @property
+    def expert_weights(self) -> int:
+        return self.experts * self.expert.weights
 
     def multiplications(self, tokens: int) -> int:
         """Multiplications by the experts that each token passes, not by all."""
@@ -268,21 +277,76 @@ class MoEShape(Part):
     # ---- seconds -------------------------------------------------------------------------------
 
     def products(self, work: Work) -> Iterator[Product]:
-        """Matmuls of a device whose experts are balanced."""
-        devices, rows = work.parallelism.inner, work.tokens * self.chosen
+        """Matmuls of the device whose experts have most rows, each with as many."""
         yield Product("router", work.tokens, self.hidden, self.experts)
-        yield Product("experts in", rows, self.hidden, self.expert.columns // devices)
-        yield Product("experts out", rows, self.size // devices, self.hidden)
+        yield from self._of_experts(work)
         if self.shared:
             yield from self.shared.products(work)
 
+    def remade(self, work: Work) -> Iterator[Product]:
+        """Hidden units, where backward computes them again."""
+        if work.implementation.experts_again:
+            yield next(self._of_experts(work))
+
+    def _of_experts(self, work: Work) -> Iterator[Product]:
+        slices = work.parallelism.expert_slices
+        own = max(1, self.experts // work.parallelism.expert_devices)
+        rows = max(1, round(self._rows(work) / own))
+        columns, apart = self.expert.columns // slices, work.implementation.experts_again
+        yield Product("experts in", rows, self.hidden, columns, own, apart, routed=True)
+        yield Product(
+            "experts out", rows, self.size // slices, self.hidden, own, apart, routed=True
+        )
+
+    def _rows(self, work: Work) -> float:
+        """Pairs of a token and an expert on the busiest device."""
+        parallelism = work.parallelism
+        share = parallelism.expert_slices / parallelism.inner
+        return work.tokens * self.chosen * share * parallelism.imbalance
+
+    def _added(self, work: Work) -> float:
+        """Tokens for which a device adds up rows: those of all devices, if they were gathered."""
+        parallelism = work.parallelism
+        share = parallelism.expert_slices / parallelism.inner
+        gathered = parallelism.expert_devices if parallelism.dispatch == "allgather" else 1
+        return work.tokens * share * gathered
+
+    def _activation(self, work: Work) -> float:
+        """Bytes that the activation of a device's rows moves."""
+        units = self.expert.moved_forward(work.implementation)
+        return self._rows(work) * units / work.parallelism.expert_slices
+
+    def routing_forward(self, work: Work) -> list[Term]:
+        """Scores, sorted pairs, rows gathered, their activation, and each token's sum of rows."""
+        rows, added = self._rows(work) * self.hidden, self._added(work) * self.hidden
+        moves = 4 * rows + self._activation(work) + 2 * (rows + added)
+        return [self._choosing(work), self._moved(work, moves, 4, "rows of experts forward")]
+
+    def routing_backward(self, work: Work) -> list[Term]:
+        """The gradients of these; rows and their activation again where they are not kept."""
+        rows, added = self._rows(work) * self.hidden, self._added(work) * self.hidden
+        units = self.expert.moved_backward(work.implementation)
+        moves = 4 * rows + 2 * (rows + added)
+        moves += self._rows(work) * units / work.parallelism.expert_slices
+        if work.implementation.experts_again:
+            moves += 4 * rows + self._activation(work)
+        return [self._choosing(work), self._moved(work, moves, 6, "rows of experts backward")]
+
+    def _moved(self, work: Work, moves: float, number: int, name: str) -> Term:
+        term = kernels.moved(work.accelerator, moves, number).named(name)
+        return term._replace(seconds=term.seconds / work.implementation.expert_pace)
+
+    def _choosing(self, work: Work) -> Term:
+        """Passes over scores in float32, and a sort of the pairs' numbers."""
+        pairs = self._added(work) * self.chosen
+        moves = SCORES * work.tokens * self.experts + SORTED * pairs
+        return kernels.moved(work.accelerator, moves, CHOOSING).named("router")
+
     def moved_forward(self, implementation: Implementation) -> int:
-        shared = self.shared.moved_forward(implementation) if self.shared else 0
-        return self.chosen * self.expert.moved_forward(implementation) + shared
+        return self.shared.moved_forward(implementation) if self.shared else 0
 
     def moved_backward(self, implementation: Implementation) -> int:
-        shared = self.shared.moved_backward(implementation) if self.shared else 0
-        return self.chosen * self.expert.moved_backward(implementation) + shared
+        return self.shared.moved_backward(implementation) if self.shared else 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,12 +27,24 @@ ROUNDS = 2 * (FORWARD + BACKWARD) + 1
 
 
 class Product(NamedTuple):
-    """A matmul `[T, K] x [K, N]` on a device."""
+    """A matmul `[T, K] x [K, N]` on a device, or several in one kernel.
+
+    name: for tables.
+    T: rows of the first factor.
+    K: columns of the first and rows of the second factor.
+    N: columns of the second factor.
+    matrices: number of matmuls of that size, each with a second factor of its own.
+    apart: whether its part's backward repeats what it needs of it, so recomputing a layer does not.
+    routed: whether its rows are those of experts.
+    """
 
     name: str
     T: int
     K: int
     N: int
+    matrices: int = 1
+    apart: bool = False
+    routed: bool = False
 
 
 class Part(abc.ABC):
@@ -85,6 +97,20 @@ class Part(abc.ABC):
     def weights(self) -> int:
         """Elements of all matrices."""
         return self.first_weights + self.hidden * self.inner
+
+    @property
+    def expert_weights(self) -> int:
+        """The part of these that belongs to experts, of which each device has some."""
+        return 0
+
+    def held(self, shards: int, expert_shards: int) -> float:
+        """Elements of its matrices on a device, before ZeRO shards them.
+
+        Args:
+            shards: devices that share a matrix.
+            expert_shards: devices that share the matrices of all experts.
+        """
+        return (self.weights - self.expert_weights) / shards + self.expert_weights / expert_shards
 
     def multiplications(self, tokens: int) -> int:
         """Multiplications with weights in a sequence of `tokens` tokens."""
@@ -209,12 +235,24 @@ class Part(abc.ABC):
     def products(self, work: Work) -> Iterator[Product]:
         """Its matmuls on a device."""
 
+    def remade(self, work: Work) -> Iterator[Product]:
+        """Its matmuls that backward always runs again, besides its gradients."""
+        yield from ()
+
     def core_forward(self, work: Work) -> list[Term]:
         """The kernels between the two matmuls that are more than passes over memory."""
         return []
 
     def core_backward(self, work: Work) -> list[Term]:
         """The backward pass of `core_forward`."""
+        return []
+
+    def routing_forward(self, work: Work) -> list[Term]:
+        """The kernels that choose experts, and bring tokens to them and back."""
+        return []
+
+    def routing_backward(self, work: Work) -> list[Term]:
+        """The backward pass of `routing_forward`, with what it always repeats."""
         return []
 
     @abc.abstractmethod

@@ -8,11 +8,14 @@ maximum (4), difference (8), exponential and sum (12), quotient (8), gradient (8
 """
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterable, Mapping
 
-from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from jaxptd.costs.program import Implementation
+from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from jaxptd.costs.program import Implementation, Parallelism
+from jaxptd.parts.moe import MoEShape
+from jaxptd.parts.part import Part
 from jaxptd.planner.cost import Placed, StepDescription
 from jaxptd.planner.cost.collectives import Under
 from jaxptd.planner.steps.implementation import ADDED
@@ -45,7 +48,8 @@ MEGATRON_2022 = dataclasses.replace(
     tp_under="weight gradients",
 )
 # NVIDIA NeMo with Transformer Engine: flash attention, Llama's block, collectives in pieces that
-# overlap matmuls; gradients overlap backward and parameters overlap forward.
+# overlap matmuls; gradients overlap backward and parameters overlap forward. `expert_pace` of this
+# and other programs: set by one published row of each (benchmarks/published).
 NEMO = Implementation(
     "nemo",
     attention="flash",
@@ -60,12 +64,29 @@ NEMO = Implementation(
     dp_under="backward",
     sends_hidden=True,
     sends_sharded=False,
+    expert_pace=0.89,
 )
 # MaxText: XLA's fusions and latency-hiding scheduler; gradient accumulation reads and writes
-# float32 and reads 16 bits.
+# float32 and reads 16 bits. Recipes for dense models of 70 billion parameters save the results of
+# attention's four matmuls and of the MLP's last one (`remat_policy: custom`, tag v25.01 of
+# NVIDIA/dgxc-benchmarking, maxtext/configure.sh), here called `dots`.
 MAXTEXT = dataclasses.replace(
-    NEMO, name="maxtext", accumulate=10, tp_under="weight gradients", sends_hidden=False
+    NEMO,
+    name="maxtext",
+    accumulate=10,
+    accumulates=False,
+    tp_under="weight gradients",
+    sends_hidden=False,
+    again_all=False,
+    expert_pace=1.0,
+    dots_again=("mlp in", "attention"),
 )
+# NeMo Automodel: PyTorch's FSDP2, with experts' tokens sent by DeepEP.
+AUTOMODEL = dataclasses.replace(
+    NEMO, name="automodel", tp_under="nothing", sends_hidden=False, expert_pace=0.632
+)
+# Marin's Grug: JAX with ZeRO 3, and experts by grouped kernels written in Pallas.
+MARIN = dataclasses.replace(MAXTEXT, name="marin", dots_again=(), expert_pace=0.5)
 # jaxptd without its compiled schedule: all collectives are exposed, gradients are sent in float32.
 JAXPTD = dataclasses.replace(
     NEMO,
@@ -75,11 +96,45 @@ JAXPTD = dataclasses.replace(
     tp_under="nothing",
     dp_under="nothing",
     sends_hidden=False,
+    experts_again=True,
+    expert_pace=1.0,
+)
+
+MEGATRON = dataclasses.replace(NEMO, name="megatron")
+_PROGRAMS = (*(JAXPTD, MEGATRON_2021, MEGATRON_2022, MEGATRON, NEMO, AUTOMODEL, MAXTEXT, MARIN),)
+# MaxText's own policies -> what backward runs again (base.yml, `remat_policy`).
+MAXTEXT_POLICIES: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {
+        "minimal": ("attention",),
+        "minimal_flash": (),
+        "minimal_with_context": (),
+        "save_dot_except_mlpwi": ("mlp in", "attention"),
+        "save_dot_except_mlp": ("mlp in", "mlp out", "attention"),
+        "save_dot_with_context_except_mlp": ("mlp in", "mlp out"),
+        "save_qkv_proj": ("attention output", "mlp in", "attention"),
+    }
 )
 
 PROGRAMS: Mapping[str, Implementation] = types.MappingProxyType(
-    {program.name: program for program in (JAXPTD, MEGATRON_2021, MEGATRON_2022, NEMO, MAXTEXT)}
+    {program.name: program for program in _PROGRAMS}
 )
+
+
+def record_of(program: str, parallelism: Parallelism, policy: str = "") -> Implementation:
+    """The record of a program for a layout.
+
+    Args:
+        program: one of `PROGRAMS`.
+        parallelism: the layout.
+        policy: one of `MAXTEXT_POLICIES`, in place of what the program calls `dots`; empty: none.
+    """
+    record = PROGRAMS[program]
+    once = parallelism.micro_batches == 1 or parallelism.zero == 3
+    if once and not record.accumulates:
+        record = dataclasses.replace(record, accumulate=0)
+    if policy:
+        record = dataclasses.replace(record, dots_again=MAXTEXT_POLICIES[policy])
+    return record
 
 
 # ---- collectives of published programs, from the records of what they did ------------------------
@@ -89,13 +144,14 @@ PROGRAMS: Mapping[str, Implementation] = types.MappingProxyType(
 #
 # Sources: Narayanan et al., arXiv 2104.04473; Korthikanti et al., arXiv 2205.05198.
 
-TP, BATCH = ("tp",), ("cp", "dp")
+TP, BATCH, SHARD = ("tp",), ("cp", "dp"), ("shard",)
 
 
 def published_collectives(description: StepDescription) -> list[Placed]:
     """All collectives of a step, except messages between stages."""
     placed = [
         *_tensor_parallel(description),
+        *_dispatch(description),
         *_ring(description),
         *_state(description),
         *_tied(description),
@@ -104,52 +160,121 @@ def published_collectives(description: StepDescription) -> list[Placed]:
 
 
 def _tensor_parallel(description: StepDescription) -> list[Placed]:
-    (stack,) = description.model.stacks
-    x = 2.0 * description.tokens(stack) * description.model.hidden
-    whole = description.parallelism.remat == "full"
-    layers = (
-        _sharded_sums(description, x)
-        if description.parallelism.sequence_parallel
-        else _sums(description, x)
-    )
-    again = [
-        each._replace(name=f"{each.name} again", place="backward")
-        for each in layers
-        if each.place == "forward" and whole
-    ]
-    ends = [
+    """The sums of matrices that tp shares; experts that it does not share have none."""
+    x = 2.0 * description.tokens(description.model.stacks[0]) * description.model.hidden
+    placed = []
+    for stack in description.model.stacks:
+        times = sum(_is_shared(part, description.parallelism) for part in stack.parts)
+        layers = _sums(description, x, times)
+        if description.parallelism.sequence_parallel:
+            layers = _sharded_sums(description, x, times)
+        if description.parallelism.remat == "full":
+            forward = [each for each in layers if each.place == "forward"]
+            layers += [e._replace(name=f"{e.name} again", place="backward") for e in forward]
+        placed += [each._replace(stack=stack.name) for each in layers]
+    return [
+        *placed,
         Placed("embedding summed", ALL_REDUCE, TP, 1, x, "first"),
         Placed("gradient of logits' input", ALL_REDUCE, TP, 1, x, "last"),
     ]
-    return [*layers, *again, *ends]
 
 
-def _sums(description: StepDescription, x: float) -> list[Placed]:
+def _is_shared(part: Part, parallelism: Parallelism) -> bool:
+    """True if tp shares the part's matrices, or those of the MLP beside its experts."""
+    if isinstance(part, MoEShape):
+        return part.shared is not None or parallelism.expert_slices > 1
+    return True
+
+
+def _sums(description: StepDescription, x: float, times: int) -> list[Placed]:
     program = description.implementation
     forward: Under = "products" if program.tp_under == "products" else "nothing"
     return [
-        Placed("sums forward", ALL_REDUCE, TP, 2, x, "forward", forward),
-        Placed("sums backward", ALL_REDUCE, TP, 2, x, "backward", program.tp_under),
+        Placed("sums forward", ALL_REDUCE, TP, times, x, "forward", forward),
+        Placed("sums backward", ALL_REDUCE, TP, times, x, "backward", program.tp_under),
     ]
 
 
-def _sharded_sums(description: StepDescription, x: float) -> list[Placed]:
+def _sharded_sums(description: StepDescription, x: float, times: int) -> list[Placed]:
     """All-reduces in halves. In backward only the gather before a row matmul is always exposed."""
     under = description.implementation.tp_under
     forward: Under = "products" if under == "products" else "nothing"
     again: Under = "input gradients" if under == "weight gradients" else under
     return [
-        Placed("gathers forward", ALL_GATHER, TP, 2, x, "forward", forward),
-        Placed("scatters forward", REDUCE_SCATTER, TP, 2, x, "forward", forward),
-        Placed("gathers of gradients", ALL_GATHER, TP, 2, x, "backward", forward),
-        Placed("gathers again for weights", ALL_GATHER, TP, 2, x, "backward", again),
-        Placed("scatters backward", REDUCE_SCATTER, TP, 2, x, "backward", under),
+        Placed("gathers forward", ALL_GATHER, TP, times, x, "forward", forward),
+        Placed("scatters forward", REDUCE_SCATTER, TP, times, x, "forward", forward),
+        Placed("gathers of gradients", ALL_GATHER, TP, times, x, "backward", forward),
+        Placed("gathers again for weights", ALL_GATHER, TP, times, x, "backward", again),
+        Placed("scatters backward", REDUCE_SCATTER, TP, times, x, "backward", under),
     ]
+
+
+# ---- tokens to experts and back ------------------------------------------------------------------
+
+EXPERTS, COPIES = ("experts",), ("expert copies",)
+# Shares of a dispatch that run under other kernels: HybridEP's in Megatron-Bridge's performance
+# guide for experts, where the overlap is switched on.
+HIDDEN: Mapping[str, float] = types.MappingProxyType({"hybridep": 0.3655})
+
+
+def _dispatch(description: StepDescription) -> Iterable[Placed]:
+    """Tokens to their experts and sums back, forward and, as gradients, backward."""
+    parallelism = description.parallelism
+    exposed = 1 - HIDDEN.get(parallelism.dispatch, 0.0)
+    back = exposed * (2 if parallelism.remat == "full" else 1)
+    for stack in description.model.stacks:
+        for part in stack.parts:
+            if not isinstance(part, MoEShape):
+                continue
+            kinds, size = _message(description, part, description.tokens(stack))
+            for kind, name in zip(kinds, ("tokens to experts", "sums of experts"), strict=True):
+                there = Placed(name, kind, EXPERTS, exposed, size, "forward", stack=stack.name)
+                yield there
+                yield there._replace(name=f"{name}, back", count=back, place="backward")
+
+
+def _message(
+    description: StepDescription, part: MoEShape, tokens: int
+) -> tuple[tuple[str, str], float]:
+    """The collectives there and back, and their bytes.
+
+    An all-to-all sends a copy of a token for each of its experts; DeepEP and HybridEP one for each
+    device that has some of them, and between nodes one for each node. Links within a node and
+    between nodes work at the same time, so the slower of them counts, in bytes of the network.
+
+    Source: DeepSeek-AI, arXiv 2412.19437, section 3.2 (a token once to each node).
+    """
+    parallelism, cluster = description.parallelism, description.cluster
+    group, own = parallelism.group(EXPERTS), tokens / parallelism.tp * parallelism.expert_slices
+    row, links = 2.0 * own * part.hidden, cluster.links(group)
+    if parallelism.dispatch == "allgather":
+        return (ALL_GATHER, REDUCE_SCATTER), row * group.members
+    devices, nodes = float(part.chosen), float(part.chosen)
+    if parallelism.dispatch != "alltoall":
+        devices, nodes = (_reached(part, number) for number in (group.members, links.nodes))
+    row *= parallelism.imbalance
+    beyond = nodes * (links.nodes - 1) / links.nodes
+    if parallelism.dispatch == "alltoall":
+        inside = devices * (links.local - 1) / group.members
+    else:
+        inside = devices * (group.members - 1) / group.members
+    if links.nodes == 1:
+        return (ALL_TO_ALL, ALL_TO_ALL), row * inside
+    a = cluster.accelerator
+    slower = a.nvlink_bandwidth * a.nvlink_share / cluster.rail
+    return (ALL_TO_ALL, ALL_TO_ALL), row * max(beyond, inside / slower)
+
+
+def _reached(part: MoEShape, places: int) -> float:
+    """How many of equal places, among which experts are divided, have an expert of a token."""
+    experts, inside = part.experts, part.experts // places
+    missed = math.prod((experts - inside - i) / (experts - i) for i in range(part.chosen))
+    return places * (1 - missed)
 
 
 def _ring(description: StepDescription) -> Iterable[Placed]:
     """Keys and values of a ring; backward moves them again, with their gradients."""
-    (stack,), parallelism = description.model.stacks, description.parallelism
+    stack, parallelism = description.model.stacks[0], description.parallelism
     heads = 2 * sum(part.key_columns for part in stack.parts) / parallelism.tp
     size = 2.0 * description.tokens(stack) * parallelism.cp * heads
     yield Placed("keys and values", ALL_GATHER, ("cp",), 1, size, "forward", "attention")
@@ -157,43 +282,55 @@ def _ring(description: StepDescription) -> Iterable[Placed]:
     yield Placed("their gradients", REDUCE_SCATTER, ("cp",), 1, size, "backward", "attention")
 
 
-def _state(description: StepDescription) -> list[Placed]:
-    """Gradients and parameters over dp x ep x cp, by ZeRO stage."""
+def _state(description: StepDescription) -> Iterable[Placed]:
+    """Gradients and parameters over dp x ep x cp, by ZeRO stage; those of experts over copies."""
     parallelism, program = description.parallelism, description.implementation
     hidden = program.dp_under == "backward" or (
         program.dp_under != "nothing" and parallelism.pp == 1
     )
     under: Under = "last backward" if hidden else "nothing"
-    gradients, weights = (
-        program.gradient * description.stage_parameters,
-        2 * description.stage_parameters,
-    )
     if parallelism.zero == 3:
-        return _gathered(description)
-    if parallelism.zero:
-        return [
-            Placed("gradients", REDUCE_SCATTER, BATCH, 1, gradients, "step", under),
-            Placed("parameters", ALL_GATHER, BATCH, 1, weights, "step", under),
-        ]
-    return [Placed("gradients", ALL_REDUCE, BATCH, 1, gradients, "step", under)]
+        yield from _gathered(description)
+        return
+    experts = description.stage_experts
+    for of, axes, elements in (
+        ("", BATCH, description.stage_parameters - experts),
+        (" of experts", COPIES, experts),
+    ):
+        gradients, weights = program.gradient * elements, 2 * elements
+        if not elements:
+            continue
+        if parallelism.zero:
+            yield Placed(f"gradients{of}", REDUCE_SCATTER, axes, 1, gradients, "step", under)
+            yield Placed(f"parameters{of}", ALL_GATHER, axes, 1, weights, "step", under)
+        else:
+            yield Placed(f"gradients{of}", ALL_REDUCE, axes, 1, gradients, "step", under)
 
 
-def _gathered(description: StepDescription) -> list[Placed]:
+def _gathered(description: StepDescription) -> Iterable[Placed]:
     """ZeRO 3: each layer's weights before it runs, forward and backward; gradients after it."""
-    (stack,) = description.model.stacks
-    layer = description.layer_parameters(stack)
-    weights, gradients = 2 * layer, description.implementation.gradient * layer
-    shard = (
-        description.implementation.gradient
-        * description.stage_parameters
-        / description.parallelism.shards
-    )
-    return [
-        Placed("weights", ALL_GATHER, ("shard",), 1, weights, "forward", "layer"),
-        Placed("weights again", ALL_GATHER, ("shard",), 1, weights, "backward", "layer"),
-        Placed("gradients", REDUCE_SCATTER, ("shard",), 1, gradients, "backward", "layer"),
-        Placed("gradients of copies", ALL_REDUCE, ("replica",), 1, shard, "step"),
-    ]
+    parallelism, gradient = description.parallelism, description.implementation.gradient
+    for stack in description.model.stacks:
+        experts = stack.expert_weights / parallelism.expert_shards
+        for of, axes, elements in (
+            ("", SHARD, description.layer_parameters(stack) - experts),
+            (" of experts", COPIES if parallelism.expert_devices > 1 else SHARD, experts),
+        ):
+            if elements:
+                yield from _gathered_layer(f"{of}", axes, elements, gradient, stack.name)
+    shard = gradient * description.stage_parameters / parallelism.shards
+    yield Placed("gradients of copies", ALL_REDUCE, ("replica",), 1, shard, "step")
+
+
+def _gathered_layer(
+    of: str, axes: tuple[str, ...], elements: float, gradient: int, stack: str
+) -> Iterable[Placed]:
+    """The collectives of a layer's weights."""
+    weights = 2 * elements
+    yield Placed(f"weights{of}", ALL_GATHER, axes, 1, weights, "forward", "layer", stack)
+    yield Placed(f"weights{of} again", ALL_GATHER, axes, 1, weights, "backward", "layer", stack)
+    gradients = gradient * elements
+    yield Placed(f"gradients{of}", REDUCE_SCATTER, axes, 1, gradients, "backward", "layer", stack)
 
 
 def _tied(description: StepDescription) -> list[Placed]:

@@ -111,8 +111,7 @@ class Loop:
         on_way = self._largest if plan.prefetches and plan.reduce == "each_layer" else 0
         at_once = plan.reduce == "last_microbatch" or config.layout.has_grid
         on_way = self.weights if at_once else on_way
-        moved += on_way * sizes.master_itemsize // sizes.matrix_shards
-        return working_bytes + moved
+        return working_bytes + moved + int(on_way * sizes.master_itemsize)
 
     @property
     def _at_once(self) -> bool:
@@ -132,7 +131,7 @@ class Loop:
     @property
     def _whole(self) -> int:
         """The matrices of a layer, in activations' precision."""
-        return self.weights * self.sizes.itemsize // self.sizes.matrix_shards
+        return int(self.weights * self.sizes.itemsize)
 
     @property
     def waiting(self) -> int:
@@ -153,13 +152,13 @@ class Loop:
     # ---- parameters ----------------------------------------------------------------------------
 
     @cached_property
-    def weights(self) -> int:
-        """Elements of a layer's matrices on all devices."""
-        return self.stack.stack.weights
+    def weights(self) -> float:
+        """Elements of a layer's matrices on a device, before ZeRO shards them."""
+        return self.stack.stack.held(self.sizes.matrix_shards, self.config.layout.expert_shards)
 
-    def share(self, elements: int) -> int:
-        """Bytes of the parameters that hold `elements` elements of a layer's matrices."""
-        return self.parameters * elements // self.weights
+    def share(self, elements: float) -> int:
+        """Bytes of the parameters that hold `elements` of these elements."""
+        return int(self.parameters * elements / self.weights)
 
     @property
     def largest(self) -> int:
@@ -167,9 +166,13 @@ class Loop:
         return self.share(self._largest)
 
     @property
-    def _largest(self) -> int:
-        """Elements of a layer's largest matrix on all devices."""
-        return max(part.first_weights for part in self.stack.stack.parts)
+    def _largest(self) -> float:
+        """Elements of a layer's largest matrix on a device."""
+        shards, expert_shards = self.sizes.matrix_shards, self.config.layout.expert_shards
+        return max(
+            part.first_weights / (expert_shards if part.expert_weights else shards)
+            for part in self.stack.stack.parts
+        )
 
     @cached_property
     def copies(self) -> int:
@@ -178,7 +181,7 @@ class Loop:
         copied = self.parameters if split else 0
         if self.sizes.has_blocks:  # the output projection, transposed
             turned = sum(part.turned_weights() for part in self.stack.stack.parts)
-            copied += self.share(turned)
+            copied += self.share(turned / self.sizes.matrix_shards)
         return copied
 
 
@@ -194,14 +197,15 @@ def loops_of(
         ends: bytes of the parameters outside the layers.
     """
     stacks = memory_model.stacks(config, plan)
-    weights = [each.layers * each.stack.weights for each in stacks]
+    shards = sizes_of(config).matrix_shards, config.layout.expert_shards
+    weights = [each.layers * each.stack.held(*shards) for each in stacks]
     layers, names = state["gradients"] - ends, [each.stack.name for each in stacks]
     slots = plan.slots if plan else {}
     return [
         Loop(
             config,
             stack,
-            parameters=layers * weight // sum(weights),
+            parameters=int(layers * weight / sum(weights)),
             shares=names.count(name) > 1 and plan is None,
             between=slots.get(of_stack("between", name), 0),
         )

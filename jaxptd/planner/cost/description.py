@@ -4,8 +4,10 @@ Letters: T tokens of a micro-batch on a device of the sequence's axes, D hidden 
 of the MLP, N heads, H head size, V vocabulary.
 """
 
+import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -141,7 +143,7 @@ class StepDescription:
 
     def layer_parameters(self, stack: Stack) -> float:
         """Elements of one layer's matrices on a device, whole over dp."""
-        return stack.weights / self.parallelism.matrix_shards
+        return stack.held(self.parallelism.matrix_shards, self.parallelism.expert_shards)
 
     @property
     def embedding(self) -> int:
@@ -151,10 +153,21 @@ class StepDescription:
     @property
     def stage_parameters(self) -> float:
         """Elements on a device of the first stage, whole over dp."""
-        layers = (
-            s.layers / self.parallelism.pp * self.layer_parameters(s) for s in self.model.stacks
-        )
-        return sum(layers) + self.embedding / self.parallelism.matrix_shards
+        layers = sum(s.layers * self.layer_parameters(s) for s in self.model.stacks)
+        return layers / self.parallelism.pp + self.embedding / self.parallelism.matrix_shards
+
+    @property
+    def stage_experts(self) -> float:
+        """The part of these that belongs to experts, of which fewer devices hold copies."""
+        elements = sum(stack.layers * stack.expert_weights for stack in self.model.stacks)
+        return elements / self.parallelism.expert_shards / self.parallelism.pp
+
+    @property
+    def own_parameters(self) -> float:
+        """Elements on a device of the first stage, as ZeRO shards them."""
+        experts, parallelism = self.stage_experts, self.parallelism
+        copies = min(parallelism.shards, parallelism.expert_copies)
+        return (self.stage_parameters - experts) / parallelism.shards + experts / copies
 
     @cached_property
     def stages(self) -> Sequence[Mapping[tuple[str, Remat], int]]:
@@ -170,5 +183,7 @@ class StepDescription:
         return by_stage
 
     def _even(self) -> Sequence[Mapping[str, Sequence[int]]]:
-        (stack,) = self.model.stacks
-        return [{stack.name: (n,)} for n in stage_layers(stack.layers, self.parallelism.pp)]
+        names = [stack.name for stack in self.model.stacks for _ in range(stack.layers)]
+        ends = itertools.accumulate(stage_layers(len(names), self.parallelism.pp), initial=0)
+        of_stages = [collections.Counter(names[a:b]) for a, b in itertools.pairwise(ends)]
+        return [{name: (layers,) for name, layers in each.items()} for each in of_stages]

@@ -20,7 +20,12 @@ QUANTISED = 3  # bytes moved per value that becomes 8-bit: two read, one written
 
 
 class LayerTerms(NamedTuple):
-    """Terms of a layer by what computes them, one list per pass."""
+    """Terms of a layer by what computes them, one list per pass.
+
+    unread: terms of forward that recomputing a layer leaves out.
+    always: matmuls that backward repeats with every policy.
+    rerun: matmuls and attention that it repeats with `dots`.
+    """
 
     products: list[Term]
     attention: list[Term]
@@ -31,6 +36,8 @@ class LayerTerms(NamedTuple):
     elementwise_backward: list[Term]
     accumulation: list[Term]
     unread: list[Term]
+    always: list[Term]
+    rerun: list[Term]
 
     @property
     def forward(self) -> list[Term]:
@@ -41,11 +48,11 @@ class LayerTerms(NamedTuple):
         again = {
             "none": [],
             "attention": self.attention,
-            "dots": self.elementwise,
+            "dots": [*self.rerun, *(t for t in self.elementwise if t not in self.unread)],
             "full": [term for term in self.forward if term not in self.unread],
         }[remat]
         return [
-            *(term.named(f"{term.name} again") for term in again),
+            *(term.named(f"{term.name} again") for term in (*again, *self.always)),
             *self.input_gradients,
             *self.weight_gradients,
             *self.attention_backward,
@@ -57,20 +64,45 @@ class LayerTerms(NamedTuple):
 def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
     """Terms of one layer of a stack and micro-batch."""
     products, work = _products(description, stack), description.work(stack)
-    forward = [
-        _product(description, each, (each.T, each.N, each.K), "forward") for each in products
-    ]
+    forward = [_forward(description, each) for each in products]
+    routing = [term for part in stack.parts for term in part.routing_forward(work)]
+    attention = [term for part in stack.parts for term in part.core_forward(work)]
+    remade = [each for part in stack.parts for each in part.remade(work)]
     return LayerTerms(
         forward,
-        [term for part in stack.parts for term in part.core_forward(work)],
-        _elementwise_forward(description, stack),
+        attention,
+        [*_elementwise_forward(description, stack), *routing],
         [_product(description, each, (each.T, each.K, each.N), "dx") for each in products],
         [_product(description, each, (each.K, each.N, each.T), "dw") for each in products],
         [term for part in stack.parts for term in part.core_backward(work)],
-        _elementwise_backward(description, stack),
+        [
+            *_elementwise_backward(description, stack),
+            *(term for part in stack.parts for term in part.routing_backward(work)),
+        ],
         _accumulation(description, stack, len(products)),
-        unread=[] if description.implementation.again_all else forward[-1:],
+        unread=_unread(description, products, forward, routing),
+        always=[_forward(description, each) for each in remade],
+        rerun=_rerun(description, products, forward, attention),
     )
+
+
+def _rerun(
+    description: StepDescription, products: list[Product], forward: list[Term], core: list[Term]
+) -> list[Term]:
+    """What a program's policy `dots` does not save."""
+    names = description.implementation.dots_again
+    again = [term for each, term in zip(products, forward, strict=True) if each.name in names]
+    return again + (core if "attention" in names else [])
+
+
+def _unread(
+    description: StepDescription, products: list[Product], forward: list[Term], routing: list[Term]
+) -> list[Term]:
+    """What recomputing a layer leaves out: its last matmul, or all that it repeats by itself."""
+    apart = [term for each, term in zip(products, forward, strict=True) if each.apart]
+    if apart:
+        return [*apart, *routing]
+    return [] if description.implementation.again_all else forward[-1:]
 
 
 # ---- matmuls -------------------------------------------------------------------------------------
@@ -80,6 +112,10 @@ def _products(description: StepDescription, stack: Stack) -> list[Product]:
     """The matmuls of a layer's parts."""
     work = description.work(stack)
     return [product for part in stack.parts for product in part.products(work)]
+
+
+def _forward(description: StepDescription, each: Product) -> Term:
+    return _product(description, each, (each.T, each.N, each.K), "forward")
 
 
 def _product(
@@ -93,7 +129,11 @@ def _product(
     else:
         M = max(1, M // implementation.pieces)
     accelerator = description.cluster.accelerator
-    term = kernels.product(accelerator, M, N, K, written=written, fp8=implementation.fp8)
+    term = kernels.product(
+        accelerator, M, N, K, batch=each.matrices, written=written, fp8=implementation.fp8
+    )
+    if each.routed:
+        term = term._replace(seconds=term.seconds / implementation.expert_pace)
     return term.times(implementation.pieces).named(f"{each.name} {name}")
 
 
@@ -155,8 +195,8 @@ def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Te
     if not description.implementation.fp8:
         return []
     products = _products(description, stack)
-    results = sum(each.T * each.N for each in products)
-    sources = sum(each.T * each.K + each.K * each.N for each in products)
+    results = sum(each.matrices * each.T * each.N for each in products)
+    sources = sum(each.matrices * (each.T * each.K + each.K * each.N) for each in products)
     moves = QUANTISED * (sources if name == "forward" else results)
     term = kernels.moved(description.cluster.accelerator, float(moves), 2 * len(products))
     return [term.named(f"8-bit copies {name}")]
@@ -180,11 +220,7 @@ def last_terms(description: StepDescription) -> list[Term]:
 def update_terms(description: StepDescription) -> list[Term]:
     """The optimizer's pass over its shard of the state, once per step."""
     updated = description.updated
-    elements = (
-        description.stage_parameters / description.parallelism.shards
-        if updated is None
-        else updated
-    )
+    elements = description.own_parameters if updated is None else updated
     term = kernels.moved(
         description.cluster.accelerator, description.implementation.update * elements, 40
     )

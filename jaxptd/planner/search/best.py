@@ -34,7 +34,7 @@ from jaxptd.planner.search.space import (
 )
 from jaxptd.planner.steps.implementation import ADDED, STACKED
 from jaxptd.planner.steps.step import ConfigStep, Memory, Predictor, memory_of
-from jaxptd.planner.steps.traffic import Compiled
+from jaxptd.planner.steps.traffic import NAMES, Compiled
 
 # ---- the costs of layers: computed once for each, and scaled where that is exact ----------------
 
@@ -48,6 +48,7 @@ class Fixed(NamedTuple):
     state: float
     gradients: float
     matrices: float
+    experts: float
 
 
 class LayerCosts:
@@ -78,7 +79,9 @@ class LayerCosts:
         }
         state = step.state["parameters"] + step.state["optimizer"]
         matrices = sum(stack.layers * description.layer_parameters(stack) for stack in stacks)
-        return Fixed(config, description, kept, state, step.state["gradients"], 4 * matrices)
+        experts = sum(stack.layers * stack.expert_weights for stack in stacks)
+        sizes = step.state["gradients"], 4 * matrices, 4 * experts / layout.expert_shards
+        return Fixed(config, description, kept, state, *sizes)
 
     def _bare(self, layer_layout: LayerLayout, many: bool) -> LayerCost | None:
         """The cost without collectives and copies; None if the layout does not divide the model."""
@@ -105,7 +108,7 @@ class LayerCosts:
             message_terms(description, inside=self.space.gpus <= self.cluster.node_size)
         )
         kept = {remat: layer_layout.micro_batch * size for remat, size in fixed.kept.items()}
-        sizes = fixed.state, fixed.gradients, fixed.matrices
+        sizes = fixed.state, fixed.gradients, fixed.matrices, fixed.experts
         number = self.space.layers
         return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *sizes)
 
@@ -150,6 +153,14 @@ def _implementation(record: Implementation, *, many: bool, stages: bool = False)
 
 def _seconds(terms: LayerTerms, remat: str) -> float:
     return total(terms.forward) + total(terms.backward(remat))
+
+
+def _waits_for_layers(step: StepTime) -> bool:
+    """True if part of ZeRO's collectives of layers is exposed.
+
+    Recomputing then takes time in which they run, and may make a step no longer.
+    """
+    return any(term.name.startswith(NAMES["zero"]) and term.seconds for term in step.terms)
 
 
 # ---- the search ----------------------------------------------------------------------------------
@@ -232,6 +243,9 @@ class Search:
             yield from self._items(bounds, what, [first, *self._quick(bounds)] if fits else others)
         elif candidate := self.evaluate(mesh_shape, *what):
             yield candidate.step.seconds, candidate
+            if what[1].choice == first and _waits_for_layers(candidate.step):
+                kept = [choice for choice in others if choice.offload == first.offload]
+                yield from self._items(self._bounds(mesh_shape), what[0], kept)
         elif what[1].choice == first:
             yield from self._items(self._bounds(mesh_shape), what[0], others)
 

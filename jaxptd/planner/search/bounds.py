@@ -36,6 +36,7 @@ class LayerCost:
         state: bytes of parameters and moments on a device.
         gradients: bytes of gradients, in float32.
         matrices: the part of these that belongs to the layers' matrices.
+        experts: the part of these that belongs to experts.
     """
 
     layers: Callable[[Remat], float]
@@ -47,6 +48,7 @@ class LayerCost:
     state: float
     gradients: float
     matrices: float
+    experts: float
 
 
 class Bound(NamedTuple):
@@ -91,9 +93,11 @@ class Bounds:
         """The policy with which layers take least time, if all of them recompute.
 
         In a loop, what a layer saves is moved twice more, which may take longer than recomputing
-        it; for matmuls and attention only if matrices are small.
+        it; for matmuls and attention only if matrices are small, or if experts, which backward
+        repeats with every policy, are most of the layer.
         """
-        small = self.space.config.model.hidden_size < SMALL
+        model = self.space.config.model
+        small = model.hidden_size < SMALL or model.moe is not None
         again = ("dots", *(("attention", "full") if small else ()))
         chosen = [choice.remat for choice in self.space.choices if choice.remat in again]
         return min(["none", *chosen], key=self.cost.layers)
@@ -221,6 +225,8 @@ def state_bytes(cost: LayerCost, mesh_shape: MeshShape, zero: int) -> tuple[floa
     # Gradients of matrices are then never accumulated, and stay in 16 bits.
     if _in_one_go(mesh_shape) and shards == 1:
         gradients -= cost.matrices / 2
+    elif _in_one_go(mesh_shape) and shards == mesh_shape.layer_layout.layout.ep:
+        gradients -= cost.experts / 2
     return state, gradients + gathered
 
 
@@ -241,25 +247,56 @@ def _in_one_go(mesh_shape: MeshShape) -> bool:
 
 
 def sent_by(zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster) -> Sent:
-    """Least seconds for what a ZeRO stage sends."""
-    layout = mesh_shape.layer_layout.layout
-    group = Group(mesh_shape.shards, layout.tp * layout.row * layout.col)
-    if group.members == 1:
+    """Least seconds for what a ZeRO stage sends; fewer devices have the same experts than the rest.
+
+    What has the same devices is sent in one message.
+    """
+    layout, p = mesh_shape.layer_layout.layout, mesh_shape.pp
+    inside = layout.tp * layout.row * layout.col
+    experts = cost.experts if layout.ep > 1 else 0.0
+    others = cost.gradients - experts, cost.matrices - experts
+    copies = Group(mesh_shape.shards // layout.ep, inside * layout.ep)
+    sent = [
+        _sent(zero, whole / p, matrices, mesh_shape, functools.partial(_in_group, cluster, group))
+        for whole, matrices, group in (
+            (*others, Group(mesh_shape.shards, inside)),
+            (experts, experts, copies),
+        )
+    ]
+    return Sent(sum(each.layerwise for each in sent), sum(each.once for each in sent))
+
+
+def _in_group(cluster: Cluster, group: Group, kind: str, size: float) -> float:
+    return kernels.collective(cluster, kind, group, size).seconds
+
+
+def _sent(
+    zero: int,
+    whole: float,
+    matrices: float,
+    mesh_shape: MeshShape,
+    seconds: Callable[[str, float], float],
+) -> Sent:
+    """Least seconds for parameters that the same devices have.
+
+    Args:
+        zero: the stage.
+        whole: bytes of their gradients on a stage of the pipeline.
+        matrices: bytes of the gradients of layers' matrices, on all stages.
+        mesh_shape: the layout's.
+        seconds: kind and bytes of a collective -> its time.
+    """
+    if not whole:
         return Sent()
-
-    def seconds(kind: str, size: float) -> float:
-        return kernels.collective(cluster, kind, group, size).seconds
-
-    whole = cost.gradients / mesh_shape.pp
     if zero == 0:
         return Sent(once=seconds(ALL_REDUCE, whole))
     # Layers in a loop may be sent during other layers, at stage 1 in the first and last
     # micro-batch.
-    alone = whole if mesh_shape.pp > 1 else max(whole - cost.matrices, 0.0)
+    alone = whole if mesh_shape.pp > 1 else max(whole - matrices, 0.0)
     gathered = seconds(ALL_GATHER, alone / 2)
     if zero == 1:
         return Sent(once=seconds(REDUCE_SCATTER, alone) + gathered)
-    reduced, layers = seconds(REDUCE_SCATTER, cost.matrices), seconds(ALL_GATHER, cost.matrices / 2)
+    reduced, layers = seconds(REDUCE_SCATTER, matrices), seconds(ALL_GATHER, matrices / 2)
     if zero == 2:
         return Sent(
             reduced + (layers / mesh_shape.micro_batches if mesh_shape.pp == 1 else 0.0), gathered

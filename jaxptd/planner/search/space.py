@@ -416,7 +416,9 @@ class Space:
         longest = max(stack.tokens for stack in self.stacks)
         rings = [cp for cp in widths if cp == 1 or longest // cp >= SHORTEST]
         # Without experts ep is more of dp, so only a pin sets it.
-        axes = pairs, self._pinned("layout.cp", rings), self._pinned("layout.ep", [1])
+        experts = self.config.model.moe.num_experts if self.config.model.moe else 1
+        eps = _divisors(math.gcd(self.gpus, experts), WIDEST)
+        axes = pairs, self._pinned("layout.cp", rings), self._pinned("layout.ep", eps)
         for (tp, row, col), cp, ep in itertools.product(*axes):
             sizes = {"layout.tp": tp, "layout.row": row, "layout.col": col}
             if self.gpus % (tp * row * col * cp * ep) or any(

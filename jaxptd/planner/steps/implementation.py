@@ -67,6 +67,7 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
         stream_forward=STREAM_FORWARD[kernels] if _products_add(config) else 4 + ADD,
         stream_backward=STREAM_BACKWARD[kernels],
         balanced=layout.context_parallel.balanced,
+        experts_again=True,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.peak import outside, peak
-from jaxptd.config import Config, Remat, with_fields
+from jaxptd.config import Config, Remat
 from jaxptd.costs import kernels
 from jaxptd.costs.program import Implementation, Parallelism
 from jaxptd.costs.terms import Term
@@ -111,8 +111,10 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         remat_layers=model.remat_layers,
         row=layout.row,
         col=layout.col,
-        ep=layout.ep,
         schedule=layout.schedule,
+        ep=layout.ep,
+        experts_over=layout.expert_devices,
+        expert_tp=layout.expert_slices,
     )
 
 
@@ -250,7 +252,7 @@ class Predictor:
         """A layer's collectives and saved bytes, for a micro-batch of `sequences` sequences."""
         key = layout, remat
         if key not in self._micro_batches:
-            both = (sent_and_kept(_one_layer(config, layout, n), remat) for n in (1, 2))
+            both = (sent_and_kept(_one_micro_batch(config, layout, n), remat) for n in (1, 2))
             self._micro_batches[key] = _Sequences(*both)
         placed, kept = self._micro_batches[key].of(sequences)
         if not self._hiding:
@@ -312,14 +314,14 @@ def _spread_alone(layout: Layout) -> Parallelism:
         row=layout.row,
         col=layout.col,
         ep=layout.ep,
+        experts_over=layout.expert_devices,
+        expert_tp=layout.expert_slices,
     )
 
 
-def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
-    """The config of one micro-batch and one layer in each stack."""
-    model = dataclasses.replace(config.model, num_layers=1, remat="none", remat_layers=None)
-    if model.encoder_decoder:
-        model = with_fields(model, {"encoder_decoder.num_layers": 1})
+def _one_micro_batch(config: Config, layout: Layout, sequences: int) -> Config:
+    """The config of one micro-batch without recomputation."""
+    model = dataclasses.replace(config.model, remat="none", remat_layers=None)
     batch = sequences * layout.replicas
     train = dataclasses.replace(config.train, global_batch_size=batch, micro_batches=1)
     return dataclasses.replace(config, model=model, layout=layout, train=train)

@@ -1,7 +1,7 @@
 """This library's collectives with their places in a step, from the formulas of `analysis.traffic`.
 
-The formulas count a whole step. This counts a step of one layer of each stack and one micro-batch
-per remat policy; what happens once per step comes from the config itself.
+The formulas count a whole step. This divides those of one micro-batch, per remat policy, by the
+layers of each stack; what happens once per step comes from the config itself.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jaxptd.analysis.traffic import StepPart, parts
-from jaxptd.config import Config, Remat
+from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.costs.collective import BROADCAST, PERMUTE, Collective
 from jaxptd.costs.terms import HBM, WAITING, Term, total
 from jaxptd.models.families import architecture_of
@@ -32,14 +32,21 @@ def layer_collectives(config: Config, remat: Remat) -> Iterator[Placed]:
     """Collectives of one layer of each stack and one micro-batch, and of its ends.
 
     Args:
-        config: for one micro-batch on the devices that share it, with one layer in each stack.
-        remat: what these layers recompute.
+        config: for one micro-batch on the devices that share it.
+        remat: what the layers recompute.
     """
     model = dataclasses.replace(config.model, remat=remat, remat_layers=None)
     config = dataclasses.replace(config, model=model)
-    infos = parameter_infos(config)
+    infos, layers = parameter_infos(config), _layers(config.model)
     for part, each in parts(config, infos, on_gpus=True, only=("tensor", "ring", "ends")):
-        yield _placed(part, each, "last" if part.what == "ends" else "layer", _under(part, each))
+        runs = layers[part.stack] if part.stack else 1
+        place: Place = "layer" if part.stack else "last"
+        yield _placed(part, each, place, _under(part, each), runs)
+
+
+def _layers(model: ModelConfig) -> dict[str, int]:
+    """The layers of each stack."""
+    return {stack.name: stack.layers for stack in architecture_of(model).stacks}
 
 
 def step_collectives(
@@ -53,7 +60,7 @@ def step_collectives(
         plan: its pipeline's plan or outline.
     """
     layout, m = config.layout, config.train.micro_batches
-    layers = {stack.name: stack.layers for stack in architecture_of(config.model).stacks}
+    layers = _layers(config.model)
     under: Under = "nothing" if layout.pp > 1 else "other layers"
     for part, each in parts(config, infos, plan, on_gpus=True, only=("zero", "step")):
         if part.what == "zero":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from jaxptd.config import Config, EncoderDecoder, ModelConfig, TrainConfig
+from jaxptd.config.moe import MoE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.search.best import Search
 from jaxptd.planner.search.bounds import Bound, Bounds
@@ -40,6 +41,21 @@ BERT = ModelConfig(
     family="bert", num_layers=4, hidden_size=1024, num_heads=16, seq_length=512, **SIZES
 )
 
+QWEN3_MOE = ModelConfig(
+    family="qwen3_moe",
+    num_layers=4,
+    hidden_size=1024,
+    num_heads=16,
+    num_kv_heads=4,
+    ffn_hidden_size=2048,
+    seq_length=2048,
+    moe=MoE(num_experts=8, top_k=2, ffn_hidden_size=1024, shared_ffn_hidden_size=512),
+    **SIZES,
+)
+DENSE_FIRST = dataclasses.replace(
+    QWEN3_MOE, moe=MoE(num_experts=8, top_k=2, ffn_hidden_size=1024, first_dense=1)
+)
+
 
 def search(model: ModelConfig, gpus: int, batch: int, gib: float, **pins: object) -> Search:
     named = {name.replace("__", "."): value for name, value in pins.items()}
@@ -64,6 +80,9 @@ def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound
         pytest.param(LLAMA, 4, 20.0, id="llama-4", marks=pytest.mark.slow),
         pytest.param(T5, 2, 8.0, id="t5", marks=pytest.mark.slow),
         pytest.param(BERT, 4, 80.0, id="bert", marks=pytest.mark.slow),
+        pytest.param(QWEN3_MOE, 2, 6.0, id="experts"),
+        pytest.param(QWEN3_MOE, 4, 80.0, id="experts-4", marks=pytest.mark.slow),
+        pytest.param(DENSE_FIRST, 4, 5.0, id="dense-first", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib: float) -> None:
@@ -83,13 +102,19 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
 
 
 @pytest.mark.parametrize(
-    ("gpus", "batch", "gib", "pins", "every"), [(4, 8, 14, ALONE, 19), (64, 256, 40, SUMS, 1)]
+    ("model", "gpus", "batch", "gib", "pins", "every"),
+    [
+        (LLAMA, 4, 8, 14, ALONE, 19),
+        (LLAMA, 64, 256, 40, SUMS, 1),
+        (QWEN3_MOE, 8, 8, 6, ALONE, 31),
+        (DENSE_FIRST, 4, 8, 6, ALONE, 31),
+    ],
 )
 def test_bounds_are_below_the_predictions(
-    gpus: int, batch: int, gib: float, pins: dict, every: int
+    model: ModelConfig, gpus: int, batch: int, gib: float, pins: dict, every: int
 ) -> None:
     """Of time, and of the layers that compute again."""
-    found = search(LLAMA, gpus, batch, gib, **pins)
+    found = search(model, gpus, batch, gib, **pins)
     seen = 0
     for mesh_shape, pipe, bound in itertools.islice(everything(found), 0, None, every):
         candidate = found.evaluate(mesh_shape, pipe, bound)
@@ -104,7 +129,7 @@ def test_bounds_are_below_the_predictions(
         assert least.seconds <= candidate.step.seconds * (1 + 1e-9), (mesh_shape, pipe, bound)
         layers = candidate.config.model.remat_layers
         if layers is not None and mesh_shape.pp == 1:
-            assert least.share * LLAMA.num_layers <= layers
+            assert least.share * model.num_layers <= layers
         seen += 1
     assert seen > (20 if every > 1 else 2)
 
