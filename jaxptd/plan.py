@@ -48,6 +48,7 @@ def plan(
     max_memory: float = MAX_MEMORY,
     top: int = 5,
     compile: int = 0,
+    imbalance: Sequence[float] = (1.0,),
     say: Callable[[str], None] = lambda line: None,
 ) -> Plan:
     """Finds the fastest layouts of a config on so many GPUs, by prediction. Runs nothing.
@@ -62,6 +63,8 @@ def plan(
         max_memory: share of a device's memory that a step may use, 0 to 1.
         top: layouts to return, each with other sizes of the axes.
         compile: layouts to compile and rank again, instead of `top`; see `Compiling`. 0: none.
+        imbalance: pairs of a token and an expert on the busiest device over the mean, 1 or more.
+            Layouts are ranked by the first; seconds at the others are added. Without experts: 1.
         say: takes a line for each that was compiled.
 
     Raises:
@@ -77,7 +80,8 @@ def plan(
     cluster = Cluster(find_accelerator(gpu, hardware), node)
     space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}, config))
     limit = max_memory * cluster.accelerator.hbm_bytes
-    search = Search(space, cluster, limit)
+    loads = _checked_imbalance(imbalance, config)
+    search = Search(space, cluster, limit, loads[0])
     if compile:
         best = Compiling(_compiler(), cluster, limit, say).best(search, compile)
     else:
@@ -85,7 +89,21 @@ def plan(
     if not best:
         raise _nothing_fits(search, compiled=compile > 0)
     error = expected_error(gpu, hardware)
-    return Plan(space.config, cluster, gpus, limit, best, search.counted, error)
+    return Plan(space.config, cluster, gpus, limit, best, search.counted, error, loads)
+
+
+def _checked_imbalance(imbalance: Sequence[float], config: Config) -> tuple[float, ...]:
+    """Raises UserError for loads that cannot be, or that have no effect."""
+    moe, loads = config.model.moe, tuple(imbalance) or (1.0,)
+    if moe is None and loads != (1.0,):
+        raise UserError("imbalance is of experts, and the model has none; leave it out")
+    for load in loads:
+        if moe is not None and not 1 <= load <= moe.num_experts:
+            raise UserError(
+                f"imbalance={load:g}: use 1 (balanced) to {moe.num_experts} (all tokens choose the "
+                "experts of one device)"
+            )
+    return loads
 
 
 def _compiler() -> Measure:
@@ -153,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     picture = picture_path(options["picture"])
     if options["compile"]:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning runs nothing
-    names = ("gpus", "gpu", "node", "hardware", "max_memory", "top", "compile")
+    names = ("gpus", "gpu", "node", "hardware", "max_memory", "top", "compile", "imbalance")
     planned = plan(
         config,
         **{name: options[name] for name in names},
@@ -223,6 +241,14 @@ def parser() -> ConfigParser:
     )
     _add(parser, "top", int, 5, "N", "layouts to print, each with different axis sizes")
     _add(parser, "compile", int, 0, "K", "compile the best K layouts and rank them again")
+    parser.add_argument(
+        "--imbalance",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="X",
+        help="with experts: tokens on the busiest device over the mean; ranks by the first",
+    )
     _add(parser, "explain", int, None, "K", "itemize the time and memory of the K-th layout")
     _add(parser, "tokens", float, None, "N", "print how many days training on so many tokens takes")
     _add(parser, "price", float, None, "P", "price per GPU hour: also print the cost of --tokens")

@@ -88,6 +88,7 @@ _PART += "--model.seq_length=4096 --train.global_batch_size=4 --train.micro_batc
 _OFFLOAD = "--data.source=none --layout.dp=1 --layout.tp=1 --layout.sequence_parallel=false"
 _OFFLOAD += " --layout.offload=optimizer --train.global_batch_size=8 --train.micro_batches=1"
 _UNPIPELINED = "--layout.pp=1 --train.micro_batches=16"
+_SPREAD = "--layout.ep=1 --layout.dp=8 --layout.zero=3"
 MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
 CASES: dict[str, Case | Packaged] = {
     "124m": Case((12, 768, 12), 32, scan=False),
@@ -123,6 +124,12 @@ CASES: dict[str, Case | Packaged] = {
     "llama3-8b tp8": Packaged("llama3-8b", f"--layout.zero=0 --layout.dp=1 {_TP8} {_LEAN}"),
     "llama3-70b": Packaged("llama3-70b"),
     "llama3-70b gathers": Packaged("llama3-70b", "--layout.collective_matmul=false"),
+    "qwen3-30b-a3b": Packaged("qwen3-30b-a3b"),
+    "qwen3-30b-a3b ring": Packaged(
+        "qwen3-30b-a3b", "--layout.sequence_parallel=true --layout.collective_matmul=true"
+    ),
+    "qwen3-30b-a3b zero3": Packaged("qwen3-30b-a3b", f"{_SPREAD} --train.micro_batches=4"),
+    "mixtral-8x7b": Packaged("mixtral-8x7b"),
     "llama3-70b dp8": Packaged("llama3-70b", f"--layout.dp=8 {_UNPIPELINED}"),
 }
 HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others, ms")

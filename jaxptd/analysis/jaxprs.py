@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jaxptd.analysis.hlo.text import branches_of
+from jaxptd.analysis.hlo.text import USUAL, branches_of
 from jaxptd.step import Program
 
 
@@ -26,13 +26,15 @@ def branches(equation: Any, times: int, trips: Mapping[str, int]) -> Iterator[tu
     """The jaxprs in an equation, each with its executions.
 
     Args:
-        equation: one whose jaxprs are executed `times` times, as is each branch of a conditional
-            unless its scope is known.
+        equation: one whose jaxprs are executed `times` times; of a conditional whose scope is not
+            known, the usual branch.
         times: executions, added up over the stages of a pipeline.
         trips: executions of a pipeline's conditionals, in the form of `Plan.trips`.
     """
     scope = str(equation.source_info.name_stack).rpartition("/")[2]
-    known = branches_of(scope, trips) if equation.primitive.name == "cond" else {}
+    known: Mapping[int, int] = {}
+    if equation.primitive.name == "cond":
+        known = branches_of(scope, trips) or {USUAL: times}
     for number, inner in enumerate(inside(equation)):
         yield inner, known.get(number, 0) if known else times
 
@@ -57,7 +59,7 @@ def scans(jaxpr: Any) -> Iterator[Any]:
 def executed(program: Program, weigh: Callable[[Any], int]) -> int:
     """The sum of `weigh(equation)` over a step and over a pipeline's stages.
 
-    All branches of a conditional count; those of a pipeline's executor count as often as they run.
+    Of a conditional the usual branch counts; those of a pipeline's executor as often as they run.
     """
     return sum(times * weigh(equation) for equation, times, _ in executions(program))
 

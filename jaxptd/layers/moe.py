@@ -295,20 +295,33 @@ class Experts:
         h_rF = (h_rF * weight_r[:, None]).astype(x_rD.dtype)
         return multiply(h_rF, down.astype(x_rD.dtype))
 
-    def over_chunks(self, pairs: Pairs, add: Callable[[Any, Chunk], Any], like: Any) -> Any:
-        """Folds `add(total, chunk)` over the chunks that have pairs, from zeros like `like`."""
-        axes = sorted(frozenset().union(*(varying_axes(x) for x in jax.tree.leaves(pairs))))
-        total = jax.tree.map(lambda x: as_varying(jnp.zeros(x.shape, x.dtype), axes), like)
+    def over_chunks(self, pairs: Pairs, of_chunk: Callable[[Chunk], Any], like: Any) -> Any:
+        """Adds up `of_chunk(chunk)` over the chunks that have pairs, in the types of `like`.
+
+        Balanced experts fill one chunk, which is the usual branch: nothing is added up, and no sum
+        in float32 is written. Otherwise a loop adds up in float32 at least.
+        """
+
+        def one() -> Any:
+            return _as_typed(of_chunk(Chunk.of(pairs, jnp.int32(0), self.rows)), like)
+
         if self.rows >= self.most:
-            return add(total, Chunk.of(pairs, jnp.int32(0), self.rows))
+            return one()
+        axes = sorted(frozenset().union(*(varying_axes(x) for x in jax.tree.leaves(pairs))))
         trips = -(-pairs.ends_E[-1] // self.rows)
 
         def trip(carry: tuple[Array, Any]) -> tuple[Array, Any]:
             number, total = carry
-            return number + 1, add(total, Chunk.of(pairs, number, self.rows))
+            found = of_chunk(Chunk.of(pairs, number, self.rows))
+            return number + 1, jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, found)
 
-        start = as_varying(jnp.int32(0), axes), total
-        return lax.while_loop(lambda carry: carry[0] < trips, trip, start)[1]
+        def several() -> Any:
+            zeros = jax.tree.map(lambda x: as_varying(_wide_zeros(x), axes), like)
+            start = as_varying(jnp.int32(0), axes), zeros
+            total = lax.while_loop(lambda carry: carry[0] < trips, trip, start)[1]
+            return _as_typed(total, like)
+
+        return lax.cond(trips <= 1, one, several)
 
     def rows_of(self, chunk: Chunk, x_nD: Array, weight_nK: Array) -> tuple[Array, Array]:
         """x and the weight of each row; rows after the last pair have weight zero."""
@@ -316,8 +329,12 @@ class Experts:
         return x_nD[chunk.token_r], jnp.where(exists, weight_nK.reshape(-1)[chunk.pair_r], 0)
 
 
-def _wide(x: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+def _wide_zeros(x: Array) -> Array:
+    return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _as_typed(found: Any, like: Any) -> Any:
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), found, like)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -329,11 +346,12 @@ def expert_sums(
     All arguments vary over the same axes.
     """
 
-    def add(y_nD: Array, chunk: Chunk) -> Array:
+    def of_chunk(chunk: Chunk) -> Array:
         rows = experts.rows_of(chunk, x_nD, weight_nK)
-        return y_nD + chunk.summed(experts.of_rows(*rows, up, down, chunk.sizes_E))
+        return chunk.summed(experts.of_rows(*rows, up, down, chunk.sizes_E))
 
-    return experts.over_chunks(pairs, add, _wide(x_nD)).astype(x_nD.dtype)
+    y_nD: Array = experts.over_chunks(pairs, of_chunk, x_nD)
+    return y_nD
 
 
 def _expert_sums_fwd(experts: Experts, *arguments: Any) -> tuple[Array, Any]:
@@ -343,18 +361,14 @@ def _expert_sums_fwd(experts: Experts, *arguments: Any) -> tuple[Array, Any]:
 def _expert_sums_bwd(experts: Experts, saved: Any, dy_nD: Array) -> tuple[Any, ...]:
     x_nD, weight_nK, up, down, pairs = saved
 
-    def add(total: Any, chunk: Chunk) -> Any:
+    def of_chunk(chunk: Chunk) -> tuple[Array, ...]:
         rows = experts.rows_of(chunk, x_nD, weight_nK)
         run = partial(experts.of_rows, sizes_E=chunk.sizes_E)
         _, back = jax.vjp(run, *rows, up, down)
         dx_rD, dweight_r, dup, ddown = back(dy_nD[chunk.token_r])
-        found = chunk.summed(dx_rD), chunk.returned(dweight_r), dup, ddown
-        return jax.tree.map(lambda x, more: x + more.astype(x.dtype), total, found)
+        return chunk.summed(dx_rD), chunk.returned(dweight_r), dup, ddown
 
-    like = jax.tree.map(_wide, (x_nD, weight_nK, up, down))
-    gradients = experts.over_chunks(pairs, add, like)
-    given = x_nD, weight_nK, up, down
-    return *(g.astype(x.dtype) for g, x in zip(gradients, given, strict=True)), None
+    return *experts.over_chunks(pairs, of_chunk, (x_nD, weight_nK, up, down)), None
 
 
 expert_sums.defvjp(_expert_sums_fwd, _expert_sums_bwd)

@@ -320,6 +320,7 @@ class MoEShape(Part):
         """Scores, sorted pairs, rows gathered, their activation, and each token's sum of rows."""
         rows, added = self._rows(work) * self.hidden, self._added(work) * self.hidden
         moves = 4 * rows + self._activation(work) + 2 * (rows + added)
+        moves += self._sums_of_chunks(work, added)
         return [self._choosing(work), self._moved(work, moves, 4, "rows of experts forward")]
 
     def routing_backward(self, work: Work) -> list[Term]:
@@ -330,7 +331,21 @@ class MoEShape(Part):
         moves += self._rows(work) * units / work.parallelism.expert_slices
         if work.implementation.experts_again:
             moves += 4 * rows + self._activation(work)
+            matrices = self.expert_weights / work.parallelism.expert_shards
+            moves += self._sums_of_chunks(work, added + matrices)
         return [self._choosing(work), self._moved(work, moves, 6, "rows of experts backward")]
+
+    def _sums_of_chunks(self, work: Work, elements: float) -> float:
+        """Bytes of sums in float32, if the busiest device needs several chunks.
+
+        Zeros are written, each chunk reads and writes the sum, and the last form is 16 bits.
+        """
+        parallelism = work.parallelism
+        most = min(self.chosen * parallelism.expert_devices, self.experts) / self.chosen
+        chunks = math.ceil(parallelism.imbalance / self.chunk)
+        if not work.implementation.experts_again or chunks == 1 or self.chunk >= most:
+            return 0.0
+        return elements * (4 + 8 * chunks + 6)
 
     def _moved(self, work: Work, moves: float, number: int, name: str) -> Term:
         term = kernels.moved(work.accelerator, moves, number).named(name)

@@ -129,6 +129,8 @@ class Plan:
         best: layouts, fastest first, each with different axis sizes.
         counted: number of layouts whose time was predicted; bounds show that all others are slower.
         error: error of predictions on these devices, as a share.
+        imbalance: pairs of a token and an expert on the busiest device over the mean. Layouts are
+            ranked by the first; the table also has the seconds of the others.
     """
 
     config: Config
@@ -138,6 +140,7 @@ class Plan:
     best: tuple[Candidate, ...]
     counted: int
     error: float
+    imbalance: tuple[float, ...] = (1.0,)
 
     def tokens_per_second(self, candidate: Candidate) -> float:
         """Tokens of the last stack that a GPU trains per second."""
@@ -152,6 +155,14 @@ class Plan:
         peak = self.gpus * self.cluster.accelerator.bf16_flops
         return flops / candidate.seconds / peak
 
+    def unbalanced(self, candidate: Candidate) -> dict[float, float]:
+        """Seconds of a step at the other imbalances of experts, by imbalance."""
+        step = ConfigStep(candidate.config)
+        return {
+            each: Predictor(self.cluster, imbalance=each)(step).seconds
+            for each in self.imbalance[1:]
+        }
+
     def options(self, candidate: Candidate) -> list[str]:
         """The candidate's layout as options of `jaxptd train`, to add to the config's fields."""
         return [f"--{name} {text}" for name, text in changed_fields(self.config, candidate.config)]
@@ -165,6 +176,7 @@ class Plan:
         columns = (
             *("layout", "micro-batch", "remat", "s/step", "tokens/s/GPU", MFU, "GiB"),
             *("bubble", "exposed", "bound by", "slower"),
+            *(f"s/step at {each:g}" for each in self.imbalance[1:]),
             *(COMPILED if self.best[0].compiled else ()),
         )
         return Table(self.title, columns, [self._row(each) for each in self.best])
@@ -184,10 +196,19 @@ class Plan:
 
     @property
     def note(self) -> str:
-        """A line that explains the table's ±."""
-        return (
+        """Lines that explain the table's ±, and its columns of unbalanced experts."""
+        line = (
             f"± is {self.error:.0%} of the prediction, the model's error on published runs; it is "
             "no interval for GPUs that nobody ran"
+        )
+        if self.imbalance == (1.0,):
+            return line
+        moe = self.config.model.moe
+        assert moe is not None
+        return (
+            f"{line}\nranked with {self.imbalance[0]:g} times the mean number of tokens on the "
+            "busiest device's experts; memory is the same with any number, since experts work on "
+            f"chunks of model.moe.chunk={moe.chunk:g} times the rows of balanced ones"
         )
 
     def _row(self, each: Candidate) -> tuple[str, ...]:
@@ -207,6 +228,7 @@ class Plan:
             f"{step.exposed:.1%}",
             step.bound,
             f"{each.seconds / first - 1:.1%}",
+            *(f"{seconds:.3f}" for seconds in self.unbalanced(each).values()),
             *_compiled_cells(each),
         )
 
@@ -217,6 +239,7 @@ class Plan:
             "gpus": self.gpus,
             "limit_bytes": self.limit,
             "error": self.error,
+            "imbalance": list(self.imbalance),
             "best": [self._as_dict(each) for each in self.best],
         }
 
@@ -231,6 +254,7 @@ class Plan:
             "bubble": each.step.bubble,
             "exposed": each.step.exposed,
             "bound_by": each.step.bound,
+            "unbalanced_seconds": {f"{x:g}": y for x, y in self.unbalanced(each).items()},
             "terms": [term._asdict() for term in each.step.terms],
             **_compiled_dict(each),
         }

@@ -157,9 +157,9 @@ class GradientAccumulation:
             total, _ = lax.scan(lambda *both: (each(*both)[0], None), total, between)
         if end == many:
             return total
-        having, rest = with_sums(params, total[1])
-        total = total[0], rest
-        return pools.apart(total, lambda *both: add(having, *both)[0], micro, first=end)
+        having, rest = with_sums(params, total[1], sent=True)
+        total, last = (total[0], rest), partial(add, having, in_place=True)
+        return pools.apart(total, lambda *both: last(*both)[0], micro, first=end)
 
     def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
         terms = partial(self._terms, of=EVALUATED)

@@ -293,6 +293,11 @@ def _forward(
     return (x, blocks, held), results, [(cache, kept)]
 
 
+def _adds_in_place(leaf: Any) -> bool:
+    """True if a layer's gradient is added to the sum over the micro-batches before."""
+    return leaf.sum is not None and leaf.plan.reduce != "last_microbatch"
+
+
 def _backward(
     traced: TracedLayer, params: tuple[Any, Any], inputs: LayerInputs, *saved: Any
 ) -> tuple[tuple[Any, Any], None, Any]:
@@ -320,12 +325,21 @@ def _backward(
         first = back(end, blocks, of_last, dx)
     # Gradients are added to sums, or written over zeros. The last micro-batch writes shards: it
     # scatters gradients together with their sums.
-    leaf = jax.tree.leaves(stack, is_leaf=is_lazy)[0]
-    adds = leaf.sum is not None and leaf.plan.reduce != "last_microbatch"
-    put = pools.add if adds else pools.put
+    adds = jax.tree.map(_adds_in_place, stack, is_leaf=is_lazy)
     sums = jax.tree.map(
-        lambda leaf: leaf.sum if adds else jnp.zeros_like(leaf.grad_slot), stack, is_leaf=is_lazy
+        lambda leaf: leaf.sum if _adds_in_place(leaf) else jnp.zeros_like(leaf.grad_slot),
+        stack,
+        is_leaf=is_lazy,
     )
+
+    def put(sums: Any, gradients: Any, i: Any) -> Any:
+        """The sums with the gradients of layer i."""
+        return jax.tree.map(
+            lambda adds, pool, x: (pools.add if adds else pools.put)(pool, x, i),
+            adds,
+            sums,
+            gradients,
+        )
 
     def send(sums: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, the part of these that is sent)."""

@@ -143,7 +143,9 @@ def explained(config: Config, info: ParamShape) -> tuple[ParamPlan, Why]:
     narrow = info.cast and not (in_layers and Axis.ROW in info.axes)
     if not in_layers:
         return _outside(config, narrow=narrow)
-    return _of_layers(config, narrow=narrow, matrix=bool(info.matrix))
+    sizes, others = config.layout.sizes, (axis for axis in BATCH_AXES if axis not in info.axes)
+    alone = math.prod(sizes[axis] for axis in others) == 1
+    return _of_layers(config, narrow=narrow, matrix=bool(info.matrix), alone=alone)
 
 
 def layers_plan(config: Config) -> ParamPlan:
@@ -152,6 +154,11 @@ def layers_plan(config: Config) -> ParamPlan:
     Vectors of layers differ from it in `gather_dtype`, `own_collective` and `grad_dtype`.
     """
     return _of_layers(config, narrow=not config.layout.has_grid, matrix=True)[0]
+
+
+def layers_are_alone(config: Config) -> bool:
+    """True if no other device along the axes of samples has the same layers."""
+    return config.layout.replicas * config.layout.cp == 1
 
 
 def _wide(config: Config) -> Dtype:
@@ -200,16 +207,20 @@ def _outside(config: Config, *, narrow: bool) -> tuple[ParamPlan, Why]:
     )
 
 
-def _of_layers(config: Config, *, narrow: bool, matrix: bool) -> tuple[ParamPlan, Why]:
+def _of_layers(
+    config: Config, *, narrow: bool, matrix: bool, alone: bool = False
+) -> tuple[ParamPlan, Why]:
+    """alone: whether no other device along the axes of samples has the same block."""
     layout, wide = config.layout, _wide(config)
     runs: Runs = "stages" if layout.pp > 1 else "loop" if config.model.scan_layers else "unrolled"
     where, why_where = _where(config)
     gather, gathered = _gather(config, runs)
-    reduce, reduced = _reduce(config, runs, gather)
+    reduce, reduced = _reduce(config, runs, gather, alone=alone)
     accumulate, accumulated = _accumulate(config, runs, gather=gather, reduce=reduce)
     gather_dtype = config.model.dtype if narrow else wide
     narrows, graded = _narrows(config, runs, gather=gather, reduce=reduce, accumulate=accumulate)
-    one_by_one = gather == "layer" or reduce != "end" or config.optimizer.name in BY_LAYER
+    moved = gather in ("layer", "first_microbatch") or reduce != "end"
+    one_by_one = moved or config.optimizer.name in BY_LAYER
     plan = ParamPlan(
         runs,
         where,
@@ -242,16 +253,22 @@ def _gather(config: Config, runs: Runs) -> tuple[Gather, str]:
     return "step", f"layout.zero={layout.zero}: at its beginning, for all micro-batches"
 
 
-def _reduce(config: Config, runs: Runs, gather: Gather) -> tuple[Reduce, str]:
-    """With one micro-batch stage 1 sends what stage 2 sends: a loop does it as stage 2."""
+def _reduce(config: Config, runs: Runs, gather: Gather, *, alone: bool) -> tuple[Reduce, str]:
+    """With one micro-batch stage 1 sends what stage 2 sends: a loop does it as stage 2.
+
+    With several it writes the sums of layers beside those of the micro-batches before. Experts that
+    no other device has are added up in place.
+    """
     zero, many = config.layout.zero, config.train.micro_batches
     if zero >= 2:
         return "each_layer", f"layout.zero={zero}: a device keeps its shard of the sum"
     if zero == 1 and runs == "loop" and many == 1:
         return "each_layer", "layout.zero=1 with one micro-batch: the same bytes, beside the layers"
+    if gather == "first_microbatch" and alone and not layers_are_alone(config):
+        return "end", "no other device along dp and cp has these experts"
     if gather == "first_microbatch":
         return "last_microbatch", f"layout.zero=1: once for {many} micro-batches, beside the layers"
-    if config.layout.replicas * config.layout.cp == 1:
+    if layers_are_alone(config):
         return "end", "no other device along dp, ep or cp has a part of the sum"
     return "end", f"layout.zero={zero}: once a step"
 

@@ -148,8 +148,11 @@ class Zero(StateShapes):
             elif plan.where == "host":
                 block = p.astype(plan.gather_dtype)
             begun[name] = block
-            if training and plan.reduce != "end":
-                begun[name] = LazyParam(p, p, block, info, plan)
+            if training and plan.moves:
+                assert info is not None
+                whole = plan.reduce == "end"
+                slot = grad_slot(p, plan, info.local_shape(p)) if whole else p
+                begun[name] = LazyParam(p, slot, block, info, plan)
             # A loop adds a layer's gradients to sums, or stacks them in their own precision.
             elif (
                 training
@@ -333,16 +336,22 @@ def _groups(
 # joined again, which pays off for shards only; `plan._accumulate` lists the other cases.
 
 
-def with_sums(params: Mapping[str, Any], sums: Params) -> tuple[dict[str, Any], Params]:
+def with_sums(
+    params: Mapping[str, Any], sums: Params, *, sent: bool = False
+) -> tuple[dict[str, Any], Params]:
     """Gives `params` the sums that they add to; also returns the other sums, for `added`.
 
-    sums: of the micro-batches before. Zeros of the gradients' shapes replace the sums that `params`
-    now have.
+    Args:
+        params: by name.
+        sums: of the micro-batches before. Zeros of the gradients' shapes replace the sums that
+            `params` now have.
+        sent: gives those that the last micro-batch sends, instead of those that are added in place.
     """
     having, rest = dict(params), dict(sums)
     for name, p in params.items():
         plan = p.plan if isinstance(p, LazyParam) else WHOLE
-        if plan.reduce == "last_microbatch" or plan.accumulate == "in_loop":
+        last = plan.reduce == "last_microbatch"
+        if last if sent else plan.accumulate == "in_loop" and not last:
             having[name] = dataclasses.replace(p, sum=sums[name])
             rest[name] = jnp.zeros_like(p.grad_slot)
     return having, rest
@@ -480,7 +489,7 @@ def middle_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """`params` for the micro-batches between, which send nothing that the last one sends."""
     middle = dict(params)
     for name, p in params.items():
-        if isinstance(p, LazyParam) and p.plan.reduce == "last_microbatch":
+        if isinstance(p, LazyParam) and p.plan.gather == "first_microbatch":
             plan, block = p.plan.middle, p.block
             assert block is not None
             middle[name] = block if plan.accumulate == "after" else with_grad_slot(block, plan)

@@ -16,6 +16,7 @@ _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", 
 _NO_KERNEL |= {"partition-id", "replica-id", "after-all", "iota", "opt-barrier", "async-update"}
 _COPY = "copy-start"  # its result also lists the array that it reads
 _COLLECTIVE = re.compile(r"(all-|reduce-scatter|collective-)")
+_PRODUCT = re.compile(r"__cublas|__triton_gemm|nested_gemm|\b(times|outer)_kernel\b")
 _HOST_MEMORY = "S(5)"  # in a layout
 PRODUCT, ATTENTION, COLLECTIVE, OTHER = "products", "attention kernel", "collectives", "other"
 HOST = "host copies"
@@ -94,7 +95,7 @@ def _kernels(
     """Every instruction that is a kernel, its computation by name, and its executions."""
     scope = {each.name: each for each in computations[name]}
     for each in computations[name]:
-        if each.body or pipeline.knows(each):
+        if each.body or each.branches:
             for body, runs in pipeline.runs(each, times, computations):
                 yield from _kernels(computations, body, runs, pipeline)
         elif is_kernel(each):
@@ -109,9 +110,8 @@ def is_kernel(instruction: Instruction) -> bool:
 
 
 def _is_product(instruction: Instruction) -> bool:
-    """True for a matmul, as a dot or as a library's kernel."""
-    marks = ("__cublas", "__triton_gemm", "nested_gemm")
-    return instruction.kind == "dot" or any(mark in instruction.rest for mark in marks)
+    """True for a matmul, as a dot, a library's kernel, or one of `jaxptd.kernels.grouped`."""
+    return instruction.kind == "dot" or bool(_PRODUCT.search(instruction.rest))
 
 
 def moved_bytes(

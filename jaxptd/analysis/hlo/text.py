@@ -94,6 +94,7 @@ class Instruction:
 
 Computations = Mapping[str, list[Instruction]]
 Runs = list[tuple[str, int | None]]  # computations and their executions
+USUAL = 1  # the branch of a `lax.cond` for True, where programs put what a step usually does
 
 
 def parse(text: str) -> tuple[Computations, str]:
@@ -144,17 +145,19 @@ def loop_runs(loop: Instruction, times: int, trips: Mapping[str, int]) -> int | 
 
 
 def taken(conditional: Instruction, computations: Computations, trips: Mapping[str, int]) -> Runs:
-    """The branches of a conditional, and their total executions; None if unknown.
+    """The branches of a conditional, and their total executions; None for as often as itself.
 
     Args:
-        conditional: if the executor's, a branch without a named instruction does nothing.
+        conditional: the executor's, or another, of which the usual branch counts. A branch without
+            a named instruction does nothing.
         computations: the program's.
         trips: executions of their branches, in the form of `Plan.trips`.
     """
     scope, name = scope_of(conditional), f"{conditional.op_name}/branch_"
-    known = {f"{name}{number}_fun": n for number, n in branches_of(scope, trips).items()}
-    if not known:
-        return [(branch, None) for branch in conditional.branches]
+    known: dict[str, int | None] = {
+        f"{name}{number}_fun": n for number, n in branches_of(scope, trips).items()
+    }
+    known = known or {f"{name}{USUAL}_fun": None}
     executed: Runs = []
     for branch in conditional.branches:
         names = [each.op_name for each in computations[branch]]
@@ -175,16 +178,12 @@ class Pipeline:
     stages: int = 1
     trips: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def knows(self, each: Instruction) -> bool:
-        """True for a conditional of the executor."""
-        return each.kind == "conditional" and bool(branches_of(scope_of(each), self.trips))
-
     def runs(
         self, each: Instruction, times: int, computations: Computations
     ) -> list[tuple[str, int]]:
         """The computations that an instruction runs, and their total executions.
 
-        A loop of unknown length counts as one iteration, and so does every branch.
+        A loop of unknown length counts as one iteration; see `taken` for conditionals.
 
         Args:
             each: an instruction executed `times` times.

@@ -161,6 +161,11 @@ class Loop:
         return int(self.parameters * elements / self.weights)
 
     @property
+    def experts(self) -> int:
+        """Bytes of the parameters that are experts."""
+        return self.share(self.stack.stack.expert_weights / self.config.layout.expert_shards)
+
+    @property
     def largest(self) -> int:
         """Bytes of the largest matrix of all layers."""
         return self.share(self._largest)
@@ -373,11 +378,16 @@ class _Step:
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     def _stacked(self, loops: list[Loop]) -> int:
-        """Gradients that loops stack besides sums: a micro-batch's, or shards of the last one's."""
+        """Gradients that loops stack besides sums: a micro-batch's, or shards of the last one's.
+
+        Those of experts that no other device has are added to their sums.
+        """
         config, layout, plan = self.config, self.config.layout, self._params
         parameters, adds = sum(each.parameters for each in loops), plan.accumulate == "in_loop"
         if plan.reduce == "last_microbatch" and (adds or config.train.micro_batches == 2):
-            return parameters // (layout.replicas * layout.cp)
+            experts, copies = sum(each.experts for each in loops), layout.dp * layout.cp
+            sent = experts // copies if copies > 1 else 0
+            return (parameters - experts) // (layout.replicas * layout.cp) + sent
         return 0 if adds else parameters // self._narrowing
 
     @cached_property

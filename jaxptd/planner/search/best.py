@@ -57,11 +57,12 @@ class LayerCosts:
     Args:
         space: of the layouts.
         cluster: the devices.
+        imbalance: as in `Parallelism`; bounds assume balanced experts.
     """
 
-    def __init__(self, space: Space, cluster: Cluster) -> None:
+    def __init__(self, space: Space, cluster: Cluster, imbalance: float = 1.0) -> None:
         self.space, self.cluster = space, cluster
-        self.predict = Predictor(cluster)
+        self.predict = Predictor(cluster, imbalance=imbalance)
         self.bare = functools.cache(self._bare)
         self.whole = functools.cache(self._whole)
         self._fixed_of = functools.cache(self._fixed)
@@ -199,11 +200,14 @@ class Search:
         space: the layouts.
         cluster: the devices.
         limit: bytes of a device that a step may use.
+        imbalance: as in `Parallelism`.
     """
 
-    def __init__(self, space: Space, cluster: Cluster, limit: float) -> None:
+    def __init__(
+        self, space: Space, cluster: Cluster, limit: float, imbalance: float = 1.0
+    ) -> None:
         self.space, self.cluster, self.limit = space, cluster, limit
-        self.layer_costs = LayerCosts(space, cluster)
+        self.layer_costs = LayerCosts(space, cluster, imbalance)
         self.counted = 0  # candidates whose time was predicted exactly
 
     def __iter__(self) -> Iterator[Candidate]:

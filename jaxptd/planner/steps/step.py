@@ -162,10 +162,11 @@ class Predictor:
     Args:
         cluster: the devices.
         hiding: whether layers' collectives overlap the work that can hide them.
+        imbalance: as in `Parallelism`; all devices wait for the busiest.
     """
 
-    def __init__(self, cluster: Cluster, *, hiding: bool = True) -> None:
-        self.cluster, self._hiding = cluster, hiding
+    def __init__(self, cluster: Cluster, *, hiding: bool = True, imbalance: float = 1.0) -> None:
+        self.cluster, self._hiding, self._imbalance = cluster, hiding, imbalance
         self._units: dict[tuple[Any, ...], MicroBatchTerms] = {}
         self._micro_batches: dict[tuple[Layout, Remat], _Sequences] = {}
 
@@ -232,7 +233,10 @@ class Predictor:
     ) -> MicroBatchTerms:
         model = architecture_of(config.model)
         parallelism = dataclasses.replace(
-            _spread_alone(layout), micro_batch=sequences, global_batch=sequences * layout.ep
+            _spread_alone(layout),
+            micro_batch=sequences,
+            global_batch=sequences * layout.ep,
+            imbalance=self._imbalance,
         )
         description = StepDescription(model, parallelism, implementation, self.cluster)
         placed, kept = self.micro_batch(config, layout, sequences, remat)
@@ -262,8 +266,12 @@ class Predictor:
     def _with_copies(
         self, passes: LayerPasses, placed: Sequence[Placed], times: int
     ) -> LayerPasses:
-        """Adds the copies of what their collectives move to the passes."""
-        moved = times * sum(each.count * each.bytes for each in placed)
+        """Adds the copies of what their collectives move to the passes.
+
+        What is gathered over ep alone arrives as whole blocks of a new leading dim.
+        """
+        copied = (each for each in placed if each.axes != ("ep",))
+        moved = times * sum(each.count * each.bytes for each in copied)
         term = kernels.moved(self.cluster.accelerator, moved, 4).named("copies of what is sent")
         return passes.and_backward([term] if moved else [])
 

@@ -98,6 +98,7 @@ def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib
 
 
 ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
+SPLIT = {"layout__tp": 2, "layout__cp": 4, "layout__ep": 2, "layout__pp": 1, "layout__zero": 3}
 SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep": 2}
 
 
@@ -108,6 +109,7 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
         (LLAMA, 64, 256, 40, SUMS, 1),
         (QWEN3_MOE, 8, 8, 6, ALONE, 31),
         (DENSE_FIRST, 4, 8, 6, ALONE, 31),
+        (QWEN3_MOE, 64, 64, 40, SPLIT, 1),
     ],
 )
 def test_bounds_are_below_the_predictions(
