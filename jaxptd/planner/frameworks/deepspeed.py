@@ -41,6 +41,7 @@ class DeepSpeed(Framework):
     suffix = ".json"
     comment = ""
     sequence_parallel = False
+    shards_vocabulary = False
     logit_bytes = 12  # in 16 bits and in float32, and their gradients
 
     def check(self, workload: Workload) -> None:
@@ -79,7 +80,7 @@ class DeepSpeed(Framework):
         scale (8), to 16 bits (6), weight (4), and the addition (6): 42. Backward twice that but for
         the addition. `accumulate`: a 16-bit gradient into the float32 sum (10). `logit`: to float32
         (6), log-softmax (12) and its gradient (12), to 16 bits (6), shift (4). AutoTP's all-reduces
-        overlap nothing.
+        overlap nothing, and every device of it computes the loss of all logits.
         """
         options = workload.model.block
         last = parallelism.zero in (0, 1) and not parallelism.pp > 1
@@ -92,7 +93,7 @@ class DeepSpeed(Framework):
             accumulate=10,
             gradient=2,
             update=40,
-            logit=40,
+            logit=40 * parallelism.tp,
             tp_under="nothing",
             dp_under="nothing" if last or parallelism.pp > 1 else "backward",
             sends_hidden=False,

@@ -131,6 +131,7 @@ class Framework(abc.ABC):
         comment: what begins a comment in them; empty: they have none.
         sequence_parallel: whether tensor parallelism also shards tokens between matmuls.
         logit_bytes: of a logit on the last stage, forward and backward together.
+        shards_vocabulary: whether tensor parallelism shards the table of tokens and the logits.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Framework(abc.ABC):
     comment: str = "#"
     sequence_parallel: bool = True
     logit_bytes: int
+    shards_vocabulary: bool = True
 
     # ---- what it can do ------------------------------------------------------------------------
 
@@ -324,12 +326,12 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
     }
     for words, bad in wrong.items():
         if bad:
-            raise unsupported(framework, words, f"which {title} has no setting here for")
+            raise unsupported(framework, f"{words} is not written as a setting of {title}")
 
 
-def unsupported(framework: Framework, words: str, why: str) -> UserError:
-    """The error for a config that a framework cannot run as it is."""
-    return UserError(f"--print {framework.name}: the config has {words}, {why}; change the field")
+def unsupported(framework: Framework, words: str) -> UserError:
+    """The error for a config that a framework cannot run, or that is not written for it."""
+    return UserError(f"--print {framework.name}: {words}; change that field")
 
 
 # ---- the learning rate, which frameworks count in different ways ---------------------------------

@@ -56,17 +56,19 @@ class MaxText(Framework):
     def check(self, workload: Workload) -> None:
         check_decoder(self, workload)
         model = workload.model
-        if model.family not in BLOCKS:
-            raise unsupported(self, f"model.family={model.family}", f"none of {', '.join(BLOCKS)}")
-        if model.rope and model.rope.scaling:
-            raise unsupported(
-                self, f"model.rope.scaling={model.rope.scaling}", "which is not written here"
-            )
-        if model.window:
-            raise unsupported(self, f"model.window={model.window}", "which is not written here")
-        if workload.config.optimizer.decay not in ("cosine", "wsd"):
-            decay = workload.config.optimizer.decay
-            raise unsupported(self, f"optimizer.decay={decay}", "but it has cosine and wsd")
+        scaling, decay = model.rope and model.rope.scaling, workload.config.optimizer.decay
+        wrong = {
+            f"model.family={model.family} is none of {', '.join(BLOCKS)}": (
+                model.family not in BLOCKS
+            ),
+            f"model.rope.scaling={scaling} is not written": scaling is not None,
+            f"model.window={model.window} is not written": model.window is not None,
+            f"model.dropout={model.dropout} is not written": model.dropout != 0,
+            f"optimizer.decay={decay}, but it has cosine and wsd": decay not in ("cosine", "wsd"),
+        }
+        for words, bad in wrong.items():
+            if bad:
+                raise unsupported(self, words)
 
     def stage_counts(self, workload: Workload, tp: int, cp: int) -> list[int]:
         """Stages that divide the layers; none beside context parallelism."""
@@ -88,9 +90,10 @@ class MaxText(Framework):
         for chunks in even_chunks(workload, base.pp) if base.pp > 1 else [1]:
             schedule = "1f1b" if chunks == 1 else "interleaved"
             each = dataclasses.replace(base, virtual_stages=chunks, schedule=schedule)
-            yield from (dataclasses.replace(each, zero=3, zero_group=group) for group in groups)
-            if base.cp == 1:
-                yield each
+            sharded = [dataclasses.replace(each, zero=3, zero_group=group) for group in groups]
+            for one in [*sharded, each] if base.cp == 1 else sharded:
+                if fills_nodes(workload, one):
+                    yield one
 
     def recomputes(self, workload: Workload, parallelism: Parallelism) -> Iterator[list[Setup]]:
         """All but matmuls and attention, or everything."""
@@ -184,12 +187,15 @@ def axes_of(setup: Setup) -> dict[str, int]:
     return {**sizes, "data": p.dp // shards}
 
 
-def links_of(workload: Workload, setup: Setup) -> dict[str, int]:
-    """Sizes within a node (`ici`) and between nodes (`dcn`), from the fastest axis to the slowest.
+def fills_nodes(workload: Workload, parallelism: Parallelism) -> bool:
+    """True if the sizes within a node multiply to its devices."""
+    links = links_of(workload, Setup(parallelism, ""))
+    inside = math.prod(size for name, size in links.items() if name.startswith("ici_"))
+    return inside == min(workload.cluster.node_size, workload.gpus)
 
-    With expert parallelism an axis may have to be split that is not a multiple; then the rest of
-    the node goes to the next axis.
-    """
+
+def links_of(workload: Workload, setup: Setup) -> dict[str, int]:
+    """Sizes within a node (`ici`) and between nodes (`dcn`); the fastest axes fill the node."""
     left, links = min(workload.cluster.node_size, workload.gpus), {}
     sizes = axes_of(setup)
     for axis in AXES:
@@ -255,7 +261,8 @@ def layout_section(workload: Workload, setup: Setup) -> dict[str, Any]:
         }
     else:
         section |= {"gradient_accumulation_steps": p.micro_batches, "scan_layers": True}
-    return {**section, "remat_policy": setup.recompute, "attention": "cudnn_flash_te"}
+    kernel = {"attention": "cudnn_flash_te", "max_segments_per_seq": 32}
+    return {**section, "remat_policy": setup.recompute, **kernel}
 
 
 def training_section(workload: Workload, setup: Setup) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from jaxptd.planner.frameworks.framework import (
 )
 from jaxptd.planner.programs import NEMO
 
+HOST = 8  # most GPUs of a host; a larger domain of NVLink has several hosts
+WIDTH = 92  # characters of a line of flags
 ENDS = 2  # layers as which embedding and loss count, with the flags --account-for-*
 
 
@@ -48,9 +50,7 @@ class Megatron(Framework):
         check_decoder(self, workload)
         rope = workload.model.rope
         if rope and rope.scaling not in (None, "llama3"):
-            raise unsupported(
-                self, f"model.rope.scaling={rope.scaling}", "which is not written as flags here"
-            )
+            raise unsupported(self, f"model.rope.scaling={rope.scaling} is not written as flags")
 
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:
         """1F1B, or interleaved 1F1B whose stages divide the micro-batches; ZeRO 1 if it can."""
@@ -122,7 +122,7 @@ class Megatron(Framework):
             layout_flags(workload, setup),
             training_flags(workload, setup),
         ]
-        lines = [" ".join(_flag(name, value) for name, value in group.items()) for group in groups]
+        lines = [line for group in groups for line in wrapped(group)]
         start = (
             f"torchrun --nproc_per_node {processes} --nnodes {workload.gpus // processes} "
             "pretrain_gpt.py"
@@ -135,6 +135,8 @@ class Megatron(Framework):
         ]
         if p.tp > 1:
             notes.append("--tp-comm-overlap needs Transformer Engine's user buffers, within a node")
+        if node > HOST:
+            notes.append("set --nproc_per_node and --nnodes to the GPUs of a host and the hosts")
         return Written(text, notes)
 
 
@@ -143,8 +145,20 @@ def accounted(workload: Workload, pp: int) -> int:
     return 0 if workload.layers % pp == 0 else ENDS
 
 
-def _flag(name: str, value: Any) -> str:
-    return name if value is True else f"{name} {value}"
+def wrapped(flags: Mapping[str, Any]) -> list[str]:
+    """Flags in lines of at most `WIDTH` characters.
+
+    >>> wrapped({"--bf16": True, "--num-layers": 32})
+    ['--bf16 --num-layers 32']
+    """
+    lines: list[str] = []
+    for name, value in flags.items():
+        flag = name if value is True else f"{name} {value}"
+        if lines and len(lines[-1]) + 1 + len(flag) <= WIDTH:
+            lines[-1] += f" {flag}"
+        else:
+            lines.append(flag)
+    return lines
 
 
 def model_flags(workload: Workload) -> dict[str, Any]:
@@ -168,6 +182,7 @@ def model_flags(workload: Workload) -> dict[str, Any]:
         flags["--normalization"] = "RMSNorm"
     flags["--norm-epsilon"] = f"{options.norm_eps:g}"
     switches = {
+        "--no-bias-gelu-fusion": options.activation == "gelu",  # the fused one is gelu-tanh
         "--swiglu": ACTIVATIONS[options.activation, options.gated] == "SwiGLU",
         "--disable-bias-linear": options.linear_bias != "all",
         "--add-qkv-bias": options.linear_bias == "qkv",

@@ -89,14 +89,13 @@ def _stage(
         one = framework.layer_bytes(description, stack, remat, by_policy)
         kept += count * one * framework.passes_held(parallelism, stage)
         working = max(working, (1 + GRADIENTS) * by_policy["none"] - one)
-    table = description.embedding / parallelism.inner
-    ends = int(stage == 0) + int(stage == parallelism.pp - 1)
-    if parallelism.pp == 1 and shares_table(parts):
-        ends = 1
-    largest = max(layer_elements, min(ends, 1) * table)
-    state = framework.state(setup, elements + ends * table, largest)
+    tables = _tables(framework, description, stage)
+    largest = max(layer_elements, *tables)
+    state = framework.state(setup, elements + sum(tables), largest)
     rows = description.tokens(parts.stacks[-1]) if stage == parallelism.pp - 1 else 0
-    logits = rows * table / parts.hidden * framework.logit_bytes
+    columns = description.embedding / parts.hidden
+    columns /= parallelism.inner if framework.shards_vocabulary else 1
+    logits = rows * columns * framework.logit_bytes
     moment = {"logits": logits} if logits >= working else {"one layer": working}
     return {
         **state._asdict(),
@@ -105,6 +104,16 @@ def _stage(
         "allocator": RESERVED * (state.gathered + kept + max(logits, working)),
         "context, workspace, NCCL": float(sum(each.bytes for each in OUTSIDE)),
     }
+
+
+def _tables(framework: Framework, description: StepDescription, stage: int) -> list[float]:
+    """Elements of the table of tokens and of the head's matrix on a device of a stage."""
+    parallelism, whole = description.parallelism, description.embedding
+    sharded = whole / parallelism.inner
+    first = [sharded if framework.shards_vocabulary else whole] if stage == 0 else []
+    alone = parallelism.pp == 1 and shares_table(description.model)
+    last = [sharded] if stage == parallelism.pp - 1 and not alone else []
+    return [*first, *last, 0.0]
 
 
 def _saved(

@@ -94,8 +94,8 @@ class FrameworkPlan:
     def note(self) -> str:
         """Lines that explain the table's ±."""
         return (
-            f"± is {self.error:.0%} of the prediction, the cost model's error where least is known; "
-            "it is no interval for GPUs that nobody ran\n"
+            f"± is {self.error:.0%} of the prediction, the cost model's error where least is "
+            "known; it is no interval for GPUs that nobody ran\n"
             f"{self.framework.title.partition(' (')[0]}: {self.framework.evidence}"
         )
 
@@ -195,6 +195,11 @@ def plan_for(
                 f"{', '.join(PINS)}"
             )
     cluster = Cluster(find_accelerator(gpu, hardware), node)
+    if gpus > cluster.node_size and gpus % cluster.node_size:
+        raise UserError(
+            f"--print {name}: {gpus} GPUs are not whole nodes of {cluster.node_size}; use a "
+            "multiple, or --node"
+        )
     _check_model(config)
     values = checked_pins(pins or {}, config)
     remat = values.get("model.remat")

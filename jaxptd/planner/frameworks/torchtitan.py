@@ -60,6 +60,7 @@ FLAVORS: Mapping[tuple[str, str], Flavor] = {
     ("qwen3", "14B"): Flavor(40, 5120, 40, 8, 17408, 151936),
     ("qwen3", "32B"): Flavor(64, 5120, 64, 8, 25600, 151936),
 }
+HEAD = 128  # head size of all of them
 MODELS = {"llama": "llama3", "qwen3": "qwen3", "qwen3_moe": "qwen3"}
 
 
@@ -80,12 +81,20 @@ class Torchtitan(Framework):
     def check(self, workload: Workload) -> None:
         check_decoder(self, workload)
         model = workload.model
-        if model.family not in MODELS:
-            raise unsupported(self, f"model.family={model.family}", f"none of {', '.join(MODELS)}")
-        if model.dropout:
-            raise unsupported(self, f"model.dropout={model.dropout}", "which its models lack")
-        if model.window:
-            raise unsupported(self, f"model.window={model.window}", "which these models lack")
+        wrong = {
+            f"model.family={model.family} is none of {', '.join(MODELS)}": (
+                model.family not in MODELS
+            ),
+            f"model.dropout={model.dropout}, but its models have none": model.dropout != 0,
+            f"model.window={model.window}, but these models have none": model.window is not None,
+        }
+        for words, bad in wrong.items():
+            if bad:
+                raise unsupported(self, words)
+
+    def stage_counts(self, workload: Workload, tp: int, cp: int) -> list[int]:
+        """Numbers of stages; a table for both ends has to be on one stage."""
+        return [1] if workload.model.tie_embeddings else super().stage_counts(workload, tp, cp)
 
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:
         """FSDP over all replicas, or HSDP: a shard per node and copies between nodes.
@@ -268,7 +277,7 @@ def flavor_of(model: ModelConfig) -> str | None:
         model.tie_embeddings,
     )
     for (name, flavor), sizes in FLAVORS.items():
-        if name == MODELS[model.family] and sizes == own and model.moe is None:
+        if name == MODELS[model.family] and sizes == own and model.block.head_size == HEAD:
             return flavor
     return None
 
