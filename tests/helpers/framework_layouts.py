@@ -32,6 +32,7 @@ QWEN2_MOE = [
 DOTS1 = [
     *("--model.family=dots1", "--model.moe.first_dense=1"),
     *("--model.moe.num_experts=8", "--model.moe.num_groups=4", "--model.moe.top_groups=2"),
+    *("--model.moe.bias_rate=1e-3", "--model.moe.z_loss=1e-3", "--model.moe.balance_loss=1e-4"),
 ]
 # Config, its overrides, GPUs. Experts have words before the cost model has their time.
 MODELS = (

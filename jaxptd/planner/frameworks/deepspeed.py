@@ -47,9 +47,15 @@ class DeepSpeed(Framework):
     def check(self, workload: Workload) -> None:
         check_decoder(self, workload)
 
+    def tensor_sizes(self, workload: Workload) -> list[int]:
+        """AutoTP; not with experts, whose AutoEP cannot be combined with it yet."""
+        return [1] if workload.model.moe else super().tensor_sizes(workload)
+
     def context_sizes(self, workload: Workload, tp: int) -> list[int]:
-        """Ulysses: devices take heads in turn with tokens. Not together with AutoTP."""
+        """Ulysses: devices take heads in turn with tokens. Not together with AutoTP or AutoEP."""
         model = workload.model
+        if model.moe:
+            return [1]
         shared = math.gcd(model.num_heads, model.block.num_kv_heads, model.seq_length)
         return [1] if tp > 1 else divisors(math.gcd(shared, workload.gpus))
 

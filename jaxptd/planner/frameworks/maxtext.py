@@ -237,6 +237,8 @@ def model_section(workload: Workload) -> dict[str, Any]:
             "norm_topk_prob": moe.normalize,
             "sparse_matmul": True,
         }
+        if all(moe.is_sparse(layer) for layer in range(model.num_layers)):
+            section["base_mlp_dim"] = section["base_moe_mlp_dim"]  # as base.yml asks for
     return section
 
 

@@ -7,6 +7,7 @@ distributed_data_parallel_config.py`, `megatron/core/optimizer/optimizer_config.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -215,9 +216,11 @@ def expert_flags(workload: Workload) -> Mapping[str, Any]:
     }
     if moe.shared_ffn_hidden_size:
         flags["--moe-shared-expert-intermediate-size"] = moe.shared_ffn_hidden_size
-    if moe.first_dense:
-        sparse = workload.model.num_layers - moe.first_dense
-        flags["--moe-layer-freq"] = f"'([0]*{moe.first_dense}+[1]*{sparse})'"
+    sparse = [int(moe.is_sparse(layer)) for layer in range(workload.model.num_layers)]
+    if not all(sparse):
+        runs = ((kind, len(list(run))) for kind, run in itertools.groupby(sparse))
+        pattern = "+".join(f"[{kind}]*{length}" for kind, length in runs)
+        flags["--moe-layer-freq"] = f"'({pattern})'"
     if moe.score == "sigmoid":
         flags["--moe-router-score-function"] = "sigmoid"
     if not moe.normalize and moe.score == "softmax":
@@ -227,6 +230,14 @@ def expert_flags(workload: Workload) -> Mapping[str, Any]:
     if moe.num_groups > 1:
         groups = {"--moe-router-num-groups": moe.num_groups}
         flags |= groups | {"--moe-router-group-topk": moe.top_groups}
+    if moe.balance_loss:
+        flags["--moe-router-load-balancing-type"] = "seq_aux_loss"
+        flags["--moe-aux-loss-coeff"] = f"{moe.balance_loss:g}"
+    if moe.z_loss:
+        flags["--moe-z-loss-coeff"] = f"{moe.z_loss:g}"
+    if moe.bias_rate:
+        flags["--moe-router-enable-expert-bias"] = True
+        flags["--moe-router-bias-update-rate"] = f"{moe.bias_rate:g}"
     return flags
 
 

@@ -35,7 +35,8 @@ ENDS = 2  # layers as which embedding and loss count, by default
 class Flavor(NamedTuple):
     """The sizes of a flavor.
 
-    Args: layers, hidden, heads, kv_heads, ffn, vocabulary; tied: one table for both ends.
+    Args: layers, hidden, heads, kv_heads, ffn, vocabulary; tied: one table for both ends; experts,
+        chosen, expert_ffn: of each layer.
     """
 
     layers: int
@@ -45,6 +46,9 @@ class Flavor(NamedTuple):
     ffn: int
     vocabulary: int
     tied: bool = False
+    experts: int = 0
+    chosen: int = 0
+    expert_ffn: int = 0
 
 
 # `torchtitan/models/llama3/__init__.py` and `torchtitan/models/qwen3/__init__.py` of v0.2.2; hidden
@@ -59,6 +63,12 @@ FLAVORS: Mapping[tuple[str, str], Flavor] = {
     ("qwen3", "8B"): Flavor(36, 4096, 32, 8, 12288, 151936),
     ("qwen3", "14B"): Flavor(40, 5120, 40, 8, 17408, 151936),
     ("qwen3", "32B"): Flavor(64, 5120, 64, 8, 25600, 151936),
+    ("qwen3", "30B-A3B"): Flavor(
+        48, 2048, 32, 4, 6144, 151936, experts=128, chosen=8, expert_ffn=768
+    ),
+    ("qwen3", "235B-A22B"): Flavor(
+        94, 4096, 64, 4, 12288, 151936, experts=128, chosen=8, expert_ffn=1536
+    ),
 }
 HEAD = 128  # head size of all of them
 MODELS = {"llama": "llama3", "qwen3": "qwen3", "qwen3_moe": "qwen3"}
@@ -93,8 +103,11 @@ class Torchtitan(Framework):
                 raise unsupported(self, words)
 
     def stage_counts(self, workload: Workload, tp: int, cp: int) -> list[int]:
-        """Numbers of stages; a table for both ends has to be on one stage."""
-        return [1] if workload.model.tie_embeddings else super().stage_counts(workload, tp, cp)
+        """Numbers of stages; only llama3 has a `pipelining_fn`, for a head with its own table."""
+        model = workload.model
+        if MODELS[model.family] != "llama3" or model.tie_embeddings:
+            return [1]
+        return super().stage_counts(workload, tp, cp)
 
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:
         """FSDP over all replicas, or HSDP: a shard per node and copies between nodes.
@@ -267,6 +280,8 @@ def degrees_of(setup: Setup) -> dict[str, int]:
 
 def flavor_of(model: ModelConfig) -> str | None:
     """The name of the flavor with a model's sizes, or None."""
+    moe = model.moe
+    experts = (moe.num_experts, moe.top_k, moe.ffn_hidden_size or 0) if moe else (0, 0, 0)
     own = Flavor(
         model.num_layers,
         model.hidden_size,
@@ -275,6 +290,7 @@ def flavor_of(model: ModelConfig) -> str | None:
         model.mlp_size,
         model.vocab_size or 0,
         model.tie_embeddings,
+        *experts,
     )
     for (name, flavor), sizes in FLAVORS.items():
         if name == MODELS[model.family] and sizes == own and model.block.head_size == HEAD:
