@@ -112,3 +112,12 @@ def test_what_is_refused(
     base = named[:-4] if "--gpus" in options else named
     gpu = ["--gpu", "h100"] if "--gpus" in options else []
     assert words in refused(capsys, command.main, [*base, *gpu, *options, *default])
+
+
+def test_the_configs_that_frameworks_read(tmp_path: Path) -> None:
+    """`make_configs.py` writes files that `read_configs.py` gives to the frameworks."""
+    paths = runpy.run_path(str(FOLDER / "make_configs.py"))["write"](tmp_path, 1)
+    assert {path.name.partition("-")[0] for path in paths} == set(FRAMEWORKS)
+    for path in paths:
+        assert read(path.name.partition("-")[0], path.read_text())
+        assert int(path.stem.rpartition("-")[2]) in (8, 16, 32)
