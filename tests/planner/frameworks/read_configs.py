@@ -3,7 +3,7 @@
     python tests/planner/frameworks/read_configs.py megatron FOLDER
 
 Run it where the framework can be imported: Megatron-LM at d98e8a6, torchtitan v0.2.2, MaxText at
-e591f30 or DeepSpeed 0.19.6. It imports nothing of jaxptd. On 30 November 2026 all 432 were accepted.
+e591f30 or DeepSpeed 0.19.6. It imports nothing of jaxptd. On 30 November 2026 all 432 passed.
 """
 
 import contextlib
