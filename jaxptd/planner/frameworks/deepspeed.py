@@ -131,7 +131,7 @@ class DeepSpeed(Framework):
 
     # ---- memory --------------------------------------------------------------------------------
 
-    def state(self, setup: Setup, elements: float, layer: float) -> State:
+    def state(self, setup: Setup, elements: float, layer: float, shards: int) -> State:
         """16-bit parameters, float32 sums of gradients, float32 master parameters and moments.
 
         Source: Rajbhandari et al., arXiv 1910.02054, with `grad_accum_dtype` fp32. Buckets are of
@@ -139,10 +139,10 @@ class DeepSpeed(Framework):
         """
         p = setup.parallelism
         bucket = min(BUCKET, elements)
-        parameters = 2 * elements / (p.shards if p.zero == 3 else 1)
-        gradients = 4 * elements / (p.shards if p.zero >= 2 else 1)
+        parameters = 2 * elements / (shards if p.zero == 3 else 1)
+        gradients = 4 * elements / (shards if p.zero >= 2 else 1)
         gathered = 2 * bucket + (2 * (bucket + layer) if p.zero == 3 else 0)
-        return State(parameters, gradients, 12 * elements / p.shards, gathered)
+        return State(parameters, gradients, 12 * elements / shards, gathered)
 
     # ---- words ---------------------------------------------------------------------------------
 

@@ -219,13 +219,14 @@ class Framework(abc.ABC):
     # ---- memory --------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def state(self, setup: Setup, elements: float, layer: float) -> State:
+    def state(self, setup: Setup, elements: float, layer: float, shards: int) -> State:
         """Bytes of parameters, gradients and optimizer.
 
         Args:
             setup: the layout.
             elements: parameters of the device's stage, whole over dp.
             layer: those of its largest layer, or of a table outside the layers.
+            shards: devices that share a copy of what ZeRO shards.
         """
 
     def layer_bytes(

@@ -131,13 +131,13 @@ class MaxText(Framework):
 
     # ---- memory --------------------------------------------------------------------------------
 
-    def state(self, setup: Setup, elements: float, layer: float) -> State:
+    def state(self, setup: Setup, elements: float, layer: float, shards: int) -> State:
         """Float32 parameters, gradients and moments in shards; two layers gathered in 16 bits.
 
         Sums over micro-batches are another float32 copy of the gradients.
         """
         p = setup.parallelism
-        shard = elements / p.shards
+        shard = elements / shards
         copies = 2 if p.micro_batches > 1 and p.pp == 1 else 1
         gathered = (2 + 2 + 4) * layer if p.zero else 2 * layer
         return State(4 * shard, 4 * copies * shard, 8 * shard, gathered)

@@ -95,12 +95,11 @@ class Megatron(Framework):
             sends_hidden=parallelism.virtual_stages > 1,
         )
 
-    def state(self, setup: Setup, elements: float, layer: float) -> State:
+    def state(self, setup: Setup, elements: float, layer: float, shards: int) -> State:
         """16-bit parameters, float32 gradients; sharded master parameters and Adam's moments.
 
         Source: Megatron-LM's `docs/user-guide/features/dist_optimizer.md`: 6 + 12/d bytes.
         """
-        shards = setup.parallelism.shards
         return State(2 * elements, 4 * elements, 12 * elements / shards)
 
     def layout_words(self, setup: Setup) -> str:

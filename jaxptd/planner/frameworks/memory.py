@@ -91,7 +91,7 @@ def _stage(
         working = max(working, (1 + GRADIENTS) * by_policy["none"] - one)
     tables = _tables(framework, description, stage)
     largest = max(layer_elements, *tables)
-    state = framework.state(setup, elements + sum(tables), largest)
+    state = framework.state(setup, elements + sum(tables), largest, parallelism.shards)
     rows = description.tokens(parts.stacks[-1]) if stage == parallelism.pp - 1 else 0
     columns = description.embedding / parts.hidden
     columns /= parallelism.inner if framework.shards_vocabulary else 1

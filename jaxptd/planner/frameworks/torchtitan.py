@@ -192,14 +192,14 @@ class Torchtitan(Framework):
 
     # ---- memory --------------------------------------------------------------------------------
 
-    def state(self, setup: Setup, elements: float, layer: float) -> State:
+    def state(self, setup: Setup, elements: float, layer: float, shards: int) -> State:
         """Float32 parameters, gradients and moments in shards; whole ones of the layers at work.
 
         Gathered are, in 16 bits, two layers and the gradient of one, which is reduced in float32.
         In a pipeline every parameter is, with a float32 sum of its gradient.
         """
         p = setup.parallelism
-        shard = elements / p.shards
+        shard = elements / shards
         whole = 6 * elements if p.pp > 1 else (2 + 2 + 2 + 4) * layer
         return State(4 * shard, 4 * shard, 8 * shard, whole if p.zero else 2 * elements)
 
