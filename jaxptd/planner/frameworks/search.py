@@ -11,6 +11,7 @@ from jaxptd.costs.terms import scaled
 from jaxptd.planner.cost import StepDescription, StepTime, step_time
 from jaxptd.planner.cost.layer import layer_terms
 from jaxptd.planner.cost.step import (
+    Kind,
     Layers,
     by_place,
     end_terms,
@@ -159,26 +160,33 @@ class FrameworkSearch:
     def __init__(self, framework: Framework, workload: Workload, limit: float) -> None:
         self.framework, self.workload, self.limit = framework, workload, limit
         self.counted = 0  # layouts whose time was predicted exactly
-        self._bare: dict[tuple, float] = {}
+        self._seconds: dict[tuple, Mapping[Kind, float]] = {}
 
     def __iter__(self) -> Iterator[Found]:
-        """Yields the fastest layout, then the fastest with other axis sizes, and so on."""
+        """Yields the fastest layout, then the fastest with other axis sizes, and so on.
+
+        A family of layouts is bounded by its layers without communication, then with it; only what
+        these bounds leave open is predicted.
+        """
         order = itertools.count()
-        heap: list[tuple[float, int, list[Setup] | Found]] = [
-            (self._least(family[0]), next(order), family) for family in self._families
+        heap: list[tuple[float, int, bool, list[Setup] | Found]] = [
+            (self._least(family[0]), next(order), False, family) for family in self._families
         ]
         heapq.heapify(heap)
         done: set[Axes] = set()
         while heap:
-            _, _, item = heapq.heappop(heap)
+            _, _, sent, item = heapq.heappop(heap)
             setup = item.setup if isinstance(item, Found) else item[0]
             if sizes_of(setup) in done:
                 continue
             if isinstance(item, Found):
                 done.add(sizes_of(setup))
                 yield item
+            elif not sent:
+                least = self._least(setup, sent=True)
+                heapq.heappush(heap, (least, next(order), True, item))
             elif found := self._first_fitting(item):
-                heapq.heappush(heap, (found.seconds, next(order), found))
+                heapq.heappush(heap, (found.seconds, next(order), True, found))
 
     @cached_property
     def _families(self) -> list[list[Setup]]:
@@ -209,32 +217,38 @@ class FrameworkSearch:
         description = describe(self.framework, self.workload, setup)
         return memory_of(self.framework, description, self.workload.model, setup)
 
-    def _least(self, setup: Setup) -> float:
-        """Seconds that the layers take at least: without communication, evenly on the stages."""
+    def _least(self, setup: Setup, *, sent: bool = False) -> float:
+        """Seconds that the layers take at least, evenly on the stages; sent: what they send too."""
         parallelism = setup.parallelism
         pp, m, chunks = parallelism.pp, parallelism.micro_batches, parallelism.virtual_stages
         passes = m + (pp - 1) / chunks
+        layers = self._layers(setup, sent=sent)
         seconds = 0.0
         for stack in self.workload.architecture.stacks:
             first = parallelism.remat_layers
             whole = stack.layers if first is None else min(stack.layers, first * pp)
-            seconds += whole * self._layer(setup, stack.name, parallelism.remat)
-            seconds += (stack.layers - whole) * self._layer(setup, stack.name, "none")
+            seconds += whole * layers[stack.name, parallelism.remat]
+            seconds += (stack.layers - whole) * layers[stack.name, "none"]
         return passes * seconds / pp
 
-    def _layer(self, setup: Setup, stack: str, remat: str) -> float:
-        """Seconds of a layer without communication."""
+    def _layers(self, setup: Setup, *, sent: bool) -> Mapping[Kind, float]:
+        """Seconds of a layer of each stack, with the layout's policy and with none."""
         p = setup.parallelism
         record = self.framework.implementation(self.workload, p)
-        key = (record, p.tp, p.cp, p.ep, p.micro_batch, p.sequence_parallel, stack, remat)
-        if key not in self._bare:
+        spread = (p.pp, p.zero, p.zero_group) if sent else ()
+        key = (record, p.tp, p.cp, p.ep, p.micro_batch, p.remat, *spread)
+        if key not in self._seconds:
             description = StepDescription(
                 self.workload.architecture, p, record, self.workload.cluster
             )
-            layers = layer_passes(description, {(stack, remat)}, {})  # type: ignore[arg-type]
+            places = by_place(self.framework.collectives(description)) if sent else {}
+            kinds: set[Kind] = set()
+            for stack in description.model.stacks:
+                kinds |= {(stack.name, p.remat), (stack.name, "none")}
+            layers = layer_passes(description, kinds, places)
             layers = _with_products(description, layers, self.framework.again(setup))
-            self._bare[key] = layers[stack, remat].seconds  # type: ignore[index]
-        return self._bare[key]
+            self._seconds[key] = {kind: passes.seconds for kind, passes in layers.items()}
+        return self._seconds[key]
 
 
 def sizes_of(setup: Setup) -> Axes:
