@@ -41,7 +41,8 @@ class Megatron(Framework):
     source = "NVIDIA/Megatron-LM, commit d98e8a6 of 22 August 2026"
     evidence = (
         "its record is NVIDIA NeMo's with gradients in float32; nine published steps of GPT on 48 "
-        "to 6,144 H100s took 1.00 to 1.20 times the seconds predicted with the best micro-batches"
+        "to 6,144 H100s took 1.00 to 1.20 times the seconds predicted with the best micro-batches "
+        "and chunks"
     )
     suffix = ".sh"
     remats: ClassVar[Mapping[Remat, str]] = {"none": "none", "full": "full"}
