@@ -26,6 +26,8 @@ from jaxptd.errors import UserError, run_command
 from jaxptd.fields import check_range, checked
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.models.families import with_vocabulary
+from jaxptd.planner.cost import StepTime
+from jaxptd.planner.frameworks.planning import FRAMEWORKS, FrameworkPlan, plan_for
 from jaxptd.planner.planning import MAX_MEMORY, RANGES, Compiling, Measure, Plan, expected_error
 from jaxptd.planner.search.best import Search
 from jaxptd.planner.search.space import PINNED, Space, checked_pins
@@ -169,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options |= {name: as_path(path, f"--{name}") for name, path in given.items()}
     _check(options)
     picture = picture_path(options["picture"])
+    if options["print"]:
+        return _print(config, options, pins)
     if options["compile"]:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning runs nothing
     names = ("gpus", "gpu", "node", "hardware", "max_memory", "top", "compile", "imbalance")
@@ -178,10 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pins=pins,
         say=lambda line: None if options["quiet"] else print(line, file=sys.stderr, flush=True),
     )
-    if options["explain"] is not None and not 1 <= options["explain"] <= len(planned.best):
-        raise UserError(
-            f"--explain {options['explain']}: use a row's number, 1 to {len(planned.best)}"
-        )
+    _check_row(options["explain"], len(planned.best))
     if options["out"]:
         _write(options["out"], as_yaml(planned.best[0].config))
     if picture:
@@ -191,6 +192,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(_lines(planned, options, _given(others))))
     return 0
+
+
+def _check_row(number: int | None, rows: int) -> None:
+    """Raises UserError for a row that the table lacks."""
+    if number is not None and not 1 <= number <= rows:
+        raise UserError(f"--explain {number}: use a row's number, 1 to {rows}")
+
+
+# ---- layouts in the words of another framework ---------------------------------------------------
+
+
+def _print(config: Config, options: dict[str, Any], pins: Mapping[str, Any]) -> int:
+    """Prints, or writes, the layouts of another framework."""
+    for name in ("compile", "picture"):
+        if options[name]:
+            raise UserError(
+                f"--{name} covers jaxptd's own steps; leave it out, or leave out --print"
+            )
+    names = ("gpus", "gpu", "node", "hardware", "max_memory", "top")
+    _check_numbers({name: options[name] for name in ("gpus", "top", "node")}, options["max_memory"])
+    planned = plan_for(
+        options["print"], config, **{name: options[name] for name in names}, pins=pins
+    )
+    _check_row(options["explain"], len(planned.best))
+    chosen = planned.best[(options["explain"] or 1) - 1]
+    written = planned.written(chosen)
+    if options["out"]:
+        _write(options["out"], written.text)
+    if options["json"]:
+        print(json.dumps(planned.as_dict()))
+    elif options["quiet"]:
+        print(written.text, end="")
+    else:
+        print("\n".join(_framework_lines(planned, options)))
+    return 0
+
+
+def _framework_lines(planned: FrameworkPlan, options: dict[str, Any]) -> list[str]:
+    """The table of layouts, one itemized if asked for, and the config of that one or the best."""
+    chosen = planned.best[(options["explain"] or 1) - 1]
+    text, notes = planned.written(chosen)
+    lines = [repr(planned)]
+    if options["explain"]:
+        lines += _itemized(chosen.step, chosen.memory)
+    if options["tokens"]:
+        lines += ["", _budget(planned, options)]
+    return [*lines, "", *(() if planned.framework.comment else notes), text.removesuffix("\n")]
+
+
+def _itemized(step: StepTime, memory: Mapping[str, float]) -> list[str]:
+    """The parts of a layout's time and memory."""
+    parts = [(name, f"{size / 2**30:.2f}") for name, size in memory.items()]
+    return ["", str(step.table()), "", str(Table("memory", ("part", "GiB"), parts))]
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -217,6 +271,7 @@ def parser() -> ConfigParser:
         "--config gpt2-1.5b --gpus 64 --gpu h200",
         "--config llama3-70b --gpus 512 --gpu h100 --layout.tp 8 --explain 1",
         "--config llama3-70b --gpus 512 --gpu h100 --tokens 2e12 --out plan.yaml",
+        "--config llama3-70b --gpus 512 --gpu h100 --print megatron",
     )
     parser = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
     _add(parser, "gpus", int, None, "N", "devices")
@@ -252,10 +307,12 @@ def parser() -> ConfigParser:
     _add(parser, "explain", int, None, "K", "itemize the time and memory of the K-th layout")
     _add(parser, "tokens", float, None, "N", "print how many days training on so many tokens takes")
     _add(parser, "price", float, None, "P", "price per GPU hour: also print the cost of --tokens")
+    help_text = f"plan for another framework and print its config: {', '.join(FRAMEWORKS)}"
+    parser.add_argument("--print", metavar="NAME", help=help_text)
     help_text = "write a config with the best layout"
     parser.add_argument("--out", metavar="F", help=help_text)
     parser.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
-    quiet = "print only the train command of the best layout"
+    quiet = "print only the train command, or the config, of the best layout"
     add_words(parser, json="the layouts", quiet=quiet, picture="time, memory and a roofline")
     return parser
 
@@ -294,13 +351,7 @@ def _lines(planned: Plan, options: dict[str, Any], given: Sequence[str]) -> list
         return [command]
     lines = [repr(planned)]
     if options["explain"]:
-        memory = [(name, f"{size / 2**30:.2f}") for name, size in chosen.memory.parts.items()]
-        lines += [
-            "",
-            str((chosen.compiled or chosen).step.table()),
-            "",
-            str(Table("memory", ("part", "GiB"), memory)),
-        ]
+        lines += _itemized((chosen.compiled or chosen).step, chosen.memory.parts)
     if options["tokens"]:
         lines += ["", _budget(planned, options)]
     return [*lines, "", command]
@@ -321,9 +372,9 @@ def _given(argv: Sequence[str]) -> list[str]:
     return given
 
 
-def _budget(planned: Plan, options: dict[str, Any]) -> str:
+def _budget(planned: Plan | FrameworkPlan, options: dict[str, Any]) -> str:
     """Time and cost of training on so many tokens."""
-    days = planned.days(planned.best[0], options["tokens"])
+    days = planned.days_of_best(options["tokens"])
     hours = days * HOURS * planned.gpus
     cost = (
         f", cost {hours * options['price']:,.0f} at {options['price']:g} per GPU hour"

@@ -4,5 +4,6 @@
 collectives from any source. `steps` describes this library's steps to it, with the formulas for
 traffic and memory. `search` finds the fastest layouts, which `planning` ranks for `jaxptd plan`.
 `programs` records what published programs did, `rows` reads their measured steps, and `validation`
-compares predictions with them for `jaxptd plan validate`.
+compares predictions with them for `jaxptd plan validate`. `frameworks` finds the fastest layouts of
+other frameworks and writes them in their words, for `jaxptd plan --print`.
 """

@@ -171,6 +171,10 @@ class Plan:
         """Days for training on `tokens` tokens."""
         return tokens / self.tokens_per_second(candidate) / self.gpus / 86400
 
+    def days_of_best(self, tokens: float) -> float:
+        """Days for training on `tokens` tokens with the first layout."""
+        return self.days(self.best[0], tokens)
+
     def table(self) -> Table:
         """A row for each layout."""
         columns = (
