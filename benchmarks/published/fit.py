@@ -72,6 +72,16 @@ def calibrated(accelerator: Accelerator, row: Row) -> Accelerator:
     return dataclasses.replace(accelerator, products_share=float((low + high) / 2))
 
 
+def calibrated_pace(accelerator: Accelerator, row: Row) -> float:
+    """The pace of experts' kernels (`Implementation.expert_pace`) with which one row is exact."""
+    low, high = 0.1, 2.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        too_fast = row.predict(accelerator, expert_pace=middle).seconds < row.seconds
+        low, high = (low, middle) if too_fast else (middle, high)
+    return (low + high) / 2
+
+
 def _least_squares(residuals: Residuals) -> np.ndarray:
     """Levenberg and Marquardt's steps from `BEFORE`, until one changes next to nothing."""
     x = BEFORE.copy()

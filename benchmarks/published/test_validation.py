@@ -10,11 +10,13 @@ from benchmarks.published.fit import (
     SHARES,
     FittedTable,
     calibrated,
+    calibrated_pace,
     fitted_table,
     h100_row,
     table_1,
 )
 from jaxptd.hardware import find_accelerator
+from jaxptd.planner.programs import PROGRAMS
 from jaxptd.planner.rows import read_rows
 from jaxptd.planner.validation import Outcome, predicted_rows
 
@@ -97,3 +99,18 @@ def test_the_command_prints_a_fit_to_all_rows(capsys: pytest.CaptureFixture) -> 
     assert lines[12] == "mean error 1.2%, worst 3.5%; bar of the mean 2.5%"
     assert lines[13] == "a constant TFLOP/s: mean error 6.8%, worst 11.7%"
     assert lines[14].startswith("shares of peak fitted to all rows: products 0.819, hbm 0.617")
+
+
+@pytest.mark.parametrize(("file", "mean"), [("experts.csv", 0.08), ("maxtext_zero3.csv", 0.03)])
+def test_steps_that_set_nothing_are_predicted(file: str, mean: float) -> None:
+    found = predicted_rows(read_rows(ROWS / file), {"h100": H100})
+    assert found.missed() == []
+    assert found.mean < mean
+
+
+def test_the_pace_of_each_programs_experts_is_that_of_its_row() -> None:
+    rows = read_rows(ROWS / "experts_calibration.csv")
+    assert len({row.program for row in rows}) == len(rows)
+    for each in rows:
+        pace = calibrated_pace(H100, each)
+        assert PROGRAMS[each.program].expert_pace == pytest.approx(pace, rel=0.005), each.name

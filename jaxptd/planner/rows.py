@@ -153,9 +153,10 @@ class Row:
     seconds: float
     policy: str = ""
 
-    def predict(self, accelerator: Accelerator) -> StepTime:
-        """The step's predicted time on an accelerator."""
+    def predict(self, accelerator: Accelerator, **changes: Any) -> StepTime:
+        """The step's predicted time on an accelerator; changes: of the program's record."""
         record = record_of(self.program, self.parallelism, self.policy)
+        record = dataclasses.replace(record, **changes)
         description = StepDescription(
             self.shape.architecture, self.parallelism, record, Cluster(accelerator)
         )

@@ -25,7 +25,7 @@ from jaxptd.planner.frameworks.framework import (
     final_rate,
     last_step,
 )
-from jaxptd.planner.programs import BATCH, NEMO
+from jaxptd.planner.programs import AUTOMODEL, BATCH
 
 BUCKET = 5e8  # elements of `reduce_bucket_size` and of `stage3_prefetch_bucket_size`, by default
 RING = ("keys and values", "keys and values again", "their gradients")
@@ -66,7 +66,7 @@ class DeepSpeed(Framework):
 
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:
         """ZeRO 0 to 3; with AutoTP up to 2, in a pipeline up to 1 (1F1B). Ulysses takes 3."""
-        replicas = base.dp * base.ep * base.cp
+        replicas = base.dp * base.cp
         most = 1 if base.pp > 1 else 2 if base.tp > 1 else 3
         least = 3 if base.cp > 1 else 0
         for zero in range(least, most + 1) if replicas > 1 else [0]:
@@ -91,7 +91,7 @@ class DeepSpeed(Framework):
         options = workload.model.block
         last = parallelism.zero in (0, 1) and not parallelism.pp > 1
         return dataclasses.replace(
-            NEMO,
+            AUTOMODEL,
             name=self.name,
             dropout=workload.model.dropout > 0,
             bias=options.linear_bias == "all",
@@ -150,6 +150,7 @@ class DeepSpeed(Framework):
         p = setup.parallelism
         words = [f"autotp={p.tp}"] if p.tp > 1 else []
         words += [f"sequence_parallel={p.cp}"] if p.cp > 1 else []
+        words += [f"autoep={p.expert_devices}"] if p.expert_devices > 1 else []
         words += [f"stages={p.pp}"] if p.pp > 1 else []
         words += [f"data={p.replicas}"] if p.replicas > 1 else []
         return " ".join([*words, f"ZeRO {p.zero}"])
@@ -204,7 +205,7 @@ def config_of(workload: Workload, setup: Setup) -> dict[str, Any]:
     if p.cp > 1:
         written["sequence_parallel_size"] = p.cp
     if workload.model.moe:
-        written["expert_parallel"] = {"enabled": True, "autoep_size": p.ep}
+        written["expert_parallel"] = {"enabled": True, "autoep_size": p.expert_devices}
     if optimizer.decay == "cosine":
         written["scheduler"] = scheduler_of(workload)
     return written

@@ -172,10 +172,14 @@ class Framework(abc.ABC):
         """Numbers of pipeline stages."""
         return divisors(workload.gpus // (tp * cp), workload.layers)
 
-    def expert_sizes(self, workload: Workload, dp: int) -> list[int]:
-        """Sizes of expert parallelism, which takes its devices from dp."""
+    def expert_sizes(self, workload: Workload, tp: int, cp: int, dp: int) -> list[int]:
+        """Sizes of expert parallelism over the devices that share a stage."""
         moe = workload.model.moe
-        return divisors(math.gcd(moe.num_experts, dp)) if moe else [1]
+        return divisors(math.gcd(moe.num_experts, tp * cp * dp)) if moe else [1]
+
+    def expert_slices(self, tp: int) -> int:
+        """Devices that share each expert's matrices."""
+        return 1
 
     @abc.abstractmethod
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:

@@ -27,7 +27,7 @@ from jaxptd.planner.frameworks.framework import (
     last_step,
     unsupported,
 )
-from jaxptd.planner.programs import MAXTEXT
+from jaxptd.planner.programs import record_of
 
 # Values of `decoder_block` by family.
 BLOCKS = {
@@ -75,6 +75,13 @@ class MaxText(Framework):
         counts = super().stage_counts(workload, tp, cp)
         return [pp for pp in counts if pp == 1 or (cp == 1 and workload.layers % pp == 0)]
 
+    def expert_sizes(self, workload: Workload, tp: int, cp: int, dp: int) -> list[int]:
+        """An axis of its own, which takes samples as FSDP does; tensor shards experts as well."""
+        return super().expert_sizes(workload, 1, 1, dp)
+
+    def expert_slices(self, tp: int) -> int:
+        return tp
+
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:
         """FSDP over all replicas, or within a node with copies between nodes; or plain copies.
 
@@ -83,9 +90,10 @@ class MaxText(Framework):
         if base.pp > 1 and base.micro_batches % base.pp:
             return
         shard = workload.cluster.node_size // base.tp
-        replicas = base.dp * base.ep * base.cp
+        replicas = base.dp * base.cp
         groups = [0] if replicas > 1 else []
-        if 1 < shard < replicas and replicas % shard == 0 and shard % base.cp == 0:
+        inner = base.cp * base.expert_devices
+        if 1 < shard < replicas and replicas % shard == 0 and shard % inner == 0:
             groups.append(shard)
         for chunks in even_chunks(workload, base.pp) if base.pp > 1 else [1]:
             schedule = "1f1b" if chunks == 1 else "interleaved"
@@ -105,17 +113,17 @@ class MaxText(Framework):
     # ---- time ----------------------------------------------------------------------------------
 
     def implementation(self, workload: Workload, parallelism: Parallelism) -> Implementation:
-        """The record of `planner.programs`, without sums of gradients if there is one micro-batch.
+        """The record of `planner.programs` with the policy `minimal_with_context`.
 
         `cast`: float32 parameters to 16 bits, before they are gathered with FSDP.
         """
         options = workload.model.block
+        record = record_of("maxtext", parallelism, "minimal_with_context")
         return dataclasses.replace(
-            MAXTEXT,
+            record,
             gradient=4,
             rotary=options.positions == "rope",
             bias=options.linear_bias == "all",
-            accumulate=MAXTEXT.accumulate if parallelism.micro_batches > 1 else 0,
             cast=0 if parallelism.zero else 6,
         )
 
@@ -182,9 +190,15 @@ class MaxText(Framework):
 def axes_of(setup: Setup) -> dict[str, int]:
     """Sizes of its axes; with context parallelism, the shards of FSDP include it."""
     p = setup.parallelism
-    shards = max(1, p.shards // (p.cp * p.ep)) if p.zero else 1
-    sizes = {"tensor": p.tp, "context": p.cp, "expert": p.ep, "fsdp": shards, "pipeline": p.pp}
-    return {**sizes, "data": p.dp // shards}
+    shards = max(1, p.shards // (p.cp * p.expert_devices)) if p.zero else 1
+    sizes = {
+        "tensor": p.tp,
+        "context": p.cp,
+        "expert": p.expert_devices,
+        "fsdp": shards,
+        "pipeline": p.pp,
+    }
+    return {**sizes, "data": p.dp // (shards * p.expert_devices)}
 
 
 def fills_nodes(workload: Workload, parallelism: Parallelism) -> bool:

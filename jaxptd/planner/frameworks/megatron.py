@@ -56,7 +56,7 @@ class Megatron(Framework):
 
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:
         """1F1B, or interleaved 1F1B whose stages divide the micro-batches; ZeRO 1 if it can."""
-        zero = int(base.dp * base.ep * base.cp > 1)  # --use-distributed-optimizer
+        zero = int(base.dp * base.cp > 1)  # --use-distributed-optimizer
         if base.pp == 1:
             yield dataclasses.replace(base, zero=zero)
             return
@@ -107,7 +107,7 @@ class Megatron(Framework):
         p = setup.parallelism
         words = [f"TP {p.tp}"] if p.tp > 1 else []
         words += [f"CP {p.cp}"] if p.cp > 1 else []
-        words += [f"EP {p.ep}"] if p.ep > 1 else []
+        words += [f"EP {p.expert_devices}"] if p.expert_devices > 1 else []
         chunks = f" x{p.virtual_stages}" if p.virtual_stages > 1 else ""
         words += [f"PP {p.pp}{chunks}"] if p.pp > 1 else []
         words.append(f"DP {p.replicas}")
@@ -250,7 +250,10 @@ def layout_flags(workload: Workload, setup: Setup) -> dict[str, Any]:
         "--context-parallel-size": p.cp,
     }
     if workload.model.moe:
-        flags |= {"--expert-model-parallel-size": p.ep, "--expert-tensor-parallel-size": 1}
+        flags |= {
+            "--expert-model-parallel-size": p.expert_devices,
+            "--expert-tensor-parallel-size": 1,
+        }
     if p.virtual_stages > 1:
         flags["--num-virtual-stages-per-pipeline-rank"] = p.virtual_stages
     if p.pp > 1 and accounted(workload, p.pp):

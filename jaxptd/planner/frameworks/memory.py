@@ -19,7 +19,7 @@ from jaxptd.layout import Layout
 from jaxptd.models.families import architecture_of
 from jaxptd.parts.architecture import Stack
 from jaxptd.planner.cost import StepDescription
-from jaxptd.planner.frameworks.framework import Framework, Setup, shares_table
+from jaxptd.planner.frameworks.framework import Framework, Setup, State, shares_table
 
 # Share of all but the state that an allocator reserves beyond it; judged from two published steps
 # of torchtitan (`tests/planner/frameworks/test_published.py`).
@@ -79,19 +79,31 @@ def _stage(
     """Bytes of a device of one stage."""
     parallelism, parts = description.parallelism, description.model
     stacks = {stack.name: stack for stack in parts.stacks}
-    kept = working = elements = 0.0
-    layer_elements = 0.0
+    kept = working = dense = experts = 0.0
+    largest = of_experts = 0.0
     for (name, remat), count in description.stages[stage].items():
         stack = stacks[name]
-        weights = description.layer_parameters(stack)
-        elements, layer_elements = elements + count * weights, max(layer_elements, weights)
+        chosen = stack.expert_weights / parallelism.expert_shards
+        others = description.layer_parameters(stack) - chosen
+        dense, experts = dense + count * others, experts + count * chosen
+        largest, of_experts = max(largest, others), max(of_experts, chosen)
         by_policy = _saved(framework, model, stack, parallelism)
         one = framework.layer_bytes(description, stack, remat, by_policy)
         kept += count * one * framework.passes_held(parallelism, stage)
         working = max(working, (1 + GRADIENTS) * by_policy["none"] - one)
     tables = _tables(framework, description, stage)
-    largest = max(layer_elements, *tables)
-    state = framework.state(setup, elements + sum(tables), largest, parallelism.shards)
+    largest = max(largest, *tables)
+    copies = min(parallelism.shards, parallelism.expert_copies)
+    state = State(
+        *map(
+            sum,
+            zip(
+                framework.state(setup, dense + sum(tables), largest, parallelism.shards),
+                framework.state(setup, experts, of_experts, copies),
+                strict=True,
+            ),
+        )
+    )
     rows = description.tokens(parts.stacks[-1]) if stage == parallelism.pp - 1 else 0
     columns = description.embedding / parts.hidden
     columns /= parallelism.inner if framework.shards_vocabulary else 1

@@ -11,7 +11,7 @@ from jaxptd.config import Config
 from jaxptd.display import Table, gib_text, html_of
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.models.families import architecture_of, require_times, with_vocabulary
+from jaxptd.models.families import require_times, with_vocabulary
 from jaxptd.planner.frameworks.deepspeed import DeepSpeed
 from jaxptd.planner.frameworks.framework import PINS, Framework, Workload, Written
 from jaxptd.planner.frameworks.maxtext import MaxText
@@ -200,7 +200,7 @@ def plan_for(
             f"--print {name}: {gpus} GPUs are not whole nodes of {cluster.node_size}; use a "
             "multiple, or --node"
         )
-    _check_model(config)
+    require_times(config.model)
     values = checked_pins(pins or {}, config)
     remat = values.get("model.remat")
     if remat is not None and remat not in framework.remats:
@@ -215,17 +215,6 @@ def plan_for(
         raise _nothing(search)
     error = max(UNSURE, expected_error(gpu, hardware))
     return FrameworkPlan(framework, workload, limit, best, search.counted, error)
-
-
-def _check_model(config: Config) -> None:
-    """Raises UserError for models whose parts the records of other frameworks do not cover."""
-    require_times(config.model)
-    stacks = len(architecture_of(config.model).stacks)
-    if stacks > 1:
-        raise UserError(
-            f"model.family={config.model.family} has {stacks} kinds of layers; --print covers "
-            "models with one"
-        )
 
 
 def _nothing(search: FrameworkSearch) -> UserError:

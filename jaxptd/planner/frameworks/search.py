@@ -5,6 +5,7 @@ import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from jaxptd.costs.program import Parallelism
 from jaxptd.costs.terms import scaled
@@ -71,7 +72,7 @@ def layouts(framework: Framework, workload: Workload) -> Iterator[Parallelism]:
     """Every layout that divides devices, batch and model, without what backward recomputes."""
     for tp, cp, pp, ep in _axes(framework, workload):
         dp = workload.gpus // (tp * cp * pp)
-        if workload.batch % dp or not workload.allows("layout.dp", dp // ep):
+        if workload.batch % dp or not workload.allows("layout.dp", dp):
             continue
         for micro_batch in divisors(workload.batch // dp, LARGEST):
             m = workload.batch // dp // micro_batch
@@ -82,10 +83,18 @@ def layouts(framework: Framework, workload: Workload) -> Iterator[Parallelism]:
                 tp=tp,
                 cp=cp,
                 pp=pp,
-                ep=ep,
+                **_experts(framework, workload, tp, ep),
                 sequence_parallel=tp > 1 and framework.sequence_parallel,
             )
             yield from _allowed(framework, workload, base)
+
+
+def _experts(framework: Framework, workload: Workload, tp: int, ep: int) -> dict[str, Any]:
+    """Fields that divide experts; none for a dense model."""
+    if workload.model.moe is None:
+        return {}
+    slices = framework.expert_slices(tp)
+    return {"experts_over": ep, "expert_tp": slices, "dispatch": "alltoall"}
 
 
 def _axes(framework: Framework, workload: Workload) -> Iterator[Axes]:
@@ -98,7 +107,8 @@ def _axes(framework: Framework, workload: Workload) -> Iterator[Axes]:
             for pp in framework.stage_counts(workload, tp, cp):
                 if not workload.allows("layout.pp", pp):
                     continue
-                for ep in framework.expert_sizes(workload, workload.gpus // (tp * cp * pp)):
+                dp = workload.gpus // (tp * cp * pp)
+                for ep in framework.expert_sizes(workload, tp, cp, dp):
                     if workload.allows("layout.ep", ep):
                         yield tp, cp, pp, ep
 
@@ -236,7 +246,7 @@ class FrameworkSearch:
         p = setup.parallelism
         record = self.framework.implementation(self.workload, p)
         spread = (p.pp, p.zero, p.zero_group) if sent else ()
-        key = (record, p.tp, p.cp, p.ep, p.micro_batch, p.remat, *spread)
+        key = (record, p.tp, p.cp, p.expert_devices, p.micro_batch, p.remat, *spread)
         if key not in self._seconds:
             description = StepDescription(
                 self.workload.architecture, p, record, self.workload.cluster
@@ -254,4 +264,4 @@ class FrameworkSearch:
 def sizes_of(setup: Setup) -> Axes:
     """Sizes of the axes; a ranking shows one layout for each."""
     p = setup.parallelism
-    return p.tp, p.cp, p.ep, p.pp, p.dp, p.zero, p.zero_group
+    return p.tp, p.cp, p.expert_devices, p.pp, p.dp, p.zero, p.zero_group

@@ -26,7 +26,7 @@ from jaxptd.planner.frameworks.framework import (
     layer_products,
     unsupported,
 )
-from jaxptd.planner.programs import NEMO
+from jaxptd.planner.programs import AUTOMODEL
 
 EVERY = (4, 3, 2)  # `selective_ac_option` that recomputes every n-th layer
 ENDS = 2  # layers as which embedding and loss count, by default
@@ -109,13 +109,18 @@ class Torchtitan(Framework):
             return [1]
         return super().stage_counts(workload, tp, cp)
 
+    def expert_sizes(self, workload: Workload, tp: int, cp: int, dp: int) -> list[int]:
+        """With `expert_tensor_parallel_degree` 1, all of tp and some of the shards."""
+        sizes = super().expert_sizes(workload, tp, cp, dp)
+        return [ep for ep in sizes if ep == 1 or ep % tp == 0]
+
     def variants(self, workload: Workload, base: Parallelism) -> Iterator[Parallelism]:
         """FSDP over all replicas, or HSDP: a shard per node and copies between nodes.
 
         In a pipeline parameters stay gathered during a step, and gradients are reduced once: the
         traffic of ZeRO 2. HSDP is tried with one micro-batch and no pipeline.
         """
-        replicas = base.dp * base.ep * base.cp
+        replicas = base.dp * base.cp
         if replicas == 1 and workload.gpus > 1:
             return  # without FSDP nothing casts parameters to 16 bits
         if base.pp > 1:
@@ -129,7 +134,7 @@ class Torchtitan(Framework):
         yield dataclasses.replace(base, zero=3 if replicas > 1 else 0)
         shard = workload.cluster.node_size // base.tp
         parts = 1 < shard < replicas and replicas % shard == 0 and shard % base.cp == 0
-        if parts and base.micro_batches == 1 and shard >= base.ep:
+        if parts and base.micro_batches == 1 and shard * base.tp >= base.expert_devices:
             yield dataclasses.replace(base, zero=3, zero_group=shard)
 
     def recomputes(self, workload: Workload, parallelism: Parallelism) -> Iterator[list[Setup]]:
@@ -150,7 +155,7 @@ class Torchtitan(Framework):
     # ---- time ----------------------------------------------------------------------------------
 
     def implementation(self, workload: Workload, parallelism: Parallelism) -> Implementation:
-        """NeMo's kernels without overlap inside tensor parallelism.
+        """NeMo's kernels without overlap inside tensor parallelism, and Automodel's of experts.
 
         `cast`: gathered parameters are copied out of the buffer (2 read, 2 written). `accumulate`:
         a 16-bit gradient is copied into the float32 buffer that is reduced (6), or in a pipeline
@@ -161,7 +166,7 @@ class Torchtitan(Framework):
         options = workload.model.block
         pipeline = parallelism.pp > 1
         return dataclasses.replace(
-            NEMO,
+            AUTOMODEL,
             name=self.name,
             rotary=options.positions == "rope",
             bias=options.linear_bias == "all",
@@ -274,7 +279,7 @@ def degrees_of(setup: Setup) -> dict[str, int]:
         "cp": p.cp,
         "tp": p.tp,
         "pp": p.pp,
-        "ep": p.ep,
+        "ep": p.expert_devices,
     }
 
 
@@ -387,7 +392,7 @@ def parallelism_section(workload: Workload, setup: Setup) -> Section:
             "pipeline_parallel_microbatch_size": p.micro_batch,
         }
     if workload.model.moe:
-        section |= {"expert_parallel_degree": p.ep, "expert_tensor_parallel_degree": 1}
+        section |= {"expert_parallel_degree": p.expert_devices, "expert_tensor_parallel_degree": 1}
     return section
 
 

@@ -34,6 +34,7 @@ def test_the_batch_is_whole(name: str) -> None:
     for load, setup in some_of(name):
         p = setup.parallelism
         assert p.tp * p.cp * p.pp * p.replicas == load.gpus
+        assert load.gpus % (p.pp * p.expert_shards) == 0
         assert p.replicas * p.micro_batch * p.micro_batches == load.batch
         found = read(name, FRAMEWORKS[name].write(load, setup).text)
         if name == "megatron":

@@ -95,8 +95,8 @@ REFUSED = (
     (["--print", "torchtitan", "--model.window", "64"], "model.window=64, but these models have"),
     (["--print", "maxtext", "--optimizer.decay", "linear"], "but it has cosine and wsd"),
     (["--print", "maxtext", "--model.remat", "none"], "pin one of dots (minimal_with_context)"),
-    (["--config", "t5-small"], "model.family=t5 has 2 kinds of layers"),
-    (["--config", "mixtral-8x7b"], "model.family=mixtral: its step time cannot be predicted yet"),
+    (["--config", "t5-small"], "model.family=t5 is not written as a setting of Megatron-LM"),
+    (["--config", "swin-shapes"], "model.family=swin: its step time cannot be predicted yet"),
 )
 
 
@@ -112,6 +112,18 @@ def test_what_is_refused(
     base = named[:-4] if "--gpus" in options else named
     gpu = ["--gpu", "h100"] if "--gpus" in options else []
     assert words in refused(capsys, command.main, [*base, *gpu, *options, *default])
+
+
+def test_experts(capsys: pytest.CaptureFixture) -> None:
+    case = ["--config", "qwen3-30b-a3b", "--gpus", "16", "--gpu", "h100", "--layout.ep", "8"]
+    for name, flag in (
+        ("megatron", "--expert-model-parallel-size"),
+        ("torchtitan", "parallelism.expert_parallel_degree"),
+        ("maxtext", "ici_expert_parallelism"),
+        ("deepspeed", "expert_parallel.autoep_size"),
+    ):
+        command.main([*case, "--print", name, "--quiet"])
+        assert int(read(name, capsys.readouterr().out)[flag]) == 8
 
 
 def test_the_configs_that_frameworks_read(tmp_path: Path) -> None:
