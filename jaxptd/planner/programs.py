@@ -81,9 +81,15 @@ MAXTEXT = dataclasses.replace(
     expert_pace=1.0,
     dots_again=("mlp in", "attention"),
 )
-# NeMo Automodel: PyTorch's FSDP2, with experts' tokens sent by DeepEP.
+# NeMo Automodel: PyTorch's FSDP2, with experts' tokens sent by DeepEP. Recomputing a block stops
+# when all that backward needs is there (torch.utils.checkpoint, early stop).
 AUTOMODEL = dataclasses.replace(
-    NEMO, name="automodel", tp_under="nothing", sends_hidden=False, expert_pace=0.632
+    NEMO,
+    name="automodel",
+    tp_under="nothing",
+    sends_hidden=False,
+    again_all=False,
+    expert_pace=1.12,
 )
 # Marin's Grug: JAX with ZeRO 3, and experts by grouped kernels written in Pallas.
 MARIN = dataclasses.replace(MAXTEXT, name="marin", dots_again=(), expert_pace=0.5)
@@ -218,18 +224,26 @@ HIDDEN: Mapping[str, float] = types.MappingProxyType({"hybridep": 0.3655})
 
 
 def _dispatch(description: StepDescription) -> Iterable[Placed]:
-    """Tokens to their experts and sums back, forward and, as gradients, backward."""
-    parallelism = description.parallelism
-    exposed = 1 - HIDDEN.get(parallelism.dispatch, 0.0)
-    back = exposed * (2 if parallelism.remat == "full" else 1)
+    """Tokens to their experts and sums back, forward and, as gradients, backward.
+
+    Recomputing a layer sends tokens again, and sums only if it repeats the layer's last matmul.
+    """
+    parallelism, again_all = description.parallelism, description.implementation.again_all
+    exposed, again = 1 - HIDDEN.get(parallelism.dispatch, 0.0), parallelism.remat == "full"
     for stack in description.model.stacks:
         for part in stack.parts:
             if not isinstance(part, MoEShape):
                 continue
             kinds, size = _message(description, part, description.tokens(stack))
-            for kind, name in zip(kinds, ("tokens to experts", "sums of experts"), strict=True):
+            for kind, name, repeated in zip(
+                kinds,
+                ("tokens to experts", "sums of experts"),
+                (again, again and again_all),
+                strict=True,
+            ):
                 there = Placed(name, kind, EXPERTS, exposed, size, "forward", stack=stack.name)
                 yield there
+                back = exposed * (1 + repeated)
                 yield there._replace(name=f"{name}, back", count=back, place="backward")
 
 

@@ -126,6 +126,7 @@ REMATS = {
     **{name: name for name in get_args(Remat)},
     **dict.fromkeys(MAXTEXT_POLICIES, "dots"),
 }
+ENDS = 2  # parts of the model without a layer, where embedding and loss are parts of their own
 MOST_ROWS, LIMIT = 2000, 10**9
 FEW = {"num_layers": 10**5, "pp": 10**5, "virtual_stages": 10**5}  # limits that bound run time
 SHORTEST = 1e-9  # least seconds, or TFLOP/s
@@ -336,7 +337,7 @@ def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
             shape.seq_length % parallelism.cp
         ),
         f"num_layers={shape.num_layers} are fewer than pp x virtual_stages": (
-            shape.num_layers < parallelism.pp * parallelism.virtual_stages
+            shape.num_layers + ENDS < parallelism.pp * parallelism.virtual_stages
         ),
         f"virtual_stages={parallelism.virtual_stages} without a pipeline": (
             parallelism.pp == 1 and parallelism.virtual_stages > 1

@@ -91,7 +91,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"num_kv_heads": "7"}, "num_heads=32 does not split over num_kv_heads=7"),
         ({"seq_length": "8191"}, "seq_length=8191 does not split over cp=2"),
         ({"virtual_stages": "2"}, "virtual_stages=2 without a pipeline"),
-        ({"pp": "4", "num_layers": "3"}, "num_layers=3 are fewer than pp x virtual_stages"),
+        ({"pp": "4", "num_layers": "1"}, "num_layers=1 are fewer than pp x virtual_stages"),
         ({"zero": "4"}, "zero=4 is not a stage"),
         ({"zero_group": "3"}, "zero_group=3 does not divide dp x ep x cp"),
         ({"name": "a,b"}, "not one value per column"),

@@ -92,6 +92,7 @@ class DeepSpeed(Framework):
         last = parallelism.zero in (0, 1) and not parallelism.pp > 1
         return dataclasses.replace(
             AUTOMODEL,
+            again_all=True,
             name=self.name,
             dropout=workload.model.dropout > 0,
             bias=options.linear_bias == "all",

@@ -167,6 +167,7 @@ class Torchtitan(Framework):
         pipeline = parallelism.pp > 1
         return dataclasses.replace(
             AUTOMODEL,
+            again_all=True,
             name=self.name,
             rotary=options.positions == "rope",
             bias=options.linear_bias == "all",
