@@ -114,6 +114,16 @@ class MoEShape(Part):
     def expert_weights(self) -> int:
         return self.experts * self.expert.weights
 
+    def is_shared(self, expert_slices: int) -> bool:
+        return self.shared is not None or expert_slices > 1
+
+    def copies_sent(self, places: int | None) -> float:
+        if places is None:
+            return float(self.chosen)
+        others = self.experts - self.experts // places
+        missed = (max(0, others - i) / (self.experts - i) for i in range(self.chosen))
+        return places * (1 - math.prod(missed))
+
     def multiplications(self, tokens: int) -> int:
         """Multiplications by the experts that each token passes, not by all."""
         idle = (self.experts - self.chosen) * self.expert.weights

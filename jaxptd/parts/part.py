@@ -112,6 +112,20 @@ class Part(abc.ABC):
         """
         return (self.weights - self.expert_weights) / shards + self.expert_weights / expert_shards
 
+    def is_shared(self, expert_slices: int) -> bool:
+        """True if tensor parallelism sums its outputs; expert_slices: devices that share experts.
+
+        Experts that a device holds whole need no sum over tp.
+        """
+        return True
+
+    def copies_sent(self, places: int | None) -> float:
+        """Copies of a token that reach its experts, on average: one for each place with any.
+
+        places: number of equal places that experts are divided among; None: one for each expert.
+        """
+        return 0.0
+
     def multiplications(self, tokens: int) -> int:
         """Multiplications with weights in a sequence of `tokens` tokens."""
         return tokens * self.weights

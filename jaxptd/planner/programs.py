@@ -8,13 +8,11 @@ maximum (4), difference (8), exponential and sum (12), quotient (8), gradient (8
 """
 
 import dataclasses
-import math
 import types
 from collections.abc import Iterable, Mapping
 
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.costs.program import Implementation, Parallelism
-from jaxptd.parts.moe import MoEShape
 from jaxptd.parts.part import Part
 from jaxptd.planner.cost import Placed, StepDescription
 from jaxptd.planner.cost.collectives import Under
@@ -170,7 +168,7 @@ def _tensor_parallel(description: StepDescription) -> list[Placed]:
     x = 2.0 * description.tokens(description.model.stacks[0]) * description.model.hidden
     placed = []
     for stack in description.model.stacks:
-        times = sum(_is_shared(part, description.parallelism) for part in stack.parts)
+        times = sum(part.is_shared(description.parallelism.expert_slices) for part in stack.parts)
         layers = _sums(description, x, times)
         if description.parallelism.sequence_parallel:
             layers = _sharded_sums(description, x, times)
@@ -183,13 +181,6 @@ def _tensor_parallel(description: StepDescription) -> list[Placed]:
         Placed("embedding summed", ALL_REDUCE, TP, 1, x, "first"),
         Placed("gradient of logits' input", ALL_REDUCE, TP, 1, x, "last"),
     ]
-
-
-def _is_shared(part: Part, parallelism: Parallelism) -> bool:
-    """True if tp shares the part's matrices, or those of the MLP beside its experts."""
-    if isinstance(part, MoEShape):
-        return part.shared is not None or parallelism.expert_slices > 1
-    return True
 
 
 def _sums(description: StepDescription, x: float, times: int) -> list[Placed]:
@@ -232,7 +223,7 @@ def _dispatch(description: StepDescription) -> Iterable[Placed]:
     exposed, again = 1 - HIDDEN.get(parallelism.dispatch, 0.0), parallelism.remat == "full"
     for stack in description.model.stacks:
         for part in stack.parts:
-            if not isinstance(part, MoEShape):
+            if not part.routes:
                 continue
             kinds, size = _message(description, part, description.tokens(stack))
             for kind, name, repeated in zip(
@@ -248,7 +239,7 @@ def _dispatch(description: StepDescription) -> Iterable[Placed]:
 
 
 def _message(
-    description: StepDescription, part: MoEShape, tokens: int
+    description: StepDescription, part: Part, tokens: int
 ) -> tuple[tuple[str, str], float]:
     """The collectives there and back, and their bytes.
 
@@ -263,9 +254,9 @@ def _message(
     row, links = 2.0 * own * part.hidden, cluster.links(group)
     if parallelism.dispatch == "allgather":
         return (ALL_GATHER, REDUCE_SCATTER), row * group.members
-    devices, nodes = float(part.chosen), float(part.chosen)
-    if parallelism.dispatch != "alltoall":
-        devices, nodes = (_reached(part, number) for number in (group.members, links.nodes))
+    each = parallelism.dispatch == "alltoall"
+    devices = part.copies_sent(None if each else group.members)
+    nodes = part.copies_sent(None if each else links.nodes)
     row *= parallelism.imbalance
     beyond = nodes * (links.nodes - 1) / links.nodes
     if parallelism.dispatch == "alltoall":
@@ -277,13 +268,6 @@ def _message(
     a = cluster.accelerator
     slower = a.nvlink_bandwidth * a.nvlink_share / cluster.rail
     return (ALL_TO_ALL, ALL_TO_ALL), row * max(beyond, inside / slower)
-
-
-def _reached(part: MoEShape, places: int) -> float:
-    """How many of equal places, among which experts are divided, have an expert of a token."""
-    experts, inside = part.experts, part.experts // places
-    missed = math.prod((experts - inside - i) / (experts - i) for i in range(part.chosen))
-    return places * (1 - missed)
 
 
 def _ring(description: StepDescription) -> Iterable[Placed]:

@@ -243,7 +243,7 @@ def _row(where: str, cells: Mapping[Any, Any]) -> Row:
 
 
 def _experts_of(shape: Shape, values: Mapping[str, Any]) -> dict[str, Any]:
-    """How experts are split; each device has whole ones unless `expert_tp` says otherwise."""
+    """Fields of a layout that split experts, which are whole on a device without `expert_tp`."""
     if not shape.num_experts:
         return {}
     return {

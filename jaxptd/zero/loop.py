@@ -293,11 +293,6 @@ def _forward(
     return (x, blocks, held), results, [(cache, kept)]
 
 
-def _adds_in_place(leaf: Any) -> bool:
-    """True if a layer's gradient is added to the sum over the micro-batches before."""
-    return leaf.sum is not None and leaf.plan.reduce != "last_microbatch"
-
-
 def _backward(
     traced: TracedLayer, params: tuple[Any, Any], inputs: LayerInputs, *saved: Any
 ) -> tuple[tuple[Any, Any], None, Any]:
@@ -323,28 +318,24 @@ def _backward(
     if last:  # outside of a loop XLA would keep forward's values and not recompute them
         blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, last[0][1]))
         first = back(end, blocks, of_last, dx)
-    # Gradients are added to sums, or written over zeros. The last micro-batch writes shards: it
-    # scatters gradients together with their sums.
-    adds = jax.tree.map(_adds_in_place, stack, is_leaf=is_lazy)
-    sums = jax.tree.map(
-        lambda leaf: leaf.sum if _adds_in_place(leaf) else jnp.zeros_like(leaf.grad_slot),
+    # Gradients are added to sums, or written over zeros: the last micro-batch scatters their sums.
+    puts = jax.tree.map(
+        lambda leaf: (
+            pools.put if leaf.sum is None or leaf.plan.reduce == "last_microbatch" else pools.add
+        ),
         stack,
         is_leaf=is_lazy,
     )
-
-    def put(sums: Any, gradients: Any, i: Any) -> Any:
-        """The sums with the gradients of layer i."""
-        return jax.tree.map(
-            lambda adds, pool, x: (pools.add if adds else pools.put)(pool, x, i),
-            adds,
-            sums,
-            gradients,
-        )
+    sums = jax.tree.map(
+        lambda put, leaf: jnp.zeros_like(leaf.grad_slot) if put is pools.put else leaf.sum,
+        puts,
+        stack,
+    )
 
     def send(sums: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, the part of these that is sent)."""
         sent = reduce_scattered(gradients, layer_at(stack, i))
-        return put(sums, sent, i), sent
+        return jax.tree.map(lambda put, pool, x: put(pool, x, i), puts, sums, sent), sent
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
         blocks, gradients, total, dx, sums = carry
@@ -354,7 +345,8 @@ def _backward(
             sums, sent = send(sums, gradients, i + 1)
             dx = after(dx, sent) if blocks else dx
         else:
-            sums, of_layer = put(sums, of_layer, i), None
+            sums = jax.tree.map(lambda put, pool, x: put(pool, x, i), puts, sums, of_layer)
+            of_layer = None
         return (blocks, of_layer, jax.tree.map(jnp.add, total, of_common), dx, sums), None
 
     others = jnp.arange(end, dtype=jnp.int32), kept

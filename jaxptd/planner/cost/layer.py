@@ -89,7 +89,7 @@ def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
 def _rerun(
     description: StepDescription, products: list[Product], forward: list[Term], core: list[Term]
 ) -> list[Term]:
-    """What a program's policy `dots` does not save."""
+    """The matmuls and attention that a program's policy `dots` runs again."""
     names = description.implementation.dots_again
     again = [term for each, term in zip(products, forward, strict=True) if each.name in names]
     return again + (core if "attention" in names else [])
@@ -98,7 +98,7 @@ def _rerun(
 def _unread(
     description: StepDescription, products: list[Product], forward: list[Term], routing: list[Term]
 ) -> list[Term]:
-    """What recomputing a layer leaves out: its last matmul, or all that it repeats by itself."""
+    """The terms that recomputing a layer leaves out: its last matmul, or what it repeats anyway."""
     apart = [term for each, term in zip(products, forward, strict=True) if each.apart]
     if apart:
         return [*apart, *routing]
