@@ -88,6 +88,11 @@ _PART += "--model.seq_length=4096 --train.global_batch_size=4 --train.micro_batc
 _OFFLOAD = "--data.source=none --layout.dp=1 --layout.tp=1 --layout.sequence_parallel=false"
 _OFFLOAD += " --layout.offload=optimizer --train.global_batch_size=8 --train.micro_batches=1"
 _UNPIPELINED = "--layout.pp=1 --train.micro_batches=16"
+# A public JAX model, marin-community/marin issue 6979: 64 experts of 1024 (inferred), 4 of a token,
+# and one for all tokens.
+_GRUG = "--model.num_layers=24 --model.num_heads=16 --model.vocab_size=128256"
+_GRUG += " --model.moe.num_experts=64 --model.moe.top_k=4 --model.moe.ffn_hidden_size=1024"
+_GRUG += " --model.moe.shared_ffn_hidden_size=1024"
 _SPREAD = "--layout.ep=1 --layout.dp=8 --layout.zero=3"
 MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
 CASES: dict[str, Case | Packaged] = {
@@ -130,8 +135,14 @@ CASES: dict[str, Case | Packaged] = {
     ),
     "qwen3-30b-a3b zero3": Packaged("qwen3-30b-a3b", f"{_SPREAD} --train.micro_batches=4"),
     "mixtral-8x7b": Packaged("mixtral-8x7b"),
+    "mixtral-8x7b zero3": Packaged(
+        "mixtral-8x7b",
+        "--layout.ep=2 --layout.dp=4 --layout.zero=3 --model.remat=full --train.micro_batches=4",
+    ),
+    "grug zero3": Packaged("qwen3-30b-a3b", f"{_GRUG} {_SPREAD} --train.micro_batches=1"),
     "llama3-70b dp8": Packaged("llama3-70b", f"--layout.dp=8 {_UNPIPELINED}"),
 }
+EXPERTS = tuple(name for name in CASES if name.startswith(("qwen3-30b", "mixtral", "grug")))
 HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others, ms")
 HEAD += ("product TFLOP", "attention TFLOP", "collectives", "over products or attention")
 

@@ -16,7 +16,8 @@ _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", 
 _NO_KERNEL |= {"partition-id", "replica-id", "after-all", "iota", "opt-barrier", "async-update"}
 _COPY = "copy-start"  # its result also lists the array that it reads
 _COLLECTIVE = re.compile(r"(all-|reduce-scatter|collective-)")
-_PRODUCT = re.compile(r"__cublas|__triton_gemm|nested_gemm|\b(times|outer)_kernel\b")
+_PRODUCT = re.compile("__cublas|__triton_gemm|nested_gemm")
+_GROUPED = re.compile(r"\b(times|outer)_kernel\b")  # of `jaxptd.kernels.grouped`
 _HOST_MEMORY = "S(5)"  # in a layout
 PRODUCT, ATTENTION, COLLECTIVE, OTHER = "products", "attention kernel", "collectives", "other"
 HOST = "host copies"
@@ -111,7 +112,8 @@ def is_kernel(instruction: Instruction) -> bool:
 
 def _is_product(instruction: Instruction) -> bool:
     """True for a matmul, as a dot, a library's kernel, or one of `jaxptd.kernels.grouped`."""
-    return instruction.kind == "dot" or bool(_PRODUCT.search(instruction.rest))
+    is_one = instruction.kind == "dot" or bool(_PRODUCT.search(instruction.rest))
+    return is_one or is_grouped(instruction)
 
 
 def moved_bytes(
@@ -163,7 +165,7 @@ def flops_of(
     """FLOPs of one execution of a matmul or attention kernel.
 
     Args:
-        kernel: a dot, a fusion around dots, or a call of cuBLAS or cuDNN.
+        kernel: a dot, a fusion around dots, a call of cuBLAS or cuDNN, or a grouped matmul.
         scope: the instructions of its computation, by name.
         computations: of the program.
 
@@ -174,9 +176,17 @@ def flops_of(
         return _attention(kernel)
     if kernel.kind == "dot" or "__cublas" in kernel.rest:
         return _product(kernel, scope)
+    if is_grouped(kernel):
+        rows = scope[kernel.operands[1]].arrays[0].shape
+        return 2 * math.prod(rows) * kernel.arrays[0].shape[-1]
     inner = computations.get(kernel.called("calls"), [])
     within = {each.name: each for each in inner}
     return sum(flops_of(each, within, computations) for each in inner)
+
+
+def is_grouped(product: Instruction) -> bool:
+    """True for a matmul of rows in groups, of which FLOPs count as if all rows were there."""
+    return product.kind == "custom-call" and bool(_GROUPED.search(product.rest))
 
 
 def in_8_bits(product: Instruction) -> bool:

@@ -22,6 +22,7 @@ from jaxptd.analysis.hlo.kernels import (
     flops_of,
     head_size,
     in_8_bits,
+    is_grouped,
     is_kernel,
     kind_of,
     moved_bytes,
@@ -42,6 +43,7 @@ class Rates:
         attention: FLOP/s per element of a head, as the time per score does not depend on head size.
         memory: bytes/s that kernels read and write.
         link: maps a collective's axes to the link's name and the bytes/s that a device sends on it.
+        grouped: FLOP/s of matmuls of rows in groups; None: as `flops`.
     """
 
     flops: float
@@ -49,6 +51,7 @@ class Rates:
     attention: float
     memory: float
     link: Callable[[AxisNames], tuple[str, float]]
+    grouped: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +164,8 @@ class _Reader:
             return moved
         if kind == ATTENTION:
             rate = self.rates.attention * head_size(each)
+        elif is_grouped(each):
+            rate = self.rates.grouped or self.rates.flops
         else:
             rate = self.rates.flops_8_bits if in_8_bits(each) else self.rates.flops
         return max(moved, flops_of(each, scope, self.computations) / rate)
