@@ -5,10 +5,9 @@ estimated by `jaxptd.analysis.hlo.timeline`: products at 710 TFLOP/s, cuDNN's at
 each number of a head (218 for heads of 64), other kernels at 3.0 TB/s, as an H200 ran them
 (`timed.py`); collectives inside a node of eight at 350 GB/s a GPU and beyond it at 50, which are
 not measured yet. The rate of experts' grouped matmuls, 70 % of other products', is a goal and not
-measured either; all rows of a chunk count, 1.25 times those of balanced experts. A pipeline takes
-longer by the time in which its stages wait, hops counted (`jaxptd.pipeline.statistics.makespan`).
-Nothing is run, and what a GPU adds (launches, latencies, kernels that slow each other down) is not
-in it.
+measured either; experts are balanced. A pipeline takes longer by the time in which its stages wait,
+hops counted (`jaxptd.pipeline.statistics.makespan`). Nothing is run, and what a GPU adds (launches,
+latencies, kernels that slow each other down) is not in it.
 """
 
 import dataclasses
@@ -29,7 +28,8 @@ from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
-from jaxptd.models.families import architecture_of
+from jaxptd.models.families import architecture_of, sizes_of
+from jaxptd.parts.moe import MoEShape
 from jaxptd.pipeline.statistics import Durations, makespan
 
 PRODUCTS = 710e12  # FLOP/s; these four of steps on one H200, see `benchmarks/results/timed.md`
@@ -87,8 +87,11 @@ class Estimate:
         return rate / PEAK_FLOPS["H200"]
 
 
-def rates(sizes: dict[str, int]) -> Rates:
-    """The rates of an H200, whose nodes hold neighbours along the last axes of the mesh."""
+def rates(sizes: dict[str, int], filled: float = 1.0) -> Rates:
+    """The rates of an H200, whose nodes hold neighbours along the last axes of the mesh.
+
+    filled: share of the rows of experts' matmuls that exist; tiles without rows end at once.
+    """
 
     def link(axes: AxisNames) -> tuple[str, float]:
         order = list(sizes)
@@ -96,7 +99,7 @@ def rates(sizes: dict[str, int]) -> Rates:
         span = math.prod(sizes[axis] for axis in order[first:])
         return ("NVLink", INSIDE) if span <= NODE else ("network", BEYOND)
 
-    return Rates(PRODUCTS, PRODUCTS_8_BITS, ATTENTION_RATE, KERNELS, link, GROUPED)
+    return Rates(PRODUCTS, PRODUCTS_8_BITS, ATTENTION_RATE, KERNELS, link, GROUPED / filled)
 
 
 def measure(config: Config) -> Estimate:
@@ -105,11 +108,23 @@ def measure(config: Config) -> Estimate:
     compiled, sizes = compile_step(program), axis_sizes(program.mesh)
     pipeline = Pipeline(stages, program.resolved.trips)
     return Estimate(
-        estimate(compiled.as_text(), rates(sizes), sizes, pipeline),
+        estimate(compiled.as_text(), rates(sizes, filled_rows(config)), sizes, pipeline),
         waiting(program) if stages > 1 else 1.0,
         sum(math.prod(info.shape) for info in program.infos.values()) - idle_parameters(config),
         compiled.memory_analysis().peak_memory_in_bytes,
     )
+
+
+def filled_rows(config: Config) -> float:
+    """The share of a chunk's rows that balanced experts fill."""
+    parts = [part for stack in architecture_of(config.model).stacks for part in stack.parts]
+    experts = next((part for part in parts if isinstance(part, MoEShape)), None)
+    if experts is None:
+        return 1.0
+    layout, tokens = config.layout, sizes_of(config).tokens
+    rows = experts.rows(tokens, layout)[1]
+    at_once = tokens // layout.tp if layout.collective_matmul else tokens * layout.ep
+    return at_once * experts.chosen / layout.expert_devices / rows
 
 
 def idle_parameters(config: Config) -> int:
