@@ -247,7 +247,7 @@ class Search:
             yield from self._items(bounds, what, [first, *self._quick(bounds)] if fits else others)
         elif candidate := self.evaluate(mesh_shape, *what):
             yield candidate.step.seconds, candidate
-            if what[1].choice == first and _waits_for_layers(candidate.step):
+            if what[1].choice.remat == first.remat and _waits_for_layers(candidate.step):
                 kept = [choice for choice in others if choice.offload == first.offload]
                 yield from self._items(self._bounds(mesh_shape), what[0], kept)
         elif what[1].choice == first:
