@@ -264,9 +264,9 @@ def _reduce(config: Config, runs: Runs, gather: Gather, *, alone: bool) -> tuple
         return "each_layer", f"layout.zero={zero}: a device keeps its shard of the sum"
     if zero == 1 and runs == "loop" and many == 1:
         return "each_layer", "layout.zero=1 with one micro-batch: the same bytes, beside the layers"
-    if gather == "first_microbatch" and alone and not layers_are_alone(config):
-        return "end", "no other device along dp and cp has these experts"
     if gather == "first_microbatch":
+        if alone and not layers_are_alone(config):
+            return "end", "no other device along dp and cp has these experts"
         return "last_microbatch", f"layout.zero=1: once for {many} micro-batches, beside the layers"
     if layers_are_alone(config):
         return "end", "no other device along dp, ep or cp has a part of the sum"
