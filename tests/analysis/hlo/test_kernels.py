@@ -2,8 +2,16 @@
 
 import pytest
 
-from jaxptd.analysis.hlo.kernels import HOST, OTHER, kernels, largest, summary
-from jaxptd.analysis.hlo.text import Pipeline
+from jaxptd.analysis.hlo.kernels import (
+    HOST,
+    OTHER,
+    PRODUCT,
+    flops_of,
+    kernels,
+    largest,
+    summary,
+)
+from jaxptd.analysis.hlo.text import Pipeline, parse
 
 KERNELS = """
 %fused (p0: f32[8,256], p1: s32[]) -> f32[1,256] {
@@ -80,3 +88,50 @@ def test_a_copy_reads_and_writes_once_and_one_of_the_host_is_of_its_own_kind(
     (copied,) = (each for each in kernels(text) if each.instruction.kind == "copy-start")
     assert copied.bytes == 2 * 256 * 256 * 4
     assert copied.kind == (HOST if memory else OTHER)
+
+
+BRANCHES = """
+%usual (p: f32[4,4]) -> f32[4,4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  ROOT %u = f32[4,4]{1,0} negate(%p), metadata={op_name="jit(step)/moe/cond/branch_1_fun/neg"}
+}
+
+%other (p: f32[4,4]) -> f32[4,4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  %q = f32[4,4]{1,0} negate(%p), metadata={op_name="jit(step)/moe/cond/branch_0_fun/neg"}
+  ROOT %r = f32[4,4]{1,0} negate(%q), metadata={op_name="jit(step)/moe/cond/branch_0_fun/neg"}
+}
+
+ENTRY %main (a: f32[4,4], i: pred[]) -> f32[4,4] {
+  %a = f32[4,4]{1,0} parameter(0)
+  %i = pred[] parameter(1)
+  ROOT %c = f32[4,4]{1,0} conditional(%i, %a, %a), true_computation=%usual, \
+false_computation=%other, metadata={op_name="jit(step)/moe/cond"}
+}
+"""
+
+
+def test_of_a_conditional_the_usual_branch_counts() -> None:
+    found = summary(BRANCHES)
+    assert found.count == 1
+    assert found.other_bytes == 2 * 4 * 4 * 4
+    assert "branch_1_fun" in largest(BRANCHES, 1)[0][2]
+
+
+GROUPED = """
+ENTRY %main (t: s32[3,9], x: bf16[640,32], w: bf16[4,32,48]) -> bf16[640,48] {
+  %t = s32[3,9]{1,0} parameter(0)
+  %x = bf16[640,32]{1,0} parameter(1)
+  %w = bf16[4,32,48]{2,1,0} parameter(2)
+  ROOT %y = bf16[640,48]{1,0} custom-call(%t, %x, %w), \
+custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/times_kernel/pallas_call"}
+}
+"""
+
+
+def test_a_grouped_matmul_is_a_product_of_all_its_rows() -> None:
+    (kernel,) = kernels(GROUPED)
+    assert kernel.kind == PRODUCT
+    computations, entry = parse(GROUPED)
+    scope = {each.name: each for each in computations[entry]}
+    assert flops_of(kernel.instruction, scope, computations) == 2 * 640 * 32 * 48
