@@ -15,7 +15,7 @@ from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.costs.program import Implementation, Parallelism
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
-from jaxptd.models.families import architecture_of
+from jaxptd.models.families import architecture_of, family_of
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.part import Product
 from jaxptd.planner.cost import Placed, StepDescription
@@ -306,9 +306,10 @@ ACTIVATIONS = {("silu", True): "SwiGLU", ("gelu-tanh", False): "GELU", ("gelu", 
 def check_decoder(framework: Framework, workload: Workload) -> None:
     """Raises UserError for a model that is no plain decoder, or that its flags cannot express."""
     model, options = workload.model, workload.model.block
-    title = framework.title.split(" (")[0]
+    title, family = framework.title.split(" (")[0], family_of(model)
+    next_tokens = family.has_vocabulary and family.objective is None
     wrong = {
-        f"model.family={model.family}": model.family in ("bert", "t5", "swin", "swin-unet"),
+        f"model.family={model.family}": not next_tokens,
         f"model.mlp={model.mlp}": model.mlp != "dense",
         f"model.activation={options.activation} with model.gated={str(options.gated).lower()}": (
             (options.activation, options.gated) not in ACTIVATIONS
