@@ -47,9 +47,9 @@ class Choice(NamedTuple):
     """A router's decisions about this device's tokens; they have no gradient.
 
     expert_BTK: numbers of the experts. margin_BT: how much better the last of them is than the best
-    expert that was not chosen. counted_T: whether each token counts as one of theirs, or None if
-    all do. share_BE: of each sequence's choices, the share that each expert has; None without a
-    balance loss.
+    expert that was not chosen, or the last of their groups than the next, if that is less.
+    counted_T: whether each token counts as one of theirs, or None if all do. share_BE: of each
+    sequence's choices, the share that each expert has; None without a balance loss.
     """
 
     expert_BTK: Array
@@ -100,7 +100,8 @@ class Router(nnx.Module):
     def choose(self, x_BTD: Array, token_info: TokenInfo, layer: Array) -> Choice:
         """x -> the choice for its tokens, which is saved for backward by every policy."""
         score_BTE = self.scores(self.logits(lax.stop_gradient(x_BTD)))
-        rank_BTE = self._within_groups(lax.stop_gradient(score_BTE + self.load_bias[...]))
+        rank_BTE = lax.stop_gradient(score_BTE + self.load_bias[...])
+        rank_BTE, group_margin_BT = self._within_groups(rank_BTE)
         axes, chosen = self.tensor_parallel.axes.tokens, self.shape.chosen
         best, expert_BTK = lax.top_k(rank_BTE, min(chosen + 1, self.shape.experts))
         margin_BT = (
@@ -108,6 +109,7 @@ class Router(nnx.Module):
             if chosen < self.shape.experts
             else jnp.full_like(best[..., 0], jnp.inf)
         )
+        margin_BT = jnp.minimum(margin_BT, group_margin_BT)
         expert_BTK, given_BTLK = expert_BTK[..., :chosen], token_info.choice_BTLK
         if given_BTLK is not None:
             given_BTK = lax.dynamic_index_in_dim(given_BTLK, layer, 2, keepdims=False)
@@ -143,17 +145,23 @@ class Router(nnx.Module):
         weight_BTK = with_counts(weight_BTK * self.moe.scale, self.load_bias[...], counted_BTKE)
         return weight_BTK, self._terms(logits_BTE, score_BTE, choice.share_BE)
 
-    def _within_groups(self, rank_BTE: Array) -> Array:
-        """Ranks of experts, minus infinity outside the best groups."""
+    def _within_groups(self, rank_BTE: Array) -> tuple[Array, Array]:
+        """(ranks of experts, minus infinity outside the best groups; the margin of these groups).
+
+        The margin is how much better the last of them is than the next: infinite if all are chosen.
+        """
         moe = self.moe
         if moe.top_groups == moe.num_groups:
-            return rank_BTE
+            return rank_BTE, jnp.full_like(rank_BTE[..., 0], jnp.inf)
         rank_BTGE = rank_BTE.reshape(*rank_BTE.shape[:-1], moe.num_groups, -1)
         best = min(2 if moe.group_score == "best_two" else 1, rank_BTGE.shape[-1])
         group_BTG = lax.top_k(rank_BTGE, best)[0].sum(-1)
         chosen = lax.top_k(group_BTG, moe.top_groups)[1]
         inside_BTG = (chosen[..., None] == jnp.arange(moe.num_groups)).any(-2)
-        return jnp.where(inside_BTG[..., None], rank_BTGE, -jnp.inf).reshape(rank_BTE.shape)
+        ranked_BTG = lax.top_k(group_BTG, moe.top_groups + 1)[0]
+        margin_BT = ranked_BTG[..., -2] - ranked_BTG[..., -1]
+        within_BTGE = jnp.where(inside_BTG[..., None], rank_BTGE, -jnp.inf)
+        return within_BTGE.reshape(rank_BTE.shape), margin_BT
 
     def _terms(self, logits_BTE: Array, score_BTE: Array, share_BE: Array | None) -> Array:
         """The terms that each token adds to the loss, before their weights.

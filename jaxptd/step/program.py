@@ -398,7 +398,8 @@ class Program:
         Returns:
             The experts of each token in each layer, best first, int32 `[B, T, L, K]`, and how much
             better the last of them is than the next, `[B, T, L]`, in the router's scores: infinite
-            where all experts are chosen. Layers without experts have zeros.
+            where all experts are chosen. If the last of their groups is better than the next group
+            by less, it is that. Layers without experts have zeros.
 
         Raises:
             UserError: the model has no experts, its layers are on stages, or the step is negative.

@@ -320,4 +320,14 @@ def test_choices_and_margins_are_those_of_loops(fields: dict[str, Any]) -> None:
         assert chosen == list(found.expert_BTK[b, t])
         more = choice(rank_E, Known(**known | {"chosen": len(chosen) + 1}))
         margin = rank_E[more[-2]] - rank_E[more[-1]] if len(more) > len(chosen) else np.inf
+        margin = min(margin, group_margin(moe, rank_E))
         np.testing.assert_allclose(found.margin_BT[b, t], margin, rtol=0, atol=1e-14)
+
+
+def group_margin(moe: MoEConfig, rank_E: np.ndarray) -> float:
+    """How much better the last chosen group is than the next; infinite if all are chosen."""
+    if moe.top_groups == moe.num_groups:
+        return np.inf
+    best = 2 if moe.group_score == "best_two" else 1
+    scores = np.sort(np.sort(rank_E.reshape(moe.num_groups, -1))[:, -best:].sum(1))[::-1]
+    return float(scores[moe.top_groups - 1] - scores[moe.top_groups])

@@ -6,7 +6,13 @@ import dataclasses
 from jaxptd.costs.program import Parallelism
 from jaxptd.hardware import Cluster, Group, find_accelerator
 from jaxptd.planner.cost import Placed, StepDescription
-from jaxptd.planner.programs import MEGATRON_2021, MEGATRON_2022, NEMO, published_collectives
+from jaxptd.planner.programs import (
+    MEGATRON_2021,
+    MEGATRON_2022,
+    NEMO,
+    published_collectives,
+    record_of,
+)
 from jaxptd.planner.rows import Shape
 
 GPT = Shape(24, 4096, 32, 51200, 2048)
@@ -29,6 +35,15 @@ def counts(found: list[Placed], *places: str) -> dict[tuple[str, str], float]:
         if each.place in places:
             total[each.kind, "+".join(each.axes)] += each.count
     return dict(total)
+
+
+def test_maxtext_adds_up_only_gradients_of_several_micro_batches_that_are_whole() -> None:
+    def bytes_added(**parallelism: int) -> int:
+        return record_of("maxtext", Parallelism(8, 16, **parallelism)).accumulate
+
+    assert bytes_added() == 10
+    assert bytes_added(micro_batch=2) == bytes_added(zero=3) == 0
+    assert record_of("nemo", Parallelism(8, 16)) == NEMO
 
 
 def test_two_sums_forward_and_two_backward() -> None:
