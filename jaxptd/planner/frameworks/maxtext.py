@@ -48,7 +48,10 @@ class MaxText(Framework):
     name = "maxtext"
     title = "MaxText"
     source = "AI-Hypercomputer/maxtext, commit e591f30 of 22 August 2026"
-    evidence = "its record is from documentation only: no published row checks it"
+    evidence = (
+        "twelve published steps of dense models with FSDP on 8 to 2,048 H100s, which recompute "
+        "more, took 0.99 to 1.04 times the predicted seconds"
+    )
     suffix = ".yml"
     remats: ClassVar[Mapping[Remat, str]] = POLICIES
     logit_bytes = 10  # in 16 bits, in float32, and the gradient in float32
