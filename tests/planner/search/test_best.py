@@ -52,6 +52,13 @@ QWEN3_MOE = ModelConfig(
     moe=MoE(num_experts=8, top_k=2, ffn_hidden_size=1024, shared_ffn_hidden_size=512),
     **SIZES,
 )
+WIDE = dataclasses.replace(
+    QWEN3_MOE,
+    hidden_size=4096,
+    num_heads=64,
+    seq_length=4096,
+    moe=MoE(num_experts=128, top_k=8, ffn_hidden_size=1536),
+)
 DENSE_FIRST = dataclasses.replace(
     QWEN3_MOE, moe=MoE(num_experts=8, top_k=2, ffn_hidden_size=1024, first_dense=1)
 )
@@ -98,7 +105,8 @@ def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib
 
 
 ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
-SPLIT = {"layout__tp": 2, "layout__cp": 4, "layout__ep": 2, "layout__pp": 1, "layout__zero": 3}
+SPLIT = {"layout__tp": 2, "layout__cp": 8, "layout__ep": 4, "layout__pp": 1, "layout__zero": 3}
+SPLIT |= {"layout__collective_matmul": True}
 SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep": 2}
 
 
@@ -109,7 +117,7 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
         (LLAMA, 64, 256, 40, SUMS, 1),
         (QWEN3_MOE, 8, 8, 6, ALONE, 31),
         (DENSE_FIRST, 4, 8, 6, ALONE, 31),
-        (QWEN3_MOE, 64, 64, 40, SPLIT, 1),
+        (WIDE, 256, 512, 74, SPLIT, 1),
     ],
 )
 def test_bounds_are_below_the_predictions(
