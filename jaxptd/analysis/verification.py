@@ -38,6 +38,7 @@ from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program
 
 SEEDS = (1, 2, 3)  # for the signs of rounding errors
+FAR_SEEDS = tuple(range(1, 9))  # more: units that cross an activation's kink are rare
 FAR = 2.0**-3  # relative change of parameters after which roundings are unrelated
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8"]
 # Precisions too coarse to be their own reference -> the precision of the one device.
@@ -195,7 +196,7 @@ def _noise_of(
 
     An error that all of them share is in no pair.
     """
-    far = [perturbed(start, FAR, seed) for seed in SEEDS]
+    far = [perturbed(start, FAR, seed) for seed in FAR_SEEDS]
     pairs = [(coarse.run(each, choices), fine.run(each, choices)) for each in far]
     for a, b in itertools.combinations(pairs, 2):
         yield a[0].plus(b[1]), b[0].plus(a[1])
