@@ -35,6 +35,7 @@ from jaxptd.planner.search.space import PINNED, Space, checked_pins
 ACTIONS = ("validate", "calibrate")
 USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")
 HOURS = 24
+BALANCED = (1.0,)  # experts
 HALVINGS = 6  # how often to double the number of devices when nothing fits
 
 
@@ -50,7 +51,7 @@ def plan(
     max_memory: float = MAX_MEMORY,
     top: int = 5,
     compile: int = 0,
-    imbalance: Sequence[float] = (1.0,),
+    imbalance: Sequence[float] = BALANCED,
     say: Callable[[str], None] = lambda line: None,
 ) -> Plan:
     """Finds the fastest layouts of a config on so many GPUs, by prediction. Runs nothing.
@@ -96,9 +97,9 @@ def plan(
 
 def _checked_imbalance(imbalance: Sequence[float], config: Config) -> tuple[float, ...]:
     """Raises UserError for loads that cannot be, or that have no effect."""
-    moe, loads = config.model.moe, tuple(imbalance) or (1.0,)
-    if moe is None and loads != (1.0,):
-        raise UserError("imbalance is of experts, and the model has none; leave it out")
+    moe, loads = config.model.moe, tuple(imbalance) or BALANCED
+    if moe is None and loads != BALANCED:
+        raise UserError("imbalance: the model has no experts, so it has no effect; leave it out")
     for load in loads:
         if moe is not None and not 1 <= load <= moe.num_experts:
             raise UserError(
@@ -205,8 +206,9 @@ def _check_row(number: int | None, rows: int) -> None:
 
 def _print(config: Config, options: dict[str, Any], pins: Mapping[str, Any]) -> int:
     """Prints, or writes, the layouts of another framework."""
-    for name in ("compile", "picture"):
-        if options[name]:
+    own = {"compile": 0, "picture": None, "imbalance": list(BALANCED)}
+    for name, default in own.items():
+        if options[name] not in (default, None):
             raise UserError(
                 f"--{name} covers jaxptd's own steps; leave it out, or leave out --print"
             )
@@ -300,7 +302,7 @@ def parser() -> ConfigParser:
         "--imbalance",
         type=float,
         nargs="+",
-        default=[1.0],
+        default=list(BALANCED),
         metavar="X",
         help="with experts: tokens on the busiest device over the mean; ranks by the first",
     )

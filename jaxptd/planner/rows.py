@@ -247,8 +247,8 @@ def _experts_of(shape: Shape, values: Mapping[str, Any]) -> dict[str, Any]:
     if not shape.num_experts:
         return {}
     return {
-        "experts_over": values.get("ep", 1),
-        "expert_tp": values.get("expert_tp", 1),
+        "experts_over": values.get("ep") or 1,
+        "expert_tp": values.get("expert_tp") or 1,
         "dispatch": values.get("dispatch", "alltoall"),
     }
 

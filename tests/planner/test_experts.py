@@ -220,7 +220,7 @@ def test_a_plan_says_what_imbalance_costs() -> None:
 
 def test_imbalance_that_cannot_be_is_refused() -> None:
     dense = jaxptd.load_config("llama3-8b")
-    with pytest.raises(UserError, match="imbalance is of experts, and the model has none"):
+    with pytest.raises(UserError, match="imbalance: the model has no experts, so it has no effect"):
         jaxptd.plan(dense, gpus=8, gpu="h200", imbalance=[1.5])
     with pytest.raises(UserError, match=r"imbalance=0.5: use 1 \(balanced\) to 128"):
         jaxptd.plan(jaxptd.load_config("qwen3-30b-a3b"), gpus=8, gpu="h200", imbalance=[0.5])

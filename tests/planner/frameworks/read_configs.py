@@ -65,7 +65,7 @@ def maxtext(path: Path, gpus: int) -> None:
     from maxtext.configs import pyconfig
 
     jax.devices = lambda *_, **__: [None] * gpus
-    more = ("run_name=x", "base_output_directory=/tmp/x", "dataset_type=synthetic")
+    more = ("run_name=x", "base_output_directory=out", "dataset_type=synthetic")
     more += ("skip_jax_distributed_system=true", f"num_slices={gpus // NODE}")
     pyconfig.initialize(["", str(path), *more])
 

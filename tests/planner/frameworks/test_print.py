@@ -77,6 +77,7 @@ def test_pins(capsys: pytest.CaptureFixture) -> None:
 REFUSED = (
     (["--print", "megatrn"], "--print megatrn: this framework is not known; did you mean megatron"),
     (["--compile", "1"], "--compile covers jaxptd's own steps"),
+    (["--imbalance", "1.5"], "--imbalance covers jaxptd's own steps"),
     (["--picture", "a.svg"], "--picture covers jaxptd's own steps"),
     (["--layout.zero", "1"], "--print megatron: layout.zero has no counterpart there; pin one of"),
     (["--model.remat", "dots"], "model.remat=dots: megatron has no such policy here; pin one of"),
