@@ -123,8 +123,8 @@ def _check(x: Any, w: Any, sizes: Any) -> None:
     if (numbers < 0).any() or numbers.sum() > len(x):
         raise UserError(
             f"jaxptd.grouped_matmul: sizes from {numbers.min()} to {numbers.max()} add up to "
-            f"{numbers.sum()}, but x has {len(x)} rows; use sizes of 0 or more whose sum is at most "
-            "the number of rows"
+            f"{numbers.sum()}, but x has {len(x)} rows; use sizes of 0 or more, whose sum is "
+            "at most the number of rows"
         )
 
 

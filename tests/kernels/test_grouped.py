@@ -231,7 +231,7 @@ def test_gpus_have_our_kernels_and_cpus_xlas(monkeypatch: pytest.MonkeyPatch) ->
         ({"x": [[1.0, 2.0]]}, "x is a list; expected an Array or a NumPy array"),
         ({"sizes": jnp.ones(2)}, "sizes are float32; give integers"),
         ({"sizes": jnp.array([3, 2])}, "sizes from 2 to 3 add up to 5, but x has 4 rows"),
-        ({"sizes": jnp.array([-1, 2])}, "sizes from -1 to 2 .*; use sizes of 0 or more"),
+        ({"sizes": jnp.array([-1, 2])}, "sizes from -1 to 2 .*; use sizes of 0 or more, whose"),
         ({"kernel": "triton"}, "kernel=triton: it needs NVIDIA GPUs; leave kernel out"),
         ({"kernel": "cuda"}, "kernel is 'cuda'; expected one of triton, xla"),
     ],
