@@ -38,6 +38,7 @@ from jaxptd.attention.kernel import (
     Scores,
     add_at,
     add_gradients,
+    by_window,
     merge_at,
 )
 from jaxptd.attention.ring import (
@@ -92,19 +93,35 @@ def _blockwise(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: Atte
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, tuple[Saved, AttentionInputs]]:
-    ring, lengths = spec.ring, Lengths(q.shape[1], k.shape[1])
-    total = _local(q, k, v, ring.coordinates(inputs, lengths, lax.axis_index(ring.axis)), spec)
-    visit = partial(_visit, q=q, inputs=inputs, spec=spec)
-    hops = hops_for(ring, lengths.keys, spec.scores)
-    o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=hops)
+    total = _by_window(_local, inputs, spec)(q, k, v)
+    visit = _by_window(partial(_visit, q=q), inputs, spec)
+    hops = hops_for(spec.ring, k.shape[1], inputs.furthest(spec.scores))
+    o, lse = travel(jnp.stack((k, v)), spec.ring, total, visit, hops=hops)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
 
+def _by_window(run: Any, inputs: AttentionInputs, spec: AttentionSpec) -> Any:
+    """`run(.., inputs=, spec=)` with the scores of this layer, which has a window or has none.
+
+    Hops are outside of it: devices of other stages may run a layer of the other kind.
+    """
+    plain = inputs._replace(windowed=None)
+
+    def either(*arguments: Any) -> Any:
+        def of_layer(scores: Scores) -> Any:
+            return run(*arguments, inputs=plain, spec=spec._replace(scores=scores))
+
+        return by_window(inputs.windowed, spec.scores, of_layer)
+
+    return either
+
+
 def _local(
-    q: Array, k: Array, v: Array, coordinates: ScoreCoordinates, spec: AttentionSpec
+    q: Array, k: Array, v: Array, *, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, Array]:
     """Attends to the local block; returns (o, lse)."""
+    coordinates = _local_coordinates(q, k, inputs, spec)
     if spec.has_gap:
         o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
         merge_tile = partial(
@@ -114,6 +131,13 @@ def _local(
         return visit_local_chunks(merge_tile, (o, o[..., 0] - jnp.inf), lengths, spec)
     o, lse = spec.kernel.fwd(q, k, v, coordinates, scores=spec.scores)
     return o.astype(lse.dtype), lse
+
+
+def _local_coordinates(
+    q: Array, k: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> ScoreCoordinates:
+    lengths = Lengths(q.shape[1], k.shape[1])
+    return spec.ring.coordinates(inputs, lengths, lax.axis_index(spec.ring.axis))
 
 
 def _visit(
@@ -159,17 +183,15 @@ def _backward(
     # Scores wait for do, or XLA would compute them in forward; keys and values may travel earlier.
     q, do = lax.optimization_barrier((saved.q, do))
     saved = saved._replace(q=q)
-    lengths = Lengths(saved.q.shape[1], saved.k.shape[1])
     sums = _Sums(*_zeros((saved.q, inputs.bias_NR), saved))
-    visit = partial(_visit_back, saved=saved, do=do, inputs=inputs, spec=spec)
+    visit = _by_window(partial(_visit_back, saved=saved, do=do), inputs, spec)
     kv = jnp.stack((saved.k, saved.v))
-    hops = hops_for(ring, lengths.keys, spec.scores)
+    hops = hops_for(ring, saved.k.shape[1], inputs.furthest(spec.scores))
     sums, dkv = travel_back(kv, ring, sums, visit, hops=hops)
     # The local block comes last, during the last hop: otherwise its gradients would occupy memory
     # throughout.
     saved, do, sums = lax.optimization_barrier((saved, do, sums))
-    local = ring.coordinates(inputs, lengths, lax.axis_index(ring.axis))
-    local_sums, local_dkv = _local_back(saved, do, local, spec)
+    local_sums, local_dkv = _by_window(_local_back, inputs, spec)(saved, do)
     sums = jax.tree.map(jnp.add, sums, local_sums)
     dk, dv = local_dkv + dkv
     primals, gradients = (saved.q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
@@ -183,9 +205,10 @@ def _zeros(like: Any, saved: Saved) -> Any:
 
 
 def _local_back(
-    saved: Saved, do: Array, coordinates: ScoreCoordinates, spec: AttentionSpec
+    saved: Saved, do: Array, *, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[_Sums, Array]:
     """Gradients from attention to the local block: sums, d(kv)."""
+    coordinates = _local_coordinates(saved.q, saved.k, inputs, spec)
     if spec.has_gap:
         kv = jnp.stack((saved.k, saved.v))
         zeros = _zeros((_Sums(saved.q, coordinates.bias_NR), kv), saved)

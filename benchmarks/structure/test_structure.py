@@ -12,9 +12,9 @@ from jaxptd.errors import UserError
 
 CEILINGS = {
     "files from read_batch to the update": 30,
-    "functions from read_batch to the update": 151,
+    "functions from read_batch to the update": 152,
     "files of one dense block on tp=2": 11,
-    "functions of one dense block on tp=2": 45,
+    "functions of one dense block on tp=2": 46,
     "files that handle a gradient under ZeRO 2": 12,
     "functions that handle a gradient under ZeRO 2": 80,
     "places that ask what a part is, outside its file": 0,
@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 300,
-    "lines": 57_800,
+    "lines": 60_000,
 }
 
 

@@ -27,6 +27,7 @@ from jaxptd.attention.kernel import (
     ScoreCoordinates,
     Scores,
     bias_for,
+    by_window,
     check_distances,
 )
 from jaxptd.collectives import Axes, alike, shift
@@ -39,13 +40,19 @@ class AttentionInputs(NamedTuple):
 
     query_segment_BCT, key_segment_BCS: the document of each token on every device, as in
     `kernel.ScoreCoordinates`, or None. seed_BN2: dropout seeds, or None. bias_NR: of the scores by
-    distance, as in `kernel.ScoreCoordinates`, or None.
+    distance, as in `kernel.ScoreCoordinates`, or None. windowed: whether this layer has the window
+    of the scores; None: it has.
     """
 
     query_segment_BCT: Array | None = None
     key_segment_BCS: Array | None = None
     seed_BN2: Array | None = None
     bias_NR: Array | None = None
+    windowed: Array | None = None
+
+    def furthest(self, scores: Scores) -> Scores:
+        """The scores of the layer that sees the furthest."""
+        return scores if self.windowed is None else scores._replace(window=None)
 
 
 def check_lengths(lengths: Lengths, scores: Scores) -> None:
@@ -139,6 +146,7 @@ class Ring:
             _of_device(inputs.key_segment_BCS, source),
             inputs.seed_BN2,
             inputs.bias_NR,
+            inputs.windowed,
         )
 
     def all_coordinates(self, inputs: AttentionInputs, lengths: Lengths) -> ScoreCoordinates:
@@ -238,7 +246,10 @@ def _alone(
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, kernel: Kernel, scores: Scores
 ) -> tuple[Array, tuple[Saved, AttentionInputs]]:
-    o, lse = kernel.fwd(q, k, v, _coordinates(q, k, inputs), scores=scores)
+    coordinates = _coordinates(q, k, inputs)
+    o, lse = by_window(
+        inputs.windowed, scores, lambda scores: kernel.fwd(q, k, v, coordinates, scores=scores)
+    )
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
@@ -251,7 +262,11 @@ def _backward(
     # Scores wait for do, or XLA would compute them in forward.
     q, do = lax.optimization_barrier((saved.q, do))
     coordinates = _coordinates(q, saved.k, inputs)
-    gradients = kernel.bwd(saved._replace(q=q), do, coordinates, scores=scores)
+    gradients = by_window(
+        inputs.windowed,
+        scores,
+        lambda scores: kernel.bwd(saved._replace(q=q), do, coordinates, scores=scores),
+    )
     primals = (q, saved.k, saved.v, inputs.bias_NR)
     dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
     return dq, dk, dv, AttentionInputs(bias_NR=bias)

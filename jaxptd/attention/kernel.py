@@ -17,7 +17,7 @@ Ainslie et al., arXiv 2305.13245 (groups).
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,8 @@ class ScoreCoordinates(NamedTuple):
     the queries, they see keys of all documents; without those of the keys there are none. seed_BN2:
     two words for each sequence and head, or None for no dropout. bias_NR: added to the scaled
     scores of each head, number R // 2 + key - query of it, or None; with it positions in a block
-    of queries, and in one of keys, follow one another without a gap.
+    of queries, and in one of keys, follow one another without a gap. windowed: whether the layer
+    has the window of `Scores`; None: it has.
     """
 
     query_T: Array
@@ -50,6 +51,7 @@ class ScoreCoordinates(NamedTuple):
     key_segment_BS: Array | None = None
     seed_BN2: Array | None = None
     bias_NR: Array | None = None
+    windowed: Array | None = None
 
     def each(
         self, queries: Callable[[Array, int], Array], keys: Callable[[Array, int], Array]
@@ -171,7 +173,9 @@ def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
     query_T1 = coordinates.query_T[:, None]
     seen_TS = (query_T1 if scores.causal else NOWHERE - 1) >= coordinates.key_S
     if scores.window is not None:
-        seen_TS = seen_TS & (coordinates.key_S > query_T1 - scores.window)
+        near_TS = coordinates.key_S > query_T1 - scores.window
+        windowed = coordinates.windowed
+        seen_TS = seen_TS & (near_TS if windowed is None else near_TS | ~windowed)
     if coordinates.key_segment_BS is None:
         return seen_TS
     key_B1S = coordinates.key_segment_BS[:, None, :]
@@ -179,6 +183,23 @@ def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
     if coordinates.query_segment_BT is not None:
         seen_BTS = seen_BTS & (coordinates.query_segment_BT[:, :, None] == key_B1S)
     return seen_TS & seen_BTS[:, None]
+
+
+T = TypeVar("T")
+
+
+def by_window(windowed: Array | None, scores: Scores, run: Callable[[Scores], T]) -> T:
+    """`run(scores)`, without their window where the layer has none.
+
+    A kernel skips what a window hides only if it knows the window before the program runs, so both
+    are compiled. `run` must not contain collectives.
+
+    windowed: as in `ScoreCoordinates`, varying over no more axes than what `run` computes with.
+    """
+    if windowed is None:
+        return run(scores)
+    found: T = lax.cond(windowed, lambda: run(scores), lambda: run(scores._replace(window=None)))
+    return found
 
 
 def drop(p_BNTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Array:

@@ -24,16 +24,17 @@ from jaxptd.collectives import alike
 def attend_rsa(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
     """Attention in whole rows of scores, as `attend` has it; only the kernel's dropout is used."""
     ring, kernel, scores, _ = spec
+    furthest = inputs.furthest(scores)
     lengths = Lengths(q.shape[1], k.shape[1])
     in_line = ring.strategy.order.in_line  # so all keys follow one another
     run = None if in_line else Lengths(*(ring.run(length) for length in lengths))
     coordinates, groups = ring.all_coordinates(inputs, lengths), q.shape[2] // k.shape[2]
     rows = Rows(coordinates, scores, kernel.dropout, groups, run)
-    s_BNTS = rows.add_bias(ring_qk(rows.queries(q), k, ring, scores))
+    s_BNTS = rows.add_bias(ring_qk(rows.queries(q), k, ring, furthest))
     seen = rows.seen()
     lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing
     p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))
-    o_BTNH = ring_av(rows.drop(p_BNTS, v.dtype), v, ring, scores)
+    o_BTNH = ring_av(rows.drop(p_BNTS, v.dtype), v, ring, furthest)
     seen_BTN = jnp.broadcast_to(seen, s_BNTS.shape).any(-1).swapaxes(1, 2)
     return rows.output(jnp.where(seen_BTN[..., None], o_BTNH, 0))
 

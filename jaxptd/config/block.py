@@ -38,6 +38,10 @@ class Rope(Section):
             interpolate, as [low, high]; null is [1, 4] for llama3 and [1, 32] for yarn.
         attention_factor: with yarn, factor on rotated queries and keys; null is yarn's own, 0.1
             ln(factor) + 1.
+        window_theta: base of the wavelengths in layers with a window, which scaling does not
+            stretch there; null is as in other layers.
+        layers: which layers rotate, as a period that repeats, or an entry for each layer; empty is
+            all.
     """
 
     theta: float = 1e4
@@ -46,6 +50,8 @@ class Rope(Section):
     original_length: int | None = None
     range: tuple[float, ...] | None = None
     attention_factor: float | None = None
+    window_theta: float | None = None
+    layers: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, "model.rope")
@@ -54,6 +60,45 @@ class Rope(Section):
     def turns(self) -> tuple[float, ...]:
         """The range, or that of the scaling."""
         return self.range or ((0, 0) if self.scaling is None else _RANGES.get(self.scaling, (0, 0)))
+
+
+def by_layer(pattern: tuple[bool, ...], layers: int) -> tuple[bool, ...]:
+    """The entry of each layer of a pattern that repeats; an empty one is true for all.
+
+    >>> by_layer((True, True, False), 4)
+    (True, True, False, True)
+    """
+    return tuple((pattern or (True,))[layer % (len(pattern) or 1)] for layer in range(layers))
+
+
+def period_of(each: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The shortest pattern that gives these entries of layers; empty if all are true.
+
+    >>> period_of((True, False, True, False, True))
+    (True, False)
+    """
+    if all(each):
+        return ()
+    sizes = range(1, len(each) + 1)
+    return next(each[:size] for size in sizes if by_layer(each[:size], len(each)) == each)
+
+
+def rotations(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Angles `[L, P]` of each pair at position 1, and factors `[L]` on rotated vectors, by layer.
+
+    One row if all layers of the model rotate alike; zeros where a layer does not rotate.
+    """
+    rope, size = model.rope, model.block.head_size
+    of_window = rope if rope.window_theta is None else Rope(rope.window_theta)
+    kinds = zip(model.windowed, by_layer(rope.layers, model.num_layers), strict=True)
+    rows = []
+    for windowed, rotated in kinds:
+        turn_P, length = frequencies(of_window if windowed else rope, size)
+        rows.append((turn_P, length) if rotated else (0 * turn_P, 1.0))
+    turn_LP, length_L = (np.array(each) for each in zip(*rows, strict=True))
+    if (turn_LP == turn_LP[0]).all() and (length_L == length_L[0]).all():
+        return turn_LP[:1], length_L[:1]
+    return turn_LP, length_L
 
 
 def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
@@ -192,7 +237,8 @@ class BlockOptions:
         embedding_scale: factor of x after the embedding.
         residual_scale: factor of what is added to the residual stream.
         logit_divisor: divides logits.
-        window: positions that a query sees, its own the last; None is all before it.
+        window: positions that a query sees, its own the last; None is all before it, as in layers
+            without a window.
         output_scale: factor of x before the output layer.
         looped: whether XLA runs every layer in a loop. There it cannot undo what backward computes
             again.
@@ -390,6 +436,7 @@ def check_block(model: Any) -> None:
             f"model.window={options.window} covers a token and those before it, but with "
             "model.causal=false a token also attends to those after it; leave one of them out"
         )
+    _check_patterns(model)
     if model.rope:
         _check_scaling(model.rope)
     if model.images:
@@ -410,9 +457,41 @@ def _check_positions(model: Any, options: BlockOptions) -> None:
         )
 
 
+def _check_patterns(model: Any) -> None:
+    """Raises UserError for a pattern of layers that does not fit, or has no effect."""
+    patterns = {"model.window_layers": model.window_layers}
+    patterns |= {"model.rope.layers": model.rope.layers} if model.rope else {}
+    for name, pattern in patterns.items():
+        words = f"{name}={quoted(list(pattern))}"
+        if len(pattern) > model.num_layers:
+            raise UserError(
+                f"{words} has {len(pattern)} entries, but model.num_layers={model.num_layers}; "
+                "use a period, which repeats, or one entry for each layer"
+            )
+        if pattern and not any(by_layer(pattern, model.num_layers)):
+            without = "positions=none" if name.endswith("rope.layers") else "window=null"
+            raise UserError(f"{words}: no layer has it; use model.{without}")
+    if model.window is None and model.window_layers:
+        raise UserError(
+            "model.window_layers has no effect without model.window; set it, or leave "
+            "model.window_layers out"
+        )
+    if model.encoder_decoder and model.rope and model.rope.layers:
+        raise UserError(
+            "model.rope.layers is of decoders; an encoder-decoder rotates in all layers: leave it "
+            "out"
+        )
+    if model.rope and model.rope.window_theta is not None and model.window is None:
+        raise UserError(
+            "model.rope.window_theta has no effect without model.window; set it, or leave "
+            "model.rope.window_theta out"
+        )
+
+
 def _check_scaling(rope: Rope) -> None:
     """Raises UserError for options of scalings that do not fit each other, or have no effect."""
     require_positive("model.rope", rope, "theta", "factor", "original_length", "attention_factor")
+    require_positive("model.rope", rope, "window_theta")
     scaling = rope.scaling
     needs = {
         "factor": scaling is not None,

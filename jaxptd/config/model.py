@@ -19,7 +19,9 @@ from jaxptd.config.block import (
     QKNorm,
     Rope,
     block_options,
+    by_layer,
     check_block,
+    period_of,
     section_of,
 )
 from jaxptd.config.checks import require_not_negative, require_positive, require_share
@@ -70,6 +72,8 @@ class ModelConfig:
             family's.
         logit_divisor: divides logits; null is the family's.
         window: sliding window: tokens a token attends to, counting itself; null is no limit.
+        window_layers: which layers have the window, as a period that repeats, or an entry for each
+            layer; empty is all.
         seq_length: tokens in a sequence; in an encoder-decoder, in a source.
         max_positions: rows of the learned position table, the longest sequence the model can take;
             null is seq_length.
@@ -124,6 +128,7 @@ class ModelConfig:
     residual_scale: float | None = None
     logit_divisor: float | None = None
     window: int | None = None
+    window_layers: tuple[bool, ...] = ()
     seq_length: int = 256
     max_positions: int | None = None
     vocab_size: int | None = None
@@ -204,8 +209,13 @@ class ModelConfig:
 
     @property
     def reach(self) -> int:
-        """Tokens that a token of a sequence attends to at most, itself the last."""
+        """Tokens that a token attends to at most in layers with a window, itself the last."""
         return min(self.window or self.seq_length, self.seq_length)
+
+    @property
+    def windowed(self) -> tuple[bool, ...]:
+        """For each layer, whether it has the window."""
+        return by_layer(self.window_layers, self.num_layers)
 
     def with_lengths(self, padded: Callable[[int], int]) -> "ModelConfig":
         """The model with longer sequences, whose added tokens at the end nothing else depends on.
@@ -264,6 +274,7 @@ def option(model: ModelConfig, name: str) -> Any:
         "encoder_decoder.num_layers": model.decoder_layers,
         "encoder_decoder.seq_length": model.target_length,
         "encoder_decoder.output_scale": model.block.output_scale,
+        "window_layers": period_of(model.windowed),
     }
     if name in rules:
         return rules[name]

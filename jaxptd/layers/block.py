@@ -128,8 +128,9 @@ class Block(nnx.Module):
         routed = x if isinstance(x, Routed) else None
         x_BTD: Array = x.x_BTD if isinstance(x, Routed) else x
         x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
-        seeded = token_info.at(layer, DropoutSite.ATTENTION) if self.rate else token_info
-        a_BTD, cache = self.attention(n_BTD, seeded, cache, bias_NR=bias_NR)
+        own = token_info._replace(layer=layer)
+        own = own.at(layer, DropoutSite.ATTENTION) if self.rate else own
+        a_BTD, cache = self.attention(n_BTD, own, cache, bias_NR=bias_NR)
         x_BTD = self.add(x_BTD, a_BTD, token_info, layer=layer, site=DropoutSite.ATTENTION_OUTPUT)
         x_BTD = x_BTD if self.norms_first else self.attention_norm(x_BTD)
         x_BTD = x_BTD if between is None else between(x_BTD)

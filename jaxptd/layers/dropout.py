@@ -38,7 +38,7 @@ class TokenInfo(NamedTuple):
     ignores documents. source: the same for the sequence from which this one is predicted, if any.
     counted_T: whether each token is one of the sequence and does not only pad it, or None if all
     are; routers count these. choice_BTLK: for each layer the experts of each token, below 0 where
-    its router chooses; None if all do.
+    its router chooses; None if all do. layer: the number of the layer that reads them, set by `at`.
     """
 
     sample_B: Array
@@ -48,14 +48,16 @@ class TokenInfo(NamedTuple):
     source: "TokenInfo | None" = None
     counted_T: Array | None = None
     choice_BTLK: Array | None = None
+    layer: Array | int | None = None
 
     def at_rows(self, unit: int) -> "TokenInfo":
         """The same places, in rows of patches `unit` pixels high instead of rows of pixels."""
         return self._replace(position_T=self.position_T[::unit] // unit)
 
     def at(self, layer: Array | int, site: DropoutSite) -> "TokenInfo":
-        """The same tokens, with the seed for one site of one layer."""
-        return self if self.seed is None else self._replace(seed=fold(self.seed, layer, site))
+        """The same tokens as one site of one layer reads them, with its seed."""
+        seed = None if self.seed is None else fold(self.seed, layer, site)
+        return self._replace(seed=seed, layer=layer)
 
 
 def _pcg4d(x: Array, y: Array, z: Array, w: Array) -> tuple[Array, Array, Array, Array]:

@@ -117,13 +117,14 @@ def stacks(model: ModelConfig, statistics: int, *, post: bool) -> tuple[Stack, .
 
     statistics, post: as in `Stack`.
     """
-    attention, moe = AttentionShape.of(model), model.moe
+    moe = model.moe
     kinds = [bool(moe and moe.is_sparse(layer)) for layer in range(model.num_layers)]
     runs = [(kind, len([*layers])) for kind, layers in itertools.groupby(kinds)]
     made, first = [], 0
     for sparse, layers in runs:
         name = "blocks" if len(runs) == 1 else f"blocks_{first}"
         mlp = MoEShape.of(model) if sparse else mlp_of(model)
+        attention = AttentionShape.of(model, slice(first, first + layers))
         made.append(Stack(name, layers, (attention, mlp), statistics, post, updates="x"))
         first += layers
     return tuple(made)

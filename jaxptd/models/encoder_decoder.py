@@ -96,13 +96,13 @@ def architecture(model: ModelConfig) -> Architecture:
     decoder_parts = decoder.architecture(model)
     (stack,) = decoder_parts.stacks
     length, targets_length = model.seq_length, model.target_length
-    of_targets = {"tokens": targets_length, "reach": targets_length}
+    of_targets: dict[str, Any] = {"tokens": targets_length, "reaches": (targets_length,)}
     source = AttentionShape.of(model, causal=False)
     targets = AttentionShape.of(model, causal=True, **of_targets)
     cross = CrossAttentionShape.of(
         model,
         tokens=targets_length,
-        reach=length,
+        reaches=(length,),
         causal=False,
         buckets=0,
         source=length,

@@ -84,7 +84,7 @@ class Stack:
         """FLOPs per sequence of all layers in a whole step; see `Architecture.flops`."""
         tokens = self.tokens
         each = (6 * p.multiplications(tokens) + 3 * tokens * p.score_flops for p in self.parts)
-        return self.layers * sum(each)
+        return int(self.layers * sum(each))
 
     # ---- images --------------------------------------------------------------------------------
 

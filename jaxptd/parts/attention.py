@@ -6,12 +6,12 @@ sequence, D model, N heads, K heads of keys and values, H head size.
 
 import dataclasses
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.context_parallel import Imported
-from jaxptd.costs import kernels
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -23,6 +23,7 @@ from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import HeadCounts, heads_for
+from jaxptd.parts.attention_time import AttentionWork
 from jaxptd.parts.grid import Panels
 from jaxptd.parts.parameters import HeadShape, Named, Sharding, inside, relative_bias
 from jaxptd.parts.part import Part, Product
@@ -46,7 +47,8 @@ class AttentionShape(Part):
         head_size: H.
         unit: elements of a head that stay together where heads are cut.
         tokens: T.
-        reach: keys that a token attends to: T, or a window's.
+        reaches: keys that a token attends to, T or a window's, in each layer of the stack; one
+            entry if all layers are alike.
         has_norm: whether queries and keys are normalised.
         whole_norm: whether all heads together are.
         buckets: number of distance buckets with score biases that all layers share; 0 without
@@ -62,7 +64,7 @@ class AttentionShape(Part):
     head_size: int
     unit: int
     tokens: int
-    reach: int
+    reaches: tuple[int, ...]
     has_norm: bool
     whole_norm: bool = False
     buckets: int = 0
@@ -76,17 +78,18 @@ class AttentionShape(Part):
     first_title: ClassVar[str] = "product that makes q, k, v"
 
     @classmethod
-    def of(cls, model: ModelConfig, **others: Any) -> Self:
-        """The attention of a model; others: fields to override."""
+    def of(cls, model: ModelConfig, layers: slice = slice(None), **others: Any) -> Self:
+        """The attention of these layers of a model; others: fields to override."""
+        reaches = [model.reach if each else model.seq_length for each in model.windowed[layers]]
         options = model.block
-        fields = {
+        fields: dict[str, Any] = {
             "hidden": model.hidden_size,
             "heads": model.num_heads,
             "kv_heads": options.num_kv_heads,
             "head_size": options.head_size,
             "unit": options.head_unit,
             "tokens": model.seq_length,
-            "reach": model.reach,
+            "reaches": tuple(reaches if len(set(reaches)) > 1 else reaches[:1]),
             "has_norm": bool(options.qk_norm),
             "whole_norm": options.qk_norm == "whole",
             "buckets": options.relative.buckets if options.relative else 0,
@@ -129,9 +132,9 @@ class AttentionShape(Part):
         return 2 * self.hidden * used * self.head_size
 
     @property
-    def score_flops(self) -> int:
-        """FLOPs per token of scores and of their matmul with the values, forward."""
-        return 4 * self.heads * self.head_size * self.reach
+    def score_flops(self) -> Fraction:
+        """FLOPs per token of scores and of their matmul with the values, forward: layers' mean."""
+        return Fraction(4 * self.heads * self.head_size * sum(self.reaches), len(self.reaches))
 
     def first(self, sizes: Sizes) -> int:
         return self.second(sizes) + 2 * HeadSizes(self, sizes).made_keys
@@ -337,11 +340,11 @@ class AttentionShape(Part):
         yield Collective(REDUCE_SCATTER, (Axis.CP,), times, whole)
 
     def hops(self, layout: Layout) -> int:
-        """Hops to all other devices; with contiguous blocks only as far as a window reaches."""
+        """Hops to all other devices; with contiguous blocks only as far as every layer reaches."""
         others = layout.ring_size - 1
         if not layout.context_parallel.order.in_line:
             return others
-        return min(others, -(-(self.reach - 1) * layout.ring_size // self.tokens))
+        return min(others, -(-(max(self.reaches) - 1) * layout.ring_size // self.tokens))
 
     def _blocks(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
         """Q K^T, softmax, P V of every head: s elements in a block of scores, k in whole keys.
@@ -511,88 +514,3 @@ class AttentionBytes(PairBytes):
     def free(self, remat: Remat, *, grid: bool) -> Iterator[int]:
         """Nothing: backward reads q, k and v."""
         yield from ()
-
-
-# ---- seconds of attention between its projections ------------------------------------------------
-
-# Bytes per score of unfused attention. The causal softmax reads the visible half and writes zeros
-# to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and writes all, and
-# its mask.
-SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 3, 4
-SCORE_DROPOUT = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionWork:
-    """Attention of a micro-batch: a fused kernel, or scores that pass through memory."""
-
-    part: AttentionShape
-    work: Work
-
-    @property
-    def is_fused(self) -> bool:
-        """True if a kernel computes it; fused kernels support no bias by distance."""
-        return self.work.implementation.attention == "flash" and not self.part.buckets
-
-    @property
-    def forward(self) -> list[Term]:
-        if self.is_fused:
-            return self._flash(backward=False)
-        heads, T, S = self._scores
-        a, H = self.work.accelerator, self.part.head_size
-        return [
-            _named(kernels.product(a, T, S, H, batch=heads), "scores forward"),
-            self._softmax(SOFTMAX_FORWARD, "softmax forward"),
-            _named(kernels.product(a, T, H, S, batch=heads), "context forward"),
-        ]
-
-    @property
-    def backward(self) -> list[Term]:
-        if self.is_fused:
-            return self._flash(backward=True)
-        heads, T, S = self._scores
-        a, H = self.work.accelerator, self.part.head_size
-        of_scores = _named(kernels.product(a, T, S, H, batch=heads), "scores backward")
-        of_heads = _named(kernels.product(a, T, H, S, batch=heads), "context backward")
-        softmax = self._softmax(SOFTMAX_BACKWARD, "softmax backward")
-        return [of_scores, of_heads, of_heads, of_heads, softmax]
-
-    @property
-    def visible(self) -> float:
-        """Share of the busiest device's scores that are not masked.
-
-        A token sees at most `reach` tokens: itself and earlier ones. In a ring of contiguous parts
-        the last device sees nearly all.
-        """
-        keys, reach = self.part.key_tokens, self.part.reach
-        if not self.part.causal:
-            return min(1.0, reach / keys)
-        parallelism = self.work.parallelism
-        ring = parallelism.cp * parallelism.row
-        if not self.work.implementation.balanced and ring > 1 and reach == keys:
-            return 1 - 1 / (2 * ring)
-        return reach / keys * (1 - reach / (2 * keys))
-
-    @property
-    def _scores(self) -> tuple[int, int, int]:
-        """A device's heads times sequences, its queries, and its keys."""
-        part, parallelism = self.part, self.work.parallelism
-        heads = parallelism.micro_batch * part.heads // parallelism.inner
-        return max(1, heads), part.tokens // (parallelism.cp * parallelism.row), part.key_tokens
-
-    def _flash(self, *, backward: bool) -> list[Term]:
-        heads, T, S = self._scores
-        H = self.part.head_size
-        flops = 4.0 * heads * T * S * H * self.visible
-        term = kernels.flash(self.work.accelerator, flops, H, backward=backward)
-        return [term.named("attention backward" if backward else "attention forward")]
-
-    def _softmax(self, each: int, name: str) -> Term:
-        heads, T, S = self._scores
-        dropout = self.work.implementation.dropout
-        size = (each + SCORE_DROPOUT * dropout) * heads * T * S
-        return _named(kernels.moved(self.work.accelerator, size, 1 + dropout), name)
-
-
-def _named(term: Term, name: str) -> Term:
-    return term.named(name, "attention")

@@ -5,6 +5,7 @@ Letters: T tokens of a sequence, D model, M micro-batches, L layers.
 
 import abc
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 from jaxptd.config import ModelConfig
@@ -131,7 +132,7 @@ class Part(abc.ABC):
         return tokens * self.weights
 
     @property
-    def score_flops(self) -> int:
+    def score_flops(self) -> int | Fraction:
         """FLOPs per token between the two matmuls, forward."""
         return 0
 

@@ -71,7 +71,7 @@ class Shape:
         D, T, V = self.hidden_size, self.seq_length, self.vocab_size
         head_size = self.head_size or D // self.num_heads
         attention = AttentionShape(
-            D, self.num_heads, self.kv_heads, head_size, 1, T, T, has_norm=False
+            D, self.num_heads, self.kv_heads, head_size, 1, T, (T,), has_norm=False
         )
         dense = self.dense_layers if self.num_experts else self.num_layers
         layers: dict[str, tuple[int, Part]] = {"blocks": (dense, MLPShape(D, self.ffn, self.gated))}

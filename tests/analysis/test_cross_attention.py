@@ -35,7 +35,7 @@ def ring(layout: Layout, dtype: str) -> Iterable[Collective]:
 
 PRODUCTS = both(ends(2, rounds=5), ends(1, rounds=3, length=S))
 PER_LAYER = moves(both(PRODUCTS, ring), *CROSS_MOVES, NORM)
-CROSS = CrossAttentionShape(D, N, N, H, 1, T, S, has_norm=False, source=S)
+CROSS = CrossAttentionShape(D, N, N, H, 1, T, (S,), has_norm=False, source=S)
 LAYOUTS = [
     Layout(tp=2),
     Layout(dp=2, cp=2, tp=2, sequence_parallel=True, keep_gathered=True, ring="blockwise"),
@@ -95,7 +95,7 @@ def test_it_keeps_keys_of_the_source_beside_queries() -> None:
 
 @pytest.mark.parametrize(
     ("part", "keys"),
-    [(AttentionShape(D, N, K, H, 1, T, T, has_norm=False), T), (CROSS, S)],
+    [(AttentionShape(D, N, K, H, 1, T, (T,), has_norm=False), T), (CROSS, S)],
     ids=["itself", "source"],
 )
 def test_tokens_that_have_keys(part: AttentionShape, keys: int) -> None:

@@ -23,6 +23,12 @@ KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 CP_BLOCKS = dataclasses.replace(BLOCKS, cp=2)
+PATTERN = {
+    "window": 3,
+    "window_layers": (True, False),
+    "positions": "rope",
+    "rope.window_theta": 9.0,
+}
 FIVE = {"num_layers": 5, "micro_batches": 4}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
@@ -45,6 +51,7 @@ QUICK = [
     (Layout(tp=4), {"num_layers": 5, "remat": "full", "remat_layers": 2}),
     (Layout(tp=4), QWEN | {"remat": "attention"}),  # more devices than kv heads
     (Layout(tp=4), QWEN | {"qk_norm": "whole", "remat": "dots"}),
+    (Layout(cp=2), PATTERN),
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1} | SCALES),
     (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
     (Layout(tp=2, zero=2), {"dropout": 0.1, "micro_batches": 1}),
@@ -126,6 +133,9 @@ SLOW = [
     *every(Layout(cp=4, ring="blockwise"), window=4),
     *every(Layout(cp=4), window=3),
     *every(Layout(cp=4, ring="rsa"), window=4, dropout=0.1),
+    *every(Layout(cp=4, ring="blockwise"), window=4, window_layers=(True, False)),
+    *every(Layout(cp=2, tp=2), **PATTERN),
+    *every(Layout(tp=2), **PATTERN),
     *every(Layout(cp=2, row=2, col=2), dropout=0.1),
     *every(BLOCKS, **UNEVEN, dtype="bfloat16", dropout=0.1),
     *every(Layout(row=4, col=2, matmul2d="summa", attention2d="blocks"), **UNEVEN),

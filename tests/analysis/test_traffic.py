@@ -135,11 +135,16 @@ EXPERTS = [
     slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | LOSSES),
     slow(Layout(pp=2, ep=2, schedule="interleaved"), FOUR | tiny.MOE | SHARED),
 ]
+# Layers without a window let blocks travel to all devices, in every layer.
+PATTERN = {"window": 3, "window_layers": (True, False)}
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
     slow(BLOCKWISE, {"window": 1}),  # no hop
     slow(Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
+    (BLOCKWISE, PATTERN),
+    slow(Layout(cp=4, ring="rsa"), PATTERN | {"remat": "dots"}),
+    slow(Layout(pp=2, cp=2, tp=2, ring="zigzag"), FOUR | PATTERN),
     slow(Layout(cp=4), {"window": 3}),
     slow(Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
     slow(Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp

@@ -103,6 +103,25 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             {"causal": False, "window": 8},
             "model.window=8 covers a token and those before it, but with model.causal=fals",
         ),
+        ({"window_layers": (True, False)}, "model.window_layers has no effect without model.windo"),
+        (
+            {"window": 8, "window_layers": (True,) * 5},
+            r"model.window_layers=\[.*\] has 5 entries, but model.num_layers=4; use a period",
+        ),
+        (
+            {"window": 8, "window_layers": (False,)},
+            r"model.window_layers=\[False\]: no layer has it; use model.window=null",
+        ),
+        ({"window": 8, "window_layers": (1, 0)}, r"model.window_layers=\(1, 0\): use a list, each"),
+        ({"rope.layers": (True,)}, "model.rope.layers=.* has no effect with model.positions=lea"),
+        (
+            {"family": "llama", "rope.layers": (False, False)},
+            r"model.rope.layers=\[False, False\]: no layer has it; use model.positions=none",
+        ),
+        (
+            {"family": "llama", "rope.window_theta": 9.0},
+            "model.rope.window_theta has no effect without model.window; set it, or leave",
+        ),
         ({"causal": "no"}, "model.causal='no': use true or false or null"),
         ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
         ({"family": "ul2"}, "model.family=ul2: use one of gpt, llama, qwen2, qwen3, mistral, bert"),

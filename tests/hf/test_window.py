@@ -67,12 +67,8 @@ def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int |
 @pytest.mark.parametrize(
     ("kind", "config", "line"),
     [
-        ("qwen2", USED | {"max_window_layers": 2}, "sliding_window=64 in some layers only; use an"),
-        ("qwen3", USED | {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=64 in some layer"),
         ("qwen3", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention without a wi"),
-        ("mistral", {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=4096 in some layers"),
         ("llama", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, but this mo"),
-        ("qwen2_moe", USED, "sliding_window=64 in some layers only; use another model"),
         (
             "qwen2_moe",
             {"layer_types": [SLIDING] * 3},
@@ -92,13 +88,35 @@ def test_windows_that_there_are_not(kind: str, config: dict, line: str) -> None:
         read(kind, config)
 
 
+@pytest.mark.parametrize(
+    ("kind", "config", "layers"),
+    [
+        ("qwen2", USED | {"max_window_layers": 2}, (False, False, True)),
+        ("qwen3", USED | {"layer_types": [FULL, SLIDING, FULL]}, (False, True)),
+        ("qwen3", USED | {"layer_types": [SLIDING] * 3}, ()),
+        ("mistral", {"layer_types": [SLIDING, SLIDING, FULL]}, (True, True, False)),
+        ("qwen2_moe", USED, (True, False)),
+        ("dots1", {"max_window_layers": 1}, (False, True, True)),
+    ],
+)
+def test_a_window_of_some_layers_is_read(kind: str, config: dict, layers: tuple) -> None:
+    fields = read(kind, config)
+    assert fields["window_layers"] == layers
+    assert fields["window"] == config.get("sliding_window", 4096)
+
+
+@pytest.mark.parametrize("layers", [(), (False, True)])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("kind", WINDOWED)
-def test_what_is_written_is_read(kind: str, window: int | None) -> None:
-    fields = read(kind, {"head_dim": 4, "sliding_window": None}) | {"window": window}
+def test_what_is_written_is_read(kind: str, window: int | None, layers: tuple) -> None:
+    if layers and (window is None or kind in ("mixtral", "qwen3_moe")):
+        pytest.skip("no layer has a window, or all have the same")
+    changes = {"window": window, "window_layers": layers}
+    fields = read(kind, {"head_dim": 4, "sliding_window": None}) | changes
     model = ModelConfig(**nested(fields))
     written = config_json(model, dtype="float32", tokenizer=ByteTokenizer())
-    assert read_sizes(written, tied=False, where="there")["window"] == window
+    found = read_sizes(written, tied=False, where="there")
+    assert {name: found[name] for name in changes} == changes
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,13 @@ def test_what_is_written_is_read(kind: str, window: int | None) -> None:
     [
         ("llama", {"window": 5}, "model.window=5: Hugging Face's llama has None; export a mode"),
         ("gpt", {"window": 5}, "model.window=5: Hugging Face's gpt2 has None; export a model w"),
+        (
+            "mixtral",
+            {"window": 5, "window_layers": (True, False)},
+            r"model.window_layers=.*: Hugging Face's mixtral has",
+        ),
+        ("llama", {"rope": {"window_theta": 9.0}, "window": 5}, "model.rope.window_theta=9.0: Hug"),
+        ("qwen2", {"rope": {"layers": (True, False)}}, "model.rope.layers=.True, False.: Hugging"),
         ("gpt", {"logit_softcap": 9.0}, "model.logit_softcap=9.0: Hugging Face's gpt2 has None"),
         ("mistral", {"attention_scale": 0.3}, "model.attention_scale=0.3: Hugging Face's mistra"),
     ],

@@ -71,6 +71,7 @@ def test_what_has_no_times_is_said() -> None:
         {"tie_embeddings": False, "ffn_hidden_size": 20},
         {"family": "llama", "num_kv_heads": 2, "head_size": 10, "tie_embeddings": False},
         {"family": "qwen3", "num_kv_heads": 1, "window": 3},
+        {"num_layers": 3, "window": 3, "window_layers": (True, False)},
     ],
     ids=str,
 )
@@ -81,5 +82,6 @@ def test_flops_are_those_of_every_matrix_that_is_multiplied(model: dict[str, Any
     looked_up = {"positions.table"} | (set() if sizes.tie_embeddings else {"tokens.table"})
     matrices = [i for name, i in program.infos.items() if i.decay and name not in looked_up]
     weights = sum(math.prod(info.shape) for info in matrices)
-    scores = 12 * 3 * 4 * sizes.block.head_size * (sizes.window or 8)
+    reaches = [sizes.window if each and sizes.window else 8 for each in sizes.windowed]
+    scores = 12 * 4 * sizes.block.head_size * sum(reaches)
     assert architecture_of(sizes).flops == 8 * (6 * weights + scores)

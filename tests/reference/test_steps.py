@@ -13,6 +13,7 @@ from reference.cases import (
     LLAMA_3,
     MIXTRAL,
     MORE,
+    PATTERN,
     QWEN,
     RULE,
     SEED,
@@ -91,7 +92,9 @@ def hold(case: Case, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3)], ids=str
+    "case",
+    [*(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3)), PATTERN],
+    ids=str,
 )
 def test_one_device_steps_as_the_reference(case: Case) -> None:
     hold(case, Layout())
@@ -147,6 +150,7 @@ EXPERT_LAYOUTS = (
         (GPT, LAYOUTS[0]),
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
+        *(slow(PATTERN, each) for each in LAYOUTS),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),

@@ -69,6 +69,8 @@ _OPTIONS = {
     "linear_bias": "none",
     "positions": "rope",
     "qk_norm": False,
+    "rope.window_theta": None,
+    "rope.layers": (),
 }
 
 

@@ -1,4 +1,4 @@
-"""Sliding windows in a `config.json`, if all layers have the same one.
+"""Sliding windows in a `config.json`: of all layers, of some, or of none.
 
 In transformers, as here, a query sees itself and the `sliding_window - 1` tokens before it.
 
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
+from jaxptd.config.block import period_of
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families.family import Json, Keys, count, flag
 
@@ -19,8 +20,8 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 USED, WINDOW, FULL_LAYERS = "use_sliding_window", "sliding_window", "max_window_layers"
 DEFAULT_FULL = 28  # Qwen's default for `max_window_layers`
 
-# (layers, `max_window_layers`) -> how many layers have a window unless `layer_types` says so.
-Windowed = Callable[[int, int], int]
+# (layers, `max_window_layers`) -> which layers have a window unless `layer_types` says so.
+Windowed = Callable[[int, int], list[bool]]
 
 
 def _read_never(config: Json) -> Json:
@@ -34,10 +35,7 @@ def _read_never(config: Json) -> Json:
 
 def _read_always(config: Json) -> Json:
     """The window of all layers; with `layer_types` transformers reads a Mistral as a Ministral."""
-    window, kinds = _checked(config.get(WINDOW, DEFAULT)), _layer_types(config)
-    layers = count("num_hidden_layers", config["num_hidden_layers"])
-    default = 0 if window is None else layers
-    return _of_layers(window, default if kinds is None else kinds.count(_SLIDING), layers)
+    return _read_layers(config, windowed=lambda layers, full: [True] * layers)
 
 
 def _read_every(config: Json, *, usual: int | None) -> Json:
@@ -52,12 +50,15 @@ def _read_if_used(config: Json, *, read: Callable[[Json], Json]) -> Json:
 
 
 def _read_layers(config: Json, *, windowed: Windowed, full_layers: int = DEFAULT_FULL) -> Json:
-    """Our window if all layers have it, None if no layer does.
+    """Our window, and which layers have it.
 
     Args:
         config: the file's.
-        windowed: how many layers have a window if the file does not list them.
+        windowed: which layers have a window if the file does not list them.
         full_layers: if `max_window_layers` is missing.
+
+    Raises:
+        UserError: a value is wrong, or layers have a window that the file does not give.
     """
     window, kinds = _checked(config.get(WINDOW, DEFAULT)), _layer_types(config)
     layers = count("num_hidden_layers", config["num_hidden_layers"])
@@ -65,29 +66,24 @@ def _read_layers(config: Json, *, windowed: Windowed, full_layers: int = DEFAULT
     if type(first) is not int:
         raise UserError(f"{FULL_LAYERS}={quoted(first)}; it must be a whole number")
     if kinds is not None:
-        return _of_layers(window, kinds.count(_SLIDING), layers)
-    return _of_layers(window, 0 if window is None else windowed(layers, max(first, 0)), layers)
-
-
-def _last_layers(layers: int, full: int) -> int:
-    """The number of layers behind the first `full` ones."""
-    return max(layers - full, 0)
-
-
-def _every_second(layers: int, first: int) -> int:
-    """Counts every other layer of the `first` ones: so transformers reads a Qwen 2 MoE."""
-    return (min(layers, first) + 1) // 2
-
-
-def _of_layers(window: int | None, windowed: int, layers: int) -> Json:
-    """Our window, given how many layers have it. Raises UserError if only some do."""
-    if not windowed:
-        return {"window": None}
+        each = [kind == _SLIDING for kind in kinds]
+    else:
+        each = windowed(layers, max(first, 0)) if window is not None else [False]
+    if not any(each):
+        return {"window": None, "window_layers": ()}
     if window is None:
         raise UserError(f"layer_types has {_SLIDING} without a window; use another model")
-    if windowed < layers:
-        raise UserError(f"{WINDOW}={window} in some layers only; use another model")
-    return {"window": window}
+    return {"window": window, "window_layers": period_of(tuple(each))}
+
+
+def _last_layers(layers: int, full: int) -> list[bool]:
+    """The layers behind the first `full` ones."""
+    return [layer >= full for layer in range(layers)]
+
+
+def _every_second(layers: int, first: int) -> list[bool]:
+    """Every other layer of the `first` ones: so transformers reads a Qwen 2 MoE."""
+    return [layer < first and layer % 2 == 0 for layer in range(layers)]
 
 
 def _layer_types(config: Json) -> list[str] | None:
@@ -118,21 +114,31 @@ def _write_used(model: ModelConfig) -> Json:
 
 
 def _write_layers(model: ModelConfig) -> Json:
-    full = 0 if option(model, "window") else model.num_layers
-    return _write_used(model) | {FULL_LAYERS: full}
+    """`max_window_layers`, with `layer_types` if only some layers have the window."""
+    if option(model, "window") and not all(model.windowed):
+        full = model.windowed.index(True)
+        return _write_used(model) | {FULL_LAYERS: full} | _write_types(model)
+    return _write_used(model) | {FULL_LAYERS: 0 if option(model, "window") else model.num_layers}
 
 
 def _write_types(model: ModelConfig) -> Json:
-    kind = _SLIDING if option(model, "window") else _FULL
-    return {"layer_types": [kind] * model.num_layers}
+    each = model.windowed if option(model, "window") else [False] * model.num_layers
+    return {"layer_types": [_SLIDING if windowed else _FULL for windowed in each]}
+
+
+def _write_always(model: ModelConfig) -> Json:
+    """The window, with `layer_types` if only some layers have it."""
+    types = {} if all(model.windowed) else _write_types(model)
+    return _write_window(model) | types
 
 
 def _if_used(read: Callable[[Json], Json]) -> Callable[[Json], Json]:
     return partial(_read_if_used, read=read)
 
 
+OF_ALL: Json = {"window_layers": ()}  # option of a family whose layers all have the same window
 NEVER = Keys(_read_never, lambda model: {})
-ALWAYS = Keys(_read_always, _write_window)  # Mistral
+ALWAYS = Keys(_read_always, _write_always)  # Mistral
 EVERY = Keys(partial(_read_every, usual=None), _write_window)  # Mixtral
 EVERY_IF_USED = Keys(_if_used(partial(_read_every, usual=DEFAULT)), _write_used)  # Qwen 3 MoE
 BY_LAYER = Keys(_if_used(partial(_read_layers, windowed=_last_layers)), _write_layers)  # Qwen

@@ -122,6 +122,8 @@ class Heads(nnx.Module):
         self.gathers_kv = projections.gathers_kv(tensor_parallel)
         self.tensor_parallel, self.config, self.options = tensor_parallel, config, config.block
         self.kernel, self.scores = make_kernel(config), make_scores(config)
+        some = self.scores.window is not None and not all(config.windowed)
+        self.windowed = config.windowed if some else None  # by layer; None if all are alike
 
     @property
     def local_kv_heads(self) -> int:

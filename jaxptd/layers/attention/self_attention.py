@@ -5,7 +5,7 @@ H head size.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from jaxptd.attention.attend import AttentionInputs
 from jaxptd.attention.kernel import ScoreCoordinates
-from jaxptd.config.block import frequencies
+from jaxptd.config.block import rotations
 from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import multiply
@@ -77,6 +77,8 @@ class SelfAttention(Heads):
             k_BTKH, v_BTKH = self.own_keys_values(k_BTKH, v_BTKH)
         q_BTNH = self._placed(q_BTNH, self.q_norm, token_info)
         k_BTKH = self._placed(k_BTKH, self.k_norm, token_info)
+        every = self.windowed
+        windowed = None if every is None else of_layer(np.array(every), token_info)
         if cache is None:
             segment = token_info.segment_BCT
             seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
@@ -84,14 +86,14 @@ class SelfAttention(Heads):
                 q_BTNH,
                 k_BTKH,
                 v_BTKH,
-                AttentionInputs(segment, segment, seed, bias_NR),
+                AttentionInputs(segment, segment, seed, bias_NR, windowed),
                 kernel=self.kernel,
                 scores=self.scores,
             )
         else:
             q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in (q_BTNH, k_BTKH, v_BTKH))
             cache = cache.append(k_BTKH, v_BTKH)
-            o_BTNH = self._attend_cache(q_BTNH, cache, token_info, bias_NR)
+            o_BTNH = self._attend_cache(q_BTNH, cache, token_info, bias_NR, windowed)
         return self.out(o_BTNH), cache
 
     def _placed(
@@ -104,21 +106,31 @@ class SelfAttention(Heads):
             return x_BTNH
         position_T = block_along(token_info.position_T[None], axes.logit_tokens, 1)[0]
         number_H = axes.local_head_numbers(x_BTNH.shape[-1])
-        turns, length = frequencies(options.rope, options.head_size)
+        turns, length = (of_layer(each, token_info) for each in rotations(self.config))
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
 
     def _attend_cache(
-        self, q_BTNH: Array, cache: Cache, token_info: TokenInfo, bias_NR: Array | None
+        self,
+        q_BTNH: Array,
+        cache: Cache,
+        token_info: TokenInfo,
+        bias_NR: Array | None,
+        windowed: Array | None,
     ) -> Array:
         """Attends from a text's last tokens to all cached keys, but not to padding."""
         key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
         segment = token_info.segment_BCT
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
         coordinates = ScoreCoordinates(token_info.position_T, key_S)
-        coordinates = coordinates._replace(bias_NR=bias_NR, key_segment_BS=every)
+        coordinates = coordinates._replace(bias_NR=bias_NR, key_segment_BS=every, windowed=windowed)
         return self.attend_whole(
             q_BTNH, cache.k, cache.v, coordinates=coordinates, scores=self.scores
         )
+
+
+def of_layer(x_L: np.ndarray, token_info: TokenInfo) -> Any:
+    """The row of the layer that reads the tokens; NumPy's if there is only one."""
+    return x_L[0] if len(x_L) == 1 else jnp.asarray(x_L)[token_info.layer]
 
 
 # ---- rotary positions ----------------------------------------------------------------------------
@@ -131,7 +143,12 @@ class SelfAttention(Heads):
 
 
 def rotate(
-    x_BTNH: Array, position_T: Array, number_H: Array, *, turns: np.ndarray, length: float
+    x_BTNH: Array,
+    position_T: Array,
+    number_H: Array,
+    *,
+    turns: np.ndarray | Array,
+    length: np.ndarray | Array,
 ) -> Array:
     """Rotates queries or keys by their positions; computes in float32 or wider.
 
@@ -143,9 +160,11 @@ def rotate(
         length: scales the rotated vectors.
     """
     wide = jnp.promote_types(x_BTNH.dtype, jnp.float32)
-    padded = jnp.asarray(np.append(turns, 0.0), wide)  # padding is not rotated
+    append = np.append if isinstance(turns, np.ndarray) else jnp.append
+    padded = jnp.asarray(append(turns, 0.0), wide)  # padding is not rotated
     turn_P = padded[jnp.minimum(number_H[::2] // 2, len(turns))]
     angle_T1P = position_T[:, None, None].astype(wide) * turn_P
+    length = jnp.asarray(length, wide)
     cos, sin = length * jnp.cos(angle_T1P), length * jnp.sin(angle_T1P)
     even, odd = x_BTNH[..., ::2].astype(wide), x_BTNH[..., 1::2].astype(wide)
     pair = jnp.stack((even * cos - odd * sin, odd * cos + even * sin), -1)

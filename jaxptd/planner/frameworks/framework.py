@@ -316,6 +316,10 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         ),
         f"model.positions={options.positions}": options.positions not in ("rope", "learned"),
         f"model.norm_order={options.norm_order}": options.norm_order != "pre",
+        "a window in some layers only (model.window_layers)": not all(model.windowed),
+        "rotary positions by layer (model.rope.layers, model.rope.window_theta)": bool(
+            model.rope and (model.rope.layers or model.rope.window_theta is not None)
+        ),
         "model.causal=false": not options.causal,
         f"model.embedding_scale={options.embedding_scale}": options.embedding_scale != 1,
         f"model.residual_scale={options.residual_scale}": options.residual_scale != 1,

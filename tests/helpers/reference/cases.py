@@ -100,6 +100,30 @@ QWEN = Case(
     {"head_size": 6, "window": 5, "rope": Rope(20.0)},
     apart=True,
 )
+_NEAR, _FAR = (3, Rope(7.0)), (None, Rope(20.0, "linear", 4.0))
+# Two layers with a window and a rope of their own, then one without; one rotates nothing.
+PATTERN = Case(
+    "qwen3",
+    {
+        "num_layers": 5,
+        "num_kv_heads": 2,
+        "head_size": 6,
+        "window": 3,
+        "window_layers": (True, True, False),
+        "rope.theta": 20.0,
+        "rope.scaling": "linear",
+        "rope.factor": 4.0,
+        "rope.window_theta": 7.0,
+        "rope.layers": (True, True, True, False, True),
+        "linear_bias": "qkv",
+    },
+    {
+        "layers": 5,
+        "head_size": 6,
+        "by_layer": (_NEAR, _NEAR, _FAR, (3, None), _NEAR),
+    },
+    apart=True,
+)
 BERT = Case("bert", {})
 T5 = Case(
     "t5",

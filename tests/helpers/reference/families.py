@@ -29,13 +29,13 @@ def decoder(params: Params, batch: Batch, options: Options, masks: Masks) -> Los
         x = x + root("positions.table")[:T]
     x = layers.norm(x, root.part("norm"), options) if options.post else x
     x = x * masks.residual(0, DropoutSite.EMBEDDING, x.shape)
-    seen = layers.before(T, options.window)
-    if "segments" in batch:
-        seen = seen & layers.same_document(batch["segments"], batch["segments"])
     routers = Routers(options)
     for number, (prefix, place) in enumerate(stacks(options)):
-        own = Part(params, prefix, place)
-        x = layers.block(x, own, Attending(seen), masks, options, number, feed=routers)
+        own, of_layer = Part(params, prefix, place), options.of_layer(number)
+        seen = layers.before(T, of_layer.window)
+        if "segments" in batch:
+            seen = seen & layers.same_document(batch["segments"], batch["segments"])
+        x = layers.block(x, own, Attending(seen), masks, of_layer, number, feed=routers)
     x = x if options.post else layers.norm(x, root.part("norm"), options)
     loss = _predicted(x, batch["targets"], params, options)
     return loss + routers.loss(batch["targets"]), routers.counts

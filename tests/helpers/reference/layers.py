@@ -75,6 +75,7 @@ class Options:
         qk_norm: whether queries and keys are normalised.
         rope: rotary positions; None without.
         window: keys that a query sees, its own the last; None: all before it.
+        by_layer: the window and the rope of each layer, if they differ.
         scale: of the scores; None: H ** -0.5.
         buckets: of distances, T5's.
         distance: from which on keys share a bucket.
@@ -98,6 +99,7 @@ class Options:
     qk_norm: bool = False
     rope: Rope | None = None
     window: int | None = None
+    by_layer: tuple[tuple[int | None, Rope | None], ...] = ()
     scale: float | None = None
     buckets: int = 0
     distance: int = 0
@@ -108,6 +110,13 @@ class Options:
     start: int = 0
     dropout: float = 0.0
     moe: MoE | None = None
+
+    def of_layer(self, number: int) -> "Options":
+        """Those of one layer."""
+        if not self.by_layer:
+            return self
+        window, rope = self.by_layer[number]
+        return dataclasses.replace(self, window=window, rope=rope)
 
 
 Params = Mapping[str, Value]

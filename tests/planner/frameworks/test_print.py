@@ -94,6 +94,14 @@ REFUSED = (
     (["--model.logit_softcap", "30"], "model.logit_softcap=30.0 is not written as a setting"),
     (["--print", "torchtitan", "--config", "gpt2-124m"], "model.family=gpt is none of llama"),
     (["--print", "torchtitan", "--model.window", "64"], "model.window=64, but these models have"),
+    (
+        ["--model.window", "64", "--model.window_layers", "[true, false]"],
+        "a window in some layers only (model.window_layers) is not written as a setting",
+    ),
+    (
+        ["--model.rope.layers", "[true, false]"],
+        "rotary positions by layer (model.rope.layers, model.rope.window_theta) is not written",
+    ),
     (["--print", "maxtext", "--optimizer.decay", "linear"], "but it has cosine and wsd"),
     (["--print", "maxtext", "--model.remat", "none"], "pin one of dots (minimal_with_context)"),
     (["--config", "t5-small"], "model.family=t5 is not written as a setting of Megatron-LM"),
