@@ -40,6 +40,8 @@ from jaxptd.attention.kernel import (
     add_gradients,
     by_window,
     merge_at,
+    sink_gradient,
+    with_sinks,
 )
 from jaxptd.attention.ring import (
     ScoreTile,
@@ -97,6 +99,7 @@ def _forward(
     visit = _by_window(partial(_visit, q=q), inputs, spec)
     hops = hops_for(spec.ring, k.shape[1], inputs.furthest(spec.scores))
     o, lse = travel(jnp.stack((k, v)), spec.ring, total, visit, hops=hops)
+    o, lse = with_sinks(o, lse, inputs.sink_N)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
@@ -196,7 +199,8 @@ def _backward(
     dk, dv = local_dkv + dkv
     primals, gradients = (saved.q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
     dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, gradients)
-    return dq, dk, dv, AttentionInputs(bias_NR=bias)
+    sink = sink_gradient(saved, do, inputs.sink_N)
+    return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
 
 
 def _zeros(like: Any, saved: Saved) -> Any:

@@ -29,6 +29,8 @@ from jaxptd.attention.kernel import (
     bias_for,
     by_window,
     check_distances,
+    sink_gradient,
+    with_sinks,
 )
 from jaxptd.collectives import Axes, alike, shift
 from jaxptd.context_parallel import STRATEGIES, ContextParallel, RingKind
@@ -41,7 +43,7 @@ class AttentionInputs(NamedTuple):
     query_segment_BCT, key_segment_BCS: the document of each token on every device, as in
     `kernel.ScoreCoordinates`, or None. seed_BN2: dropout seeds, or None. bias_NR: of the scores by
     distance, as in `kernel.ScoreCoordinates`, or None. windowed: whether this layer has the window
-    of the scores; None: it has.
+    of the scores; None: it has. sink_N: a logit of each head beside its scores, or None.
     """
 
     query_segment_BCT: Array | None = None
@@ -49,6 +51,7 @@ class AttentionInputs(NamedTuple):
     seed_BN2: Array | None = None
     bias_NR: Array | None = None
     windowed: Array | None = None
+    sink_N: Array | None = None
 
     def furthest(self, scores: Scores) -> Scores:
         """The scores of the layer that sees the furthest."""
@@ -217,6 +220,8 @@ def attend(
     if inputs.bias_NR is not None:
         check_distances(inputs.bias_NR, devices * max(lengths))
         inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
+    if inputs.sink_N is not None:
+        inputs = inputs._replace(sink_N=bias_for(q, inputs.sink_N))
     if devices == 1:
         return _alone(q, k, v, inputs, kernel, scores)
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
@@ -250,6 +255,7 @@ def _forward(
     o, lse = by_window(
         inputs.windowed, scores, lambda scores: kernel.fwd(q, k, v, coordinates, scores=scores)
     )
+    o, lse = with_sinks(o, lse, inputs.sink_N)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
@@ -269,7 +275,8 @@ def _backward(
     )
     primals = (q, saved.k, saved.v, inputs.bias_NR)
     dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
-    return dq, dk, dv, AttentionInputs(bias_NR=bias)
+    sink = sink_gradient(saved, do, inputs.sink_N)
+    return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
 
 
 def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinates:

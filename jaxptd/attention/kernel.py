@@ -146,6 +146,30 @@ def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, 
     return o * weight + other * other_weight, both
 
 
+# ---- sinks: a logit of each head beside its scores, which takes a share of the probabilities ------
+# With Z the sum of exp(score) over the keys that a row sees, o' = o Z / (Z + exp(sink)). A kernel's
+# backward needs nothing but o' and log(Z + exp(sink)) in place of o and log Z: a sink is a key whose
+# value is zero.
+# Source: Xiao et al., arXiv 2309.17453 (keys that take what no token should get); gpt-oss.
+
+
+def with_sinks(o: Array, lse: Array, sink_N: Array | None) -> tuple[Array, Array]:
+    """Output `[B, T, N, H]` and logsumexp `[B, T, N]` of whole rows: -> with sinks, if any."""
+    if sink_N is None:
+        return o, lse
+    both = jnp.logaddexp(lse, sink_N.astype(lse.dtype))
+    return o * jnp.exp(lse - both)[..., None], both
+
+
+def sink_gradient(saved: Saved, do: Array, sink_N: Array | None) -> Array | None:
+    """The gradient of sinks from that of an output that they are part of."""
+    if sink_N is None:
+        return None
+    share_BTN = jnp.exp(sink_N.astype(saved.lse.dtype) - saved.lse)
+    product_BTN = (do * saved.o).sum(-1, dtype=share_BTN.dtype)
+    return -(share_BTN * product_BTN).sum((0, 1)).astype(sink_N.dtype)
+
+
 def merge_at(
     total: tuple[Array, Array], part: tuple[Array, Array], start: Array | int, *, dim: int
 ) -> tuple[Array, Array]:

@@ -229,6 +229,7 @@ class BlockOptions:
         rope: wavelengths; None unless positions are rope.
         relative: buckets of distances; None unless positions are relative.
         qk_norm: whether queries and keys of each head are normalised; whole: of all heads at once.
+        attention_sinks: whether a logit of each head takes a share of its probabilities.
         causal: whether a token attends to no token after it.
         token_types: kinds of tokens with an embedding of their own, as the two texts of a pair.
         num_kv_heads: heads of keys and values.
@@ -256,6 +257,7 @@ class BlockOptions:
     rope: Rope | None
     relative: Relative | None
     qk_norm: QKNorm
+    attention_sinks: bool
     causal: bool
     token_types: int
     num_kv_heads: int
@@ -285,6 +287,7 @@ _GPT = {
     "positions": "learned",
     "rope": Rope(),
     "qk_norm": False,
+    "attention_sinks": False,
     "causal": True,
     "token_types": 0,
     "attention_scale": None,  # head_size ** -0.5
@@ -437,6 +440,7 @@ def check_block(model: Any) -> None:
             "model.causal=false a token also attends to those after it; leave one of them out"
         )
     _check_patterns(model)
+    _check_sinks(model)
     if model.rope:
         _check_scaling(model.rope)
     if model.images:
@@ -454,6 +458,15 @@ def _check_positions(model: Any, options: BlockOptions) -> None:
         raise UserError(
             "model.positions=relative is an encoder-decoder's; use learned, rope or none, or "
             "model.family=t5"
+        )
+
+
+def _check_sinks(model: Any) -> None:
+    """Raises UserError for sinks of a model with two texts or with images."""
+    if model.block.attention_sinks and (model.encoder_decoder or model.images):
+        raise UserError(
+            f"model.attention_sinks=true with model.family={model.family}: models of one text have "
+            "sinks; use model.attention_sinks=false"
         )
 
 

@@ -144,6 +144,11 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
             "layout.col) splits them; use model.kernels=xla"
         )
     _check_offload(model, layout)
+    if model.block.attention_sinks and layout.unfused_attention:
+        raise UserError(
+            f"model.attention_sinks=true with {layout.unfused_attention}: it normalises whole rows "
+            "of scores, without sinks; use another ring, or layout.attention2d=heads"
+        )
     if model.moe:
         check_experts(model, layout)
 

@@ -62,6 +62,8 @@ class ModelConfig:
             distance, of encoder-decoders) or none; null is the family's.
         qk_norm: normalises queries and keys: true those of each head, whole those of all heads of a
             token together; null is the family's.
+        attention_sinks: each head has a trained logit beside its scores, which takes a share of its
+            probabilities and gives nothing; null is the family's.
         causal: a token attends only to itself and earlier tokens; false attends to all, as encoders
             do; null is the family's.
         token_types: number of token types (segments), each with an embedding; null is the family's.
@@ -121,6 +123,7 @@ class ModelConfig:
     linear_bias: LinearBias | None = None
     positions: Positions | None = None
     qk_norm: QKNorm | None = None
+    attention_sinks: bool | None = None
     causal: bool | None = None
     token_types: int | None = None
     attention_scale: float | None = None

@@ -22,6 +22,8 @@ _ROPE |= {"original_max_position_embeddings"}
 LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary models allow 131072
 # Options that are null, the family's, unless a family has keys for them.
 _SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
+# Options that a family lacks unless it says so.
+_UNUSUAL: Mapping[str, Any] = MappingProxyType({"attention_sinks": False})
 # How to read options other than positive whole numbers.
 _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
@@ -116,7 +118,7 @@ def _options(config: Json) -> dict[str, Any]:
             raise UserError(f"{key}={quoted(config[key])}; use a model with {key}={only}")
     config = with_defaults(config, family)
     options = (
-        {"family": family.name}
+        {"family": family.name, **_UNUSUAL}
         | dict.fromkeys(_SCALES)
         | {
             name: _option(name, key, config[key], default)
@@ -157,7 +159,7 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
     unset: dict[str, Any] = dict.fromkeys(_SCALES)
     plain = dataclasses.replace(model, **unset)
     usual = {name: option(plain, name) for name in _SCALES if name not in family.keys}
-    fixed = {**family.options, "mlp": "dense", **usual, "logit_softcap": None}
+    fixed = {**_UNUSUAL, **family.options, "mlp": "dense", **usual, "logit_softcap": None}
     for name, value in fixed.items():
         if option(model, name) != value:
             raise UserError(

@@ -56,6 +56,7 @@ class AttentionShape(Part):
         bias: whether the projections of q, k and v have a bias.
         causal: whether tokens see only themselves and earlier ones.
         out_bias: whether the output projection has a bias.
+        sinks: whether each head has a logit beside its scores.
     """
 
     hidden: int
@@ -71,6 +72,7 @@ class AttentionShape(Part):
     bias: bool = False
     causal: bool = True
     out_bias: bool = False
+    sinks: bool = False
 
     layer = Imported("jaxptd.layers.attention", "SelfAttention")
     name: ClassVar[str] = "attention"
@@ -96,6 +98,7 @@ class AttentionShape(Part):
             "bias": options.linear_bias != "none",
             "causal": options.causal,
             "out_bias": options.linear_bias == "all",
+            "sinks": options.attention_sinks,
         }
         return cls(**fields | others)
 
@@ -179,6 +182,7 @@ class AttentionShape(Part):
             out_bias=self.out_bias,
             has_norm=self.has_norm,
             whole_norm=self.whole_norm,
+            sinks=self.sinks,
         )
 
     def parameters(self, sharding: Sharding) -> Named:

@@ -35,6 +35,7 @@ class Projections:
         out_bias: whether the output projection has a bias.
         has_norm: whether queries and keys are normalised.
         whole_norm: whether all heads together are.
+        sinks: whether each head of queries has a logit beside its scores.
     """
 
     hidden: int
@@ -47,6 +48,7 @@ class Projections:
     out_bias: bool = False
     has_norm: bool = False
     whole_norm: bool = False
+    sinks: bool = False
 
     def first(self, sharding: Sharding) -> dict[str, Column]:
         """The projections of queries, keys and values: `qkv`, or `q` and `kv`."""
@@ -73,7 +75,14 @@ class Projections:
         for name in ("q_norm", "k_norm") if self.has_norm else ():
             of_heads = head_norm(sharding, self.head_size, self.unit)
             yield from inside(name, iter([("w", whole[name])]) if whole else of_heads)
+        yield from self.sink_parameters(sharding)
         yield from inside("out", self.out(sharding).parameters(sharding))
+
+    def sink_parameters(self, sharding: Sharding) -> Named:
+        """The logits of sinks `[N]`, sharded as heads are, if there are any."""
+        if self.sinks:
+            heads = Column(self.hidden, (self.heads,), padded=self._padded(sharding)[0])
+            yield "sinks", heads.vector(sharding)
 
     def whole_norms(self, sharding: Sharding) -> dict[str, ParamShape]:
         """The factors of the norms of all heads together, if there are any.

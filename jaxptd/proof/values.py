@@ -78,6 +78,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.encoder_decoder.relative_buckets": (None, 8),
     "model.encoder_decoder.relative_distance": (None, 7, 40),
     "model.qk_norm": (None, True, False, "whole"),
+    "model.attention_sinks": (None, True, False),
     "model.causal": (None, True, False),
     "model.token_types": (None, 0, 2),
     "model.attention_scale": (None, 0.3),

@@ -29,6 +29,7 @@ PATTERN = {
     "positions": "rope",
     "rope.window_theta": 9.0,
 }
+SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
 FIVE = {"num_layers": 5, "micro_batches": 4}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
@@ -52,6 +53,7 @@ QUICK = [
     (Layout(tp=4), QWEN | {"remat": "attention"}),  # more devices than kv heads
     (Layout(tp=4), QWEN | {"qk_norm": "whole", "remat": "dots"}),
     (Layout(cp=2), PATTERN),
+    *every(Layout(cp=2, tp=2), **SINKS),
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1} | SCALES),
     (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
     (Layout(tp=2, zero=2), {"dropout": 0.1, "micro_batches": 1}),
@@ -136,6 +138,9 @@ SLOW = [
     *every(Layout(cp=4, ring="blockwise"), window=4, window_layers=(True, False)),
     *every(Layout(cp=2, tp=2), **PATTERN),
     *every(Layout(tp=2), **PATTERN),
+    *every(Layout(tp=4), **SINKS),
+    *every(Layout(row=2, col=2), **SINKS),
+    *every(Layout(pp=2, tp=2), **SINKS | FIVE),
     *every(Layout(cp=2, row=2, col=2), dropout=0.1),
     *every(BLOCKS, **UNEVEN, dtype="bfloat16", dropout=0.1),
     *every(Layout(row=4, col=2, matmul2d="summa", attention2d="blocks"), **UNEVEN),

@@ -137,6 +137,7 @@ EXPERTS = [
 ]
 # Layers without a window let blocks travel to all devices, in every layer.
 PATTERN = {"window": 3, "window_layers": (True, False)}
+SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
@@ -145,6 +146,8 @@ WINDOWS = [
     (BLOCKWISE, PATTERN),
     slow(Layout(cp=4, ring="rsa"), PATTERN | {"remat": "dots"}),
     slow(Layout(pp=2, cp=2, tp=2, ring="zigzag"), FOUR | PATTERN),
+    (Layout(cp=2, tp=2, sequence_parallel=True), SINKS),
+    slow(Layout(row=2, col=2), SINKS),
     slow(Layout(cp=4), {"window": 3}),
     slow(Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
     slow(Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp

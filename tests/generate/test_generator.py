@@ -43,6 +43,11 @@ QWEN = (
     *("--model.family=qwen3", "--model.num_kv_heads=2"),
     *("--model.window=5", "--model.attention_scale=0.7"),
 )
+BY_LAYER = (
+    *QWEN,
+    *("--model.window_layers=[false,true]", "--model.rope.window_theta=9"),
+    "--model.attention_sinks=true",
+)
 BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
 ZERO3 = ("--layout.dp=2", "--layout.ep=2", "--layout.zero=3")
 EXPERTS = (
@@ -161,6 +166,15 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     prompt = PROMPTS["some"]
     found = write(prompt, two_halves_more(prompt), *QWEN, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *QWEN)
+    assert len(set(found)) > 5
+
+
+@pytest.mark.parametrize("layout", [(), *map(slow, (TP4, GRID, PIPELINE, CP2_TP2))], ids=str)
+def test_layers_of_two_kinds_write_the_same(layout):
+    """Each knows its own window and angles by its number, also in a pipeline; heads have sinks."""
+    prompt = PROMPTS["some"]
+    found = write(prompt, two_halves_more(prompt), *BY_LAYER, *layout)
+    assert found == written_without_cache(prompt, two_halves_more(prompt), *BY_LAYER)
     assert len(set(found)) > 5
 
 

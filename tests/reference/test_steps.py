@@ -18,6 +18,7 @@ from reference.cases import (
     RULE,
     SEED,
     SIGMOIDS,
+    SINKS,
     STEPS,
     T5,
     WITH_EXPERTS,
@@ -93,7 +94,7 @@ def hold(case: Case, layout: Layout) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [*(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3)), PATTERN],
+    [*(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3)), PATTERN, SINKS],
     ids=str,
 )
 def test_one_device_steps_as_the_reference(case: Case) -> None:
@@ -151,6 +152,7 @@ EXPERT_LAYOUTS = (
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
         *(slow(PATTERN, each) for each in LAYOUTS),
+        *(slow(SINKS, each) for each in LAYOUTS if not each.unfused_attention),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),

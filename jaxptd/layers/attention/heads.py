@@ -14,7 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.cudnn import Cudnn, unproven
-from jaxptd.attention.kernel import Dropout, Kernel, ScoreCoordinates, Scores
+from jaxptd.attention.kernel import Dropout, Kernel, ScoreCoordinates, Scores, with_sinks
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
@@ -93,6 +93,7 @@ class Heads(nnx.Module):
     kv: ColumnParallelLinear | None = None
     q_norm: HeadNorm | WholeNorm | None = None
     k_norm: HeadNorm | WholeNorm | None = None
+    sinks: nnx.Param | None = None
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class Heads(nnx.Module):
         for name in ("q_norm", "k_norm") if projections.has_norm else ():
             of_head = partial(HeadNorm, projections.head_size, unit=projections.unit, **own)
             setattr(self, name, WholeNorm(whole[name], **own) if whole else of_head())
+        declare(self, projections.sink_parameters(tensor_parallel), rngs)
         self.out = RowParallelLinear.of(
             projections.out(tensor_parallel),
             tensor_parallel=tensor_parallel,
@@ -124,6 +126,11 @@ class Heads(nnx.Module):
         self.kernel, self.scores = make_kernel(config), make_scores(config)
         some = self.scores.window is not None and not all(config.windowed)
         self.windowed = config.windowed if some else None  # by layer; None if all are alike
+
+    @property
+    def sink_N(self) -> Array | None:
+        """The logits of this device's heads beside their scores, if they have any."""
+        return None if self.sinks is None else self.sinks[...]
 
     @property
     def local_kv_heads(self) -> int:
@@ -148,7 +155,10 @@ class Heads(nnx.Module):
         self, q_BTNH: Array, k: Array, v: Array, *, coordinates: ScoreCoordinates, scores: Scores
     ) -> Array:
         """Attends with whole heads to all keys, without dropout."""
-        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, coordinates, scores=scores)
+        o_BTNH, lse_BTN = Xla(Dropout(0.0, keep_mask)).fwd(
+            q_BTNH, k, v, coordinates, scores=scores
+        )
+        o_BTNH, _ = with_sinks(o_BTNH, lse_BTN, self.sink_N)
         return self.tensor_parallel.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
 
     def seed(self, token_info: TokenInfo, heads: int) -> Array:

@@ -86,7 +86,7 @@ class SelfAttention(Heads):
                 q_BTNH,
                 k_BTKH,
                 v_BTKH,
-                AttentionInputs(segment, segment, seed, bias_NR, windowed),
+                AttentionInputs(segment, segment, seed, bias_NR, windowed, self.sink_N),
                 kernel=self.kernel,
                 scores=self.scores,
             )

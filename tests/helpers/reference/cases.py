@@ -124,6 +124,12 @@ PATTERN = Case(
     },
     apart=True,
 )
+SINKS = Case(
+    "llama",
+    {"num_kv_heads": 2, "attention_sinks": True, "window": 5, "window_layers": (False, True)},
+    {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4)))},
+    apart=True,
+)
 BERT = Case("bert", {})
 T5 = Case(
     "t5",

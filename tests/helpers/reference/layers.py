@@ -12,7 +12,18 @@ import numpy as np
 
 from reference.draws import DropoutSite, Masks
 from reference.rope import Rope, rotated
-from reference.tape import Value, below, einsum, logsumexp, power, relu, sigmoid, softmax, tanh
+from reference.tape import (
+    Value,
+    below,
+    einsum,
+    logsumexp,
+    power,
+    relu,
+    sigmoid,
+    softmax,
+    tanh,
+    with_column,
+)
 
 ACTIVATIONS: Mapping[str, Callable[[Value], Value]] = {
     "gelu": lambda x: x * below(x),
@@ -169,14 +180,27 @@ class Attending:
 
 
 def attend(
-    q: Value, kv: tuple[Value, Value], to: Attending, drop: Callable, options: Options
+    q: Value,
+    kv: tuple[Value, Value],
+    to: Attending,
+    drop: Callable,
+    options: Options,
+    sink: Value | None = None,
 ) -> Value:
-    """q[B, T, N, H], k and v[B, S, K, H] -> [B, T, N, H]; groups of N / K heads share k and v."""
+    """q[B, T, N, H], k and v[B, S, K, H] -> [B, T, N, H]; groups of N / K heads share k and v.
+
+    sink: the score `[N]` of one more key, which every query sees and whose value is zero.
+    """
     heads = np.arange(q.shape[2]) // (q.shape[2] // kv[0].shape[2])
     k, v = (each.moved(2, 0)[heads] for each in kv)
     scores = einsum("BTNH,NBSH->BNTS", q, k) * (options.scale or options.head_size**-0.5)
     scores = scores if to.bias is None else scores + to.bias
-    p = softmax(scores, np.broadcast_to(to.seen, scores.shape))
+    seen = np.broadcast_to(to.seen, scores.shape)
+    if sink is not None:
+        seen = np.concatenate([seen, np.ones_like(seen[..., :1])], -1)
+        p = softmax(with_column(scores, sink), seen)[..., :-1]
+    else:
+        p = softmax(scores, seen)
     return einsum("BNTS,NBSH->BTNH", p * drop(p.shape), v)
 
 
@@ -190,7 +214,9 @@ def self_attention(x: Value, own: Part, to: Attending, drop: Callable, options: 
         k, v = kv[:, :, 0], kv[:, :, 1]
     if options.qk_norm:
         q, k = norm(q, own.part("q_norm"), options), norm(k, own.part("k_norm"), options)
-    o = attend(rotated(q, options.rope), (rotated(k, options.rope), v), to, drop, options)
+    q, k = rotated(q, options.rope), rotated(k, options.rope)
+    sink = own("sinks") if own.has("sinks") else None
+    o = attend(q, (k, v), to, drop, options, sink)
     return linear(o, own.part("out"), "BTNH,NHD->BTD")
 
 

@@ -79,8 +79,9 @@ class Kept:
 
 
 def decays(name: str) -> bool:
-    """True for parameters whose weights decay: no norms, no biases."""
-    return not (name.endswith(".b") or "norm" in name or "_bias." in name)
+    """True for parameters whose weights decay: no norms, no biases, no sinks."""
+    vectors = (".b", ".sinks")
+    return not (name.endswith(vectors) or "norm" in name or "_bias." in name)
 
 
 def is_matrix(name: str) -> bool:

@@ -137,6 +137,13 @@ def softmax(x: Value, seen: np.ndarray) -> Value:
     return Value(p, (x, lambda g: p * (g - (g * p).sum(-1, keepdims=True))))
 
 
+def with_column(x: Value, of_head: Value) -> Value:
+    """x[B, N, T, S] with a number of each head as one more column, `[B, N, T, S + 1]`."""
+    column = np.broadcast_to(of_head.x[:, None, None], (*x.shape[:-1], 1))
+    y = np.concatenate([x.x, column], -1)
+    return Value(y, (x, lambda g: g[..., :-1]), (of_head, lambda g: g[..., -1].sum((0, 2))))
+
+
 def logsumexp(x: Value) -> Value:
     """Over the last dim."""
     top = x.x.real.max(-1, keepdims=True)
