@@ -1,4 +1,4 @@
-"""What is drawn passes the tests of randomness, and what is not random fails them."""
+"""Our draws pass the tests of randomness, and draws that are not random fail them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ def test_many_draws_pass(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_probabilities_of_chi_square_are_those_of_tables() -> None:
-    """Critical values of 5 degrees of freedom at 5 % and 95 %, of 100 at 1 %: NIST's handbook."""
+    """NIST's critical values for 5 degrees of freedom at 5 % and 95 %, and for 100 at 1 %."""
     for k, statistic, upper in ((5, 11.070, 0.05), (5, 1.145, 0.95), (100, 135.807, 0.01)):
         counts = np.ones(k + 1)
         counts[0] += statistic**0.5

@@ -1,4 +1,4 @@
-"""The benchmark on one GPU: its figures, its report of trainers that did not run, and its peer."""
+"""The benchmark on one GPU: its figures, its report if a trainer cannot run, and its peer."""
 
 import dataclasses
 import importlib
@@ -155,7 +155,7 @@ def test_a_trainer_is_timed_after_it_has_compiled(monkeypatch):
         "losses": [0, 1, 2, 3, 4, 5, 6],
         "device": "x",
     }
-    assert together == [1, 1, 2, 2, 2, 2, 2]  # the first compiles; then one waits behind another
+    assert together == [1, 1, 2, 2, 2, 2, 2]  # the first compiles; then one is always queued
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Megatron's table 1: published figures agree, rates follow from seconds; its process groups."""
+"""Megatron's table 1 (published figures agree, rates follow from seconds) and process groups."""
 
 import dataclasses
 
@@ -34,9 +34,9 @@ def test_the_papers_flops_are_those_of_its_products(row: Row) -> None:
         getattr(row.shape, name)
         for name in ("seq_length", "hidden_size", "num_layers", "vocab_size")
     )
-    layer = 2 * s * h * (3 * h + h + 4 * h + 4 * h) + 2 * s * s * h * 2  # products, and scores
+    layer = 2 * s * h * (3 * h + h + 4 * h + 4 * h) + 2 * s * s * h * 2  # weights, and scores
     logits = 2 * s * h * V
-    passes = 1 + 1 + 2  # forward, once more, and backward
+    passes = 1 + 1 + 2  # forward, recomputation, and backward
     expected = row.parallelism.global_batch * (passes * l * layer + 3 * logits)
     assert row.flops == pytest.approx(expected, rel=1e-12)
     assert find_accelerator(GPU).bf16_flops == 312e12

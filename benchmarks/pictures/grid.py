@@ -1,4 +1,4 @@
-"""Pictures of products on a grid: the blocks of each step, and the bytes that a layer sends.
+"""Pictures of matmuls on a grid: the blocks of each step, and the bytes that a layer sends.
 
 Letters: A B = C, in q x q blocks; i, j a device's row and column; k the panel of a step.
 """
@@ -16,7 +16,7 @@ from jaxptd.plot.style import COLORS, INK, PAGE
 
 Q = 3
 GAP = 0.03  # where arrows are, between devices
-HIDDEN = 4096  # D of the costs that are drawn; only the norms depend on it
+HIDDEN = 4096  # D for the costs drawn; only the norms depend on it
 
 
 # ---- steps of a product -------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def cannon() -> Figure:
 
 
 def summa_and_gather() -> Figure:
-    """Draws the steps of SUMMA, and the one step of a gather."""
+    """Draws the steps of SUMMA, and the single step of a gather."""
     figure = Figure(figsize=(PAGE, 7.2), layout="constrained")
     *steps, gather = figure.subplots(2, 2).flat
     for step, axes in enumerate(steps):
@@ -139,7 +139,7 @@ def _left(axes: Axes, i: int) -> None:
 
 
 def break_even() -> Figure:
-    """Draws the bytes that a device sends a layer, over M / D; and the bytes it keeps, over N."""
+    """Draws the bytes that a device sends per layer, over M / D, and those it saves, over N."""
     figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
     sent, kept = figure.subplots(1, 2)
     ratio = np.geomspace(0.25, 128, 64)

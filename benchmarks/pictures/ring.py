@@ -15,7 +15,7 @@ from jaxptd.attention.attend import Ring
 from jaxptd.plot import BLUE, FILLS
 from jaxptd.plot.style import COLORS, INK, PAGE
 
-WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it
+WIDTH = 4096  # D for the times drawn; where lines cross does not depend on it
 
 
 def owners(kind: Any, n: int) -> np.ndarray:
@@ -27,7 +27,7 @@ def owners(kind: Any, n: int) -> np.ndarray:
 
 
 def work(kind: Any, n: int) -> np.ndarray:
-    """Scores that each device computes, in units of a chunk's queries times a chunk's keys."""
+    """The scores that each device computes, in units of a chunk's queries times a chunk's keys."""
     device = owners(kind, n)
     return np.array([np.sum(np.flatnonzero(device == i) + 0.5) for i in range(n)])
 
@@ -68,7 +68,7 @@ def _cell(axes: Axes, row: int, key: int, device: int) -> None:
 
 
 def break_even() -> Figure:
-    """Draws the time of a hop, and of the attention that hides it, over the tokens of a device."""
+    """Draws the time of a hop, and of the attention that hides it, over tokens per device."""
     figure = Figure(figsize=(PAGE, 4.2), layout="constrained")
     pair = figure.subplots(1, 2, sharey=True)
     both: tuple[Pass, Pass] = ("forward", "backward")
