@@ -111,7 +111,7 @@ def _of_kinds(found: Found, windows: int) -> Iterator[Row]:
     own = RANDOM / ids  # a random token may equal the old one and look unchanged
     share = np.array([MASKED, RANDOM - own, 1 - MASKED - RANDOM + own])
     counts = np.bincount(kind.ravel(), minlength=3)
-    yield Row(OF, "masked, random, kept", draws, chi_square(counts, share * draws))
+    yield Row(OF, "masked, random, unchanged", draws, chi_square(counts, share * draws))
     place = found.place_BK * CELLS // LENGTH
     joint = np.bincount((place * 3 + kind).ravel(), minlength=3 * CELLS).reshape(CELLS, 3)
     p = chi_square(joint, joint.sum(1, keepdims=True) * share, 2 * CELLS)
@@ -122,7 +122,9 @@ def _of_kinds(found: Found, windows: int) -> Iterator[Row]:
     drawn, old = found.seen_BK[random] - SPECIAL, found.token_BK[random] - SPECIAL
     cells = np.bincount(drawn * CELLS // ids, minlength=CELLS)
     yield Row(OF, "random tokens", drawn.size, chi_square(cells, drawn.size / CELLS))
-    yield Row(OF, "random tokens and the old", drawn.size, all_shifts(_even(drawn), _even(old)))
+    yield Row(
+        OF, "random tokens against the old ones", drawn.size, all_shifts(_even(drawn), _even(old))
+    )
 
 
 def _even(x: np.ndarray) -> np.ndarray:
@@ -132,9 +134,9 @@ def _even(x: np.ndarray) -> np.ndarray:
 def _of_pairs(found: Found, windows: int) -> Iterator[Row]:
     swapped, samples = found.swapped_B, found.swapped_B.size
     right = bool(((found.step_B != 0) == swapped).all())
-    yield Row(OF, "second sentences follow or not, as they say", samples, float(right))
+    yield Row(OF, "second sentences follow or not, as labelled", samples, float(right))
     half = normal_tail((swapped.sum() - samples / 2) / math.sqrt(samples / 4))
-    yield Row(OF, "half of the pairs do not", samples, half)
+    yield Row(OF, "half of the pairs do not follow", samples, half)
     signs = 2.0 * swapped - 1
     yield Row(OF, "neighbouring pairs", samples, all_shifts(signs, signs, itself=True))
     splits = np.bincount(found.split_B - 1, minlength=LENGTH - 1)

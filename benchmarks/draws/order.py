@@ -39,11 +39,11 @@ def rows(windows: int, epochs: int) -> Iterator[Row]:
     inside = [all_shifts(x, x, itself=True) for x in rank_EW]
     yield Row(OF, "neighbouring samples", draws, worst(inside))
     apart = [all_shifts(rank_EW[i], rank_EW[i + k]) for k in (1, 2) for i in range(epochs - k)]
-    yield Row(OF, "epochs that follow each other", 2 * draws, worst(apart))
+    yield Row(OF, "consecutive epochs", 2 * draws, worst(apart))
     other_EW = _standard(_epochs(windows, epochs, seed=1)[0])
     seeds = [all_shifts(x, y) for x, y in zip(rank_EW, other_EW, strict=True)]
-    yield Row(OF, "seeds that follow each other", draws, worst(seeds))
-    yield Row(OF, "shift of the windows", epochs, _even(shift_E, 2 * LENGTH - 1))
+    yield Row(OF, "consecutive seeds", draws, worst(seeds))
+    yield Row(OF, "shifts of the windows", epochs, _even(shift_E, 2 * LENGTH - 1))
 
 
 def _epochs(windows: int, epochs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

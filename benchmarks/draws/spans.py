@@ -57,7 +57,7 @@ def rows(samples: int) -> Iterator[Row]:
     cuts, between = _ends(first.cut), _ends(first.kept)
     wide = np.zeros_like(between)
     wide[:, : cuts.shape[1]] = cuts * math.sqrt(between.size / cuts.size)
-    yield Row(OF, "spans and the text between", samples, all_shifts(wide, between))
+    yield Row(OF, "spans against the text between", samples, all_shifts(wide, between))
     others = _found(samples, epoch=1, seed=0), _found(samples, epoch=0, seed=1)
     ends = (np.concatenate([*map(_ends, each)], 1) for each in (first, *others))
     yield from independent_samples(OF, *ends)

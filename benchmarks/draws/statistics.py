@@ -114,5 +114,5 @@ def independent_samples(
         seed: the same for the next seed's.
     """
     yield Row(of, "neighbouring samples", first.size, all_shifts(first[::2], first[1::2]))
-    yield Row(of, "epochs that follow each other", first.size, all_shifts(first, epoch))
-    yield Row(of, "seeds that follow each other", first.size, all_shifts(first, seed))
+    yield Row(of, "consecutive epochs", first.size, all_shifts(first, epoch))
+    yield Row(of, "consecutive seeds", first.size, all_shifts(first, seed))

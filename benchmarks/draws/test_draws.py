@@ -97,9 +97,9 @@ def _by_three_bits(drawn_BN: np.ndarray, last_BN: np.ndarray | None = None) -> n
             (of, OWN[of], "draw", weak, what)
             for of in (masking, spans)
             for weak, what in (
-                (_without_seed, "seeds that follow each other"),
+                (_without_seed, "consecutive seeds"),
                 (_in_pairs, "neighbouring samples"),
-                (_without_epoch, "epochs that follow each other"),
+                (_without_epoch, "consecutive epochs"),
             )
         ),
         (masking, own_masking, "shuffle", _by_three_bits, "positions"),
@@ -108,10 +108,10 @@ def _by_three_bits(drawn_BN: np.ndarray, last_BN: np.ndarray | None = None) -> n
             masking,
             "MaskedPairs",
             partial(MaskedPairs, masked=0.75),
-            "masked, random, kept",
+            "masked, random, unchanged",
         ),
         (spans, own_spans, "shuffle", _by_three_bits, "ways to cut"),
-        (spans, own_spans, "draw", _one_draw_for_both, "spans and the text between"),
+        (spans, own_spans, "draw", _one_draw_for_both, "spans against the text between"),
     ],
 )
 def test_weaker_masks_and_spans_are_found(
