@@ -115,7 +115,7 @@ def test_results_are_a_table_and_json(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ["{", "[1]", "3"])
 def test_a_file_that_has_no_times_is_left_alone(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(gpu, "measure", lambda *_: pytest.fail("measured in vain"))
+    monkeypatch.setattr(gpu, "measure", lambda *_: pytest.fail("measured for nothing"))
     (tmp_path / "gpu.json").write_text(text)
     with pytest.raises(UserError, match="gpu.json: no times by case; move it away"):
         gpu.main(["--cases", "124m", "--out", str(tmp_path / "gpu.md")])

@@ -54,7 +54,7 @@ def start(case: Case) -> tuple[Any, Callable[[], dict[str, Any]]]:
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        # On its way to the host before the next step starts; `item()` would wait for that, too.
+        # On its way to the host before the next step starts; `item()` would wait for that as well.
         found = torch.empty((), pin_memory=True)
         found.copy_(loss.detach(), non_blocking=True)
         (end := torch.cuda.Event()).record()

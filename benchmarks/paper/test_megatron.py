@@ -20,7 +20,7 @@ ROWS = table_1()
 def test_published_seconds_give_the_published_rates(row: Row) -> None:
     model, figures = Model(row, row.seconds), published()[row.name]
     assert model.teraflops == pytest.approx(figures["teraflops_per_gpu"])
-    # TFLOP/s have three digits, so what follows from them is known to half a TFLOP/s a GPU.
+    # TFLOP/s have three digits, so what follows from them is known to half a TFLOP/s per GPU.
     half = 0.5 / figures["teraflops_per_gpu"]
     assert abs(model.percent - figures["percent_of_peak"]) <= 0.5 + half * model.percent
     slack = half * model.petaflops + 0.05
