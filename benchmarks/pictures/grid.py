@@ -19,7 +19,7 @@ GAP = 0.03  # where arrows are, between devices
 HIDDEN = 4096  # D for the costs drawn; only the norms depend on it
 
 
-# ---- steps of a product -------------------------------------------------------------------------
+# ---- steps of a matmul --------------------------------------------------------------------------
 
 
 def panel(algorithm: str, i: int, j: int, step: int) -> int:
@@ -76,7 +76,7 @@ def summa_and_gather() -> Figure:
     for i, j in np.ndindex(Q, Q):
         _along_row(gather, i, j)
         _along_column(gather, j, i)
-    gather.set_xlabel("every block of A to all of its row,\nof B to all of its column: one product")
+    gather.set_xlabel("every block of A to all of its row,\nof B to all of its column: one matmul")
     return figure
 
 
@@ -151,7 +151,7 @@ def break_even() -> Figure:
         sent.axhline(line.each / HIDDEN, color=color, ls="--", lw=1, label=f"1D on {rows * cols}")
         if span := even.cheaper(rows, cols, HIDDEN):
             sent.plot(span[0] / HIDDEN, line.each / HIDDEN, "o", color=color, markersize=5)
-    sent.set(xscale="log", ylim=(0, 40), title="sent by a device for a layer")
+    sent.set(xscale="log", ylim=(0, 40), title="sent by a device per layer")
     sent.set_xlabel("tokens of a micro-batch / hidden size, M / D")
     sent.set_ylabel("bytes / (M D)")
     sent.set_xticks([0.25, 1, 4, 16, 64], ["1/4", "1", "4", "16", "64"])
@@ -163,8 +163,8 @@ def break_even() -> Figure:
     ):
         values = [keep(n, remat=remat) for n in devices]
         kept.plot(devices, values, marker="o", markersize=4, color=color, label=name)
-    kept.set(xscale="log", ylim=(0, 12), title="kept by a device for backward")
-    kept.set(xlabel="devices, N", ylabel="bytes of a layer / (M D)")
+    kept.set(xscale="log", ylim=(0, 12), title="saved by a device for backward")
+    kept.set(xlabel="devices, N", ylabel="bytes per layer / (M D)")
     kept.set_xticks(devices, [str(n) for n in devices])
     for axes in (sent, kept):
         axes.minorticks_off()

@@ -25,7 +25,7 @@ POLICIES: tuple[Remat, ...] = ("none", "attention", "dots", "full")
 GROUPS = {
     "the layer's input": (("the layer's input",), BLUE),
     "residual sums, norms": (("the residual sum", "input of the second norm", "statistics"), GREEN),
-    "inputs of the first products": (("input of the product", "input of the up product"), AMBER),
+    "inputs of the first matmuls": (("input of the product", "input of the up product"), AMBER),
     "q, k, v": (("q, k, v",), ORANGE),
     "attention's output": (("attention's output", "logsumexp"), PINK),
     "hidden units of the MLP": (("input of the activation", "input of the down product"), PURPLE),
@@ -57,7 +57,7 @@ def _panel(axes: Axes, config: Config) -> None:
     axes.set_title(str(config.layout))
     axes.set_ylim(len(POLICIES) - 0.5, -0.5)
     axes.label_outer()
-    axes.set_xlabel("bytes of a device / (b T D)")
+    axes.set_xlabel("bytes per device / (b T D)")
 
 
 def by_group(config: Config) -> dict[str, np.ndarray]:

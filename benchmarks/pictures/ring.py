@@ -93,7 +93,7 @@ def _times(axes: Axes, which: Pass) -> None:
         for x, side, offset in zip(edges, ("right", "left"), ((-6, 4), (6, -10)), strict=True):
             style: Any = {"textcoords": "offset points", "ha": side, "fontsize": 8}
             axes.annotate(f"{x:,.0f}", (x, hop * x), offset, **style)
-    axes.plot([], [], "o", color=INK, markersize=4, label="hidden from so many tokens on")
+    axes.plot([], [], "o", color=INK, markersize=4, label="hidden from this many tokens on")
     axes.set(xscale="log", yscale="log", title=which, xlabel="tokens on a device, T / cp")
     axes.set_xlim(tokens[0], tokens[-1])
     axes.set_xticks(2 ** np.arange(9, 18, 2), [f"{2**i:,}" for i in range(9, 18, 2)])
