@@ -1,4 +1,4 @@
-"""`examples/own_part.py` and `examples/own_model.py`: every command works on them, and is right."""
+"""`examples/own_part.py` and `examples/own_model.py`: every command works on them correctly."""
 
 import json
 import os
