@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mark = "WRONG" if row in wrong else ""
         cells.append([row.of, row.what, f"{row.draws:,}", f"{row.p:.1e}", mark])
     print(table(cells))
-    print(f"significance {SIGNIFICANCE:g} of the table, {SIGNIFICANCE / len(rows):.1e} of a row")
+    print(f"significance: {SIGNIFICANCE:g} for the table, {SIGNIFICANCE / len(rows):.1e} for a row")
     return int(bool(wrong))
 
 

@@ -178,9 +178,9 @@ def report(soak: Soak, minutes: float, seed: int) -> str:
     rows = [
         ["accident", "times"],
         *([name, str(number)] for name, number in soak.counts.most_common()),
-        ["starts that resumed", str(soak.resumed)],
-        [f"runs of {soak.steps:,} steps done", str(len(soak.runs))],
-        ["worst difference of a loss", f"{max(soak.runs, default=0):.1e}"],
+        ["restarts that resumed", str(soak.resumed)],
+        [f"completed runs of {soak.steps:,} steps", str(len(soak.runs))],
+        ["largest difference between losses", f"{max(soak.runs, default=0):.1e}"],
         ["lost", str(len(soak.wrong))],
     ]
     about = f"seed {seed}, {minutes:.0f} minutes, {soak.kills} kills. {versions()}"

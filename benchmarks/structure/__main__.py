@@ -28,7 +28,7 @@ from jaxptd.run.devices import prepare
 
 HOMES = ("parts/", "vision/architecture")  # of parts
 SHORT, LONG, LONG_FUNCTION = 60, 600, 60  # lines
-HEAD = ("measure", "now", "wanted, at most", "where")
+HEAD = ("measure", "now", "target, at most", "where")
 Finder = Callable[[Any], bool]
 Nodes = dict[str, list[Any]]  # the nodes of each file of the package
 Measure = tuple[int, int, list[str]]  # the count, its target, and where
