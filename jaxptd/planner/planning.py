@@ -202,8 +202,8 @@ class Plan:
     def note(self) -> str:
         """Lines that explain the table's ±, and its columns of unbalanced experts."""
         line = (
-            f"± is {self.error:.0%} of the prediction, the model's error on published runs; it is "
-            "no confidence interval on GPUs that nobody has measured"
+            f"± is {self.error:.0%} of the prediction, the model's error on published runs, "
+            "not a confidence interval for GPUs that nobody has measured"
         )
         if self.imbalance == (1.0,):
             return line

@@ -17,6 +17,7 @@ PAGES = (
     *(page for page in (ROOT / "benchmarks").rglob("*.md") if page != MUTATIONS),
 )
 CODE = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+F_STRING = getattr(tokenize, "FSTRING_MIDDLE", None)  # from Python 3.12 on
 # A phrase: how it is found, how often it may stand (where it is right), and what to write instead.
 PHRASES = {
     "5.1 GiB for 4.9": (
@@ -71,6 +72,8 @@ def prose(path: Path) -> str:
             words.append(token.string.lstrip("# "))
         elif token.type == tokenize.STRING:
             words.append("\n\n" + token.string.strip("rfb\"'"))
+        elif token.type == F_STRING:
+            words.append("\n\n" + token.string)
     return "\n".join(words)
 
 
