@@ -1,16 +1,16 @@
-"""Records what a change that only moves or renames code must not change, and compares records.
+"""Records what must stay the same when code is only moved or renamed, and compares records.
 
 `python -m benchmarks.yardstick --out DIR` writes into DIR:
 
-- `<layout>.hlo`: the training step of ten layouts as HLO, before and after XLA's passes on CPUs,
+- `<layout>.hlo`: the HLO of a training step in ten layouts, before and after XLA's passes on CPUs,
   without references to source lines;
 - `comms-<config>.json`: the output of `python -m jaxptd.comms --json` for every config with at most
   eight devices;
 - `tests.txt`: the ids of the collected tests, without their folders.
 
-`python -m benchmarks.yardstick --compare OLD NEW` prints the files that differ and ends with exit
-code 1 if there are any. Both records have to come from the same versions of Python and JAX. The
-compiled budgets are checked by `python -m benchmarks.gpu.compiled --check`.
+`python -m benchmarks.yardstick --compare OLD NEW` prints the files that differ and exits with 1 if
+there are any. Both records must come from the same versions of Python and JAX. Compiled budgets
+are checked separately, by `python -m benchmarks.gpu.compiled --check`.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def without_places(text: str) -> str:
 
 
 def step_text(step: Program) -> Iterator[str]:
-    """Yields the HLO of the training step as it enters XLA, and as it leaves."""
+    """Yields the HLO of the training step as it enters XLA, and as it leaves it."""
     jitted: Any = step.train_step
     lowered = jitted.lower(step.abstract_state, step.abstract_batch)
     yield lowered.compiler_ir("hlo").as_hlo_text()
@@ -94,7 +94,7 @@ def counted(config: str) -> str:
 
 
 def records() -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yields the names of files, and the functions that make their text."""
+    """Yields file names and the functions that make their text."""
     for name, layout, model in LAYOUTS:
         made = program(layout, model)
         yield f"{name}.hlo", lambda made=made: "\n".join(map(without_places, step_text(made)))  # type: ignore[misc]

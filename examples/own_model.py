@@ -1,8 +1,9 @@
-"""Adds a model whose attention and MLP read one norm, side by side, as in GPT-J and PaLM.
+"""Adds a model whose attention and MLP run in parallel from one norm, as in GPT-J and PaLM.
 
-`python examples/own_model.py COMMAND ...` is `python -m jaxptd COMMAND ...` with one more family:
-`train --config configs/quickstart.yaml --model.family parallel-gpt`. docs/howto/own_model.md walks
-through it. Source: Chowdhery et al., PaLM, arXiv 2204.02311, section 2 (parallel layers).
+`python examples/own_model.py COMMAND ...` does what `python -m jaxptd COMMAND ...` does, with one
+more family: `train --config configs/quickstart.yaml --model.family parallel-gpt`.
+docs/howto/own_model.md walks through this file. Source: Chowdhery et al., PaLM, arXiv 2204.02311,
+section 2 (parallel layers).
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from jaxptd.parts.architecture import Architecture, Stack
 
 
 def architecture(model: jaxptd.ModelConfig) -> Architecture:
-    """A decoder's parts, but in each layer side by side: all that is predicted is a sum of them."""
+    """A decoder's parts, run in parallel within each layer; predictions just sum over them."""
     parts = decoder.architecture(model)
     (stack,) = parts.stacks
     return dataclasses.replace(parts, stacks=(dataclasses.replace(stack, parallel=True),))
@@ -46,7 +47,7 @@ class ParallelBlock(Block):
     def __call__(
         self, x_BTD: Array, token_info: TokenInfo, layer: Array, cache: Any, *_: Any, **__: Any
     ) -> tuple[Array, Any]:
-        """x as the residual stream has it -> the same, and the cache with x's keys and values."""
+        """The residual stream before the layer -> after it, and the cache, extended by this x."""
         add = partial(self.add, token_info=token_info, layer=layer)
         x_BTD, n_BTD = self.norm.beside(x_BTD)
         own = token_info.at(layer, DropoutSite.ATTENTION)
@@ -56,17 +57,17 @@ class ParallelBlock(Block):
 
 
 class ParallelGPT(jaxptd.GPT):
-    """GPT with such blocks."""
+    """GPT made of parallel blocks."""
 
     block = ParallelBlock
     architecture = staticmethod(architecture)
 
 
 def check(config: jaxptd.Config) -> None:
-    """Raises UserError for norms of sums, as a layer has one norm, of its input."""
+    """Raises UserError unless `norm_order` is pre: a layer's only norm is that of its input."""
     decoder.check(config)
     if (order := config.model.block.norm_order) != "pre":
-        raise UserError(f"model.norm_order={order}: parallel layers have pre; leave it out")
+        raise UserError(f"model.norm_order={order}: parallel layers need pre; leave the field out")
 
 
 jaxptd.register_family(

@@ -1,8 +1,8 @@
-"""Writes random bfloat16 weights beside a model's `config.json`, to try a model's size without it.
+"""Writes random bfloat16 weights next to a model's `config.json`, to try its size without them.
 
-`python examples/random_weights.py DIR`, where DIR has the `config.json` of a Hugging Face model,
-writes `DIR/model.safetensors`: all its tensors, in its shapes; weights of norms are 1. All of it is
-in memory once. Needs the `hf` extra.
+`python examples/random_weights.py DIR`, where DIR contains the `config.json` of a Hugging Face
+model, writes `DIR/model.safetensors` with all of the model's tensors in their shapes. Norm weights
+are 1. Holds one copy of them in memory. Needs the `hf` extra.
 """
 
 import json
@@ -33,7 +33,7 @@ def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Random tensors by name: normal with a deviation of 0.02, and 1 in norms."""
+    """Random tensors by name: normal with standard deviation 0.02, and 1 in norms."""
     rng = np.random.default_rng(0)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -45,7 +45,7 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def main(folder: Path) -> None:
-    """Writes the file, aside and moved."""
+    """Writes the file under a temporary name, then renames it."""
     found, aside = tensors(folder), folder / ".model.safetensors.partial"
     save_file(found, aside, metadata={"format": "pt"})
     aside.replace(folder / "model.safetensors")

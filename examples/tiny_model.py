@@ -1,9 +1,9 @@
-"""Writes a tiny Llama with a tokenizer and random weights, as the Hub has models, to try things.
+"""Writes a tiny Llama with a tokenizer and random weights, in the Hub's files, to try things out.
 
-`python examples/tiny_model.py DIR` trains a byte-level BPE of 1,024 tokens on the source text of
-the standard library and writes `tokenizer.json` (texts begin with `<s>`), `tokenizer_config.json`,
-`chat_template.jinja`, `config.json`, `generation_config.json` (`</s>` and `<|end|>` end a text) and
-`model.safetensors` into DIR. Nothing is downloaded. Needs the `hf` extra.
+`python examples/tiny_model.py DIR` trains a byte-level BPE tokenizer of 1,024 tokens on the source
+code of the standard library. It writes `tokenizer.json` (texts begin with `<s>`),
+`tokenizer_config.json`, `chat_template.jinja`, `config.json`, `generation_config.json` (`</s>` and
+`<|end|>` end a text) and `model.safetensors` into DIR. Downloads nothing. Needs the `hf` extra.
 """
 
 import json
@@ -18,7 +18,7 @@ from jaxptd.data.sources import find_files
 
 SPECIAL = ("<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>")
 VOCABULARY = 1024
-TEXT = 2**20  # characters that the vocabulary is made of
+TEXT = 2**20  # characters that the tokenizer is trained on
 TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}<|{{ message.role }}|>
 {{ message.content }}<|end|>
@@ -60,7 +60,7 @@ TOKENIZER = {
 
 
 def tokenizer() -> Tokenizer:
-    """Trains a byte-level BPE, in seconds; its begin token is put before a text."""
+    """Trains a byte-level BPE in seconds; it puts the begin token in front of every text."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -54,7 +54,7 @@ def plan(
     imbalance: Sequence[float] = BALANCED,
     say: Callable[[str], None] = lambda line: None,
 ) -> Plan:
-    """Finds the fastest layouts of a config on so many GPUs, by prediction. Runs nothing.
+    """Finds the fastest layouts of a config on this many GPUs, by prediction. Runs nothing.
 
     Args:
         config: model, batch and optimizer; its own layout, remat and micro-batches are not used.
@@ -307,7 +307,7 @@ def parser() -> ConfigParser:
         help="with experts: tokens on the busiest device over the mean; ranks by the first",
     )
     _add(parser, "explain", int, None, "K", "itemize the time and memory of the K-th layout")
-    _add(parser, "tokens", float, None, "N", "print how many days training on so many tokens takes")
+    _add(parser, "tokens", float, None, "N", "print how many days training on N tokens takes")
     _add(parser, "price", float, None, "P", "price per GPU hour: also print the cost of --tokens")
     help_text = f"plan for another framework and print its config: {', '.join(FRAMEWORKS)}"
     parser.add_argument("--print", metavar="NAME", help=help_text)
@@ -375,7 +375,7 @@ def _given(argv: Sequence[str]) -> list[str]:
 
 
 def _budget(planned: Plan | FrameworkPlan, options: dict[str, Any]) -> str:
-    """Time and cost of training on so many tokens."""
+    """Time and cost of training on this many tokens."""
     days = planned.days_of_best(options["tokens"])
     hours = days * HOURS * planned.gpus
     cost = (

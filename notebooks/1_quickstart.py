@@ -25,10 +25,10 @@ jaxptd.use_devices(8)
 
 # %% [markdown]
 # A *config* describes a whole run: the model, the *layout* of its devices, data, optimizer. Here
-# there are two replicas (`dp=2`), and two devices share each matrix (`tp=2`). The text is the
-# source code of jaxptd itself, byte by byte, so nothing is downloaded. To experiment, change a
-# number and run this cell and those below again. It removes the old run directory, because
-# another config is another run.
+# there are two replicas (`dp=2`), and two devices share each matrix (`tp=2`). The training text is
+# the source code of jaxptd itself, byte by byte, so nothing is downloaded. To experiment, change a
+# number and run this cell and those below again. It removes the old run directory, because a
+# different config needs a new run.
 
 # %%
 shutil.rmtree("runs/notebook-1", ignore_errors=True)
@@ -49,7 +49,7 @@ config
 run = jaxptd.train(config)
 run
 
-# %% The loss of training, and of held-out text.
+# %% The training loss, and the loss on held-out text.
 plot.loss(run)
 
 # %% [markdown]
@@ -62,7 +62,7 @@ print(run.sample("def ", tokens=120, seed=1))
 # %% [markdown]
 # ## Another layout, the same run
 #
-# A checkpoint is independent of devices, so the run loads on any layout, here four devices that
+# A checkpoint does not depend on devices, so the run loads on any layout, here four devices that
 # share each sequence (`cp=4`). The loss is the same, except for the last digits of float32.
 
 # %%

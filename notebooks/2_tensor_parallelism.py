@@ -40,9 +40,9 @@ for name, groups in jaxptd.rank_groups(layout).items():
 # %% [markdown]
 # ## What a device holds
 #
-# Megatron's tensor parallelism cuts the first matrix of a pair by columns and the second by rows,
+# Megatron's tensor parallelism shards the first matrix of a pair by columns and the second by rows,
 # so that nothing moves between the two matmuls. The spec of each parameter shows it: `tp` is at
-# the dim that is cut.
+# the sharded dim.
 
 # %%
 model = jaxptd.ModelConfig(num_layers=2, hidden_size=32, num_heads=4, seq_length=32, vocab_size=128)
@@ -54,7 +54,7 @@ for name, array in state["params"].items():
     block = array.addressable_shards[0].data.shape
     print(f"{name:28} {array.shape!s:18} a device: {block!s:18} {array.sharding.spec}")
 
-# %% The same as a picture: each part of a matrix shows the number of its device.
+# %% The same as a picture: each part of a matrix is labelled with the number of its device.
 for name in ("blocks.mlp.up.w", "blocks.mlp.down.w"):
     print(name)
     jax.debug.visualize_array_sharding(state["params"][name][0])
@@ -62,9 +62,9 @@ for name in ("blocks.mlp.up.w", "blocks.mlp.down.w"):
 # %% [markdown]
 # ## What moves
 #
-# `comms` traces the training step and counts its collectives. Here each layer sums `x[B, T, D]`
-# over tp twice in forward and twice in backward. Once a step every gradient is summed over dp.
-# The program moves exactly the bytes of the formula.
+# `comms` traces the training step and counts its collectives. Here each layer all-reduces
+# `x[B, T, D]` over tp twice in forward and twice in backward. Once per step every gradient is
+# all-reduced over dp. The program moves exactly the bytes of the formula.
 
 # %%
 found = jaxptd.comms(config)
@@ -77,9 +77,9 @@ plot.bytes_by_axis(found)
 # ## Sequence parallelism
 #
 # Between the pairs of matmuls, four devices would each compute the same norms and dropout. With
-# sequence parallelism each does so for a quarter of the tokens. A sum becomes a reduce-scatter
-# and a gather, which move the same bytes. Backward gathers once more, and a device saves less for
-# it.
+# sequence parallelism each computes them for a quarter of the tokens. An all-reduce becomes a
+# reduce-scatter and an all-gather, which move the same bytes. Backward gathers once more; in
+# return, a device saves less for it.
 
 # %%
 import dataclasses
@@ -94,8 +94,8 @@ for each, moved in ((config, found), (sharded, jaxptd.comms(sharded, compiled=Fa
 # %% [markdown]
 # ## Is it right?
 #
-# This check is the point of the library. It compares every gradient and every updated parameter,
-# on the layout and on one device, in float64.
+# This check is the point of the library. It compares every gradient and every updated parameter
+# on the layout with those on one device, in float64.
 
 # %%
 report = jaxptd.verify(sharded)

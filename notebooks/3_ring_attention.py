@@ -33,10 +33,10 @@ jaxptd.use_devices(8)
 # %% [markdown]
 # ## RingQK and RingAV, step by step
 #
-# Four devices each have a quarter of the queries, keys and values. In each step a device
+# Four devices each hold a quarter of the queries, keys and values. In each step a device
 # multiplies its queries with the keys that it has, and passes the keys on. After n - 1 hops it
-# has complete rows of scores, so the softmax is exact. Then the values travel round in the same
-# way.
+# has complete rows of scores, so the softmax is exact. Then the values travel around the ring in
+# the same way.
 
 # %% What each device multiplies in each step. K2 is the block of keys of device 2.
 n = 4
@@ -73,11 +73,11 @@ print("largest difference:", float(abs(ring_attention(q, k, v) - expected).max()
 # %% [markdown]
 # ## Causal attention and the zigzag
 #
-# A causal query sees no later key. With contiguous blocks the last device works in every step and
-# the first one in only one. In a zigzag a device has a chunk from the beginning and one from the
-# end of the sequence, so all have the same work.
+# A causal query does not see later keys. With contiguous blocks the last device works in every step
+# and the first one in only one. In a zigzag a device has a chunk from the beginning and one from
+# the end of the sequence, so all do the same work.
 
-# %% The scores that each device computes. A point is a pair of query and key, a color is a device.
+# %% The scores that each device computes. A point is a query and a key, its color the device.
 figure, both = plt.subplots(1, 2, figsize=(8, 4))
 for axes, kind in zip(both, ("blockwise", "zigzag"), strict=True):
     order = Ring(Axis.CP, kind).order(T, n)

@@ -65,8 +65,8 @@ plt.close(figure)
 HTML(animation.to_jshtml())
 
 # %% [markdown]
-# In each picture a color is a k. Under SUMMA all devices use the same k. Under Fox the devices of
-# a row do. Under Cannon no two neighbours do, so that a device never sends to more than one
+# In each picture a color stands for a k. Under SUMMA all devices use the same k. Under Fox the
+# devices of a row do. Under Cannon no two neighbours do, so a device never sends to more than one
 # other.
 #
 # ## All of them compute the same product
@@ -82,8 +82,8 @@ for algorithm in ("summa", "fox", "cannon", "gather"):
     print(f"{algorithm:7} error {error:.1e}; in its program: {moves}")
 
 # %% [markdown]
-# Backward of A B is two more products, dC Bᵀ and Aᵀ dC. They run in blocks as well, so no device
-# ever holds a whole matrix.
+# The backward pass of A B takes two more matmuls, dC Bᵀ and Aᵀ dC. They run in blocks as well, so
+# no device ever holds a whole matrix.
 
 # %%
 loss = jax.jit(lambda a, b: jnp.sum(multiply(a, b, mesh, Grid("cannon")) ** 2))
@@ -93,8 +93,8 @@ print(float(abs(da - 2 * (a @ b) @ b.T).max()), float(abs(db - 2 * a.T @ (a @ b)
 # %% [markdown]
 # ## A transformer on the grid
 #
-# Under Megatron's tensor parallelism each device holds a share of the weights, but the residual
-# stream whole. On a grid activations are in blocks as well: a device holds 1 / (row x col) of
+# Under Megatron's tensor parallelism each device holds a share of the weights, but all of the
+# residual stream. On a grid activations are in blocks as well: a device holds 1 / (row x col) of
 # everything.
 
 # %%
@@ -120,6 +120,6 @@ plot.bytes_by_axis(jaxptd.comms(config, compiled=False))
 jaxptd.verify(config)
 
 # %% [markdown]
-# The page *2D tensor parallelism* of the documentation says which of them pays off, and when.
+# The documentation's page *2D tensor parallelism* says which of them pays off, and when.
 #
 # Next: [pipelines](5_pipelines.py).

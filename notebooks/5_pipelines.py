@@ -26,9 +26,9 @@ jaxptd.use_devices(8)
 # %% [markdown]
 # ## A schedule is a table
 #
-# Each stage has a part of the layers. F1 is the forward of micro-batch 1, B1 its backward. A row
-# is a stage, a column a tick. A stage idles in empty cells, which is called the *bubble*. The
-# gaps between the first forwards of a stage cost no time: every other tick is kept free for
+# Each stage has a part of the layers. F1 is the forward pass of micro-batch 1, B1 its backward. A
+# row is a stage, a column a tick. A stage idles in empty cells; together they are the *bubble*. The
+# gaps between the first forwards of a stage cost no time: every other tick is reserved for
 # backwards, and the first gradient arrives at the same tick whatever the stage does before.
 
 # %%
@@ -36,8 +36,8 @@ plot.schedule(jaxptd.make_schedule("1f1b", stages=4, micro_batches=8))
 
 # %% [markdown]
 # Backward has two halves: the gradient of the input (B), which the previous stage waits for, and
-# that of the weights (W), which nothing waits for. Zero-bubble schedules put W where a stage
-# would idle.
+# the gradient of the weights (W), which nothing waits for. Zero-bubble schedules put W where a
+# stage would idle.
 
 # %%
 plot.schedule(jaxptd.make_schedule("zb-h1", stages=4, micro_batches=8))
@@ -49,10 +49,10 @@ for name in jaxptd.SCHEDULES:
     print(f"{name:12} {schedule.ticks:3} ticks, {idle:.0%} of the cells idle")
 
 # %% [markdown]
-# ## One of your own
+# ## A schedule of your own
 #
-# A schedule of your own is a CSV file with a line per stage and a cell per tick. This one runs
-# the forwards of two micro-batches, then their backwards.
+# Your own schedule is a CSV file with a line per stage and a cell per tick. This one runs the
+# forwards of two micro-batches, then their backwards.
 
 # %%
 own = "F0,F1,,,,B0,B1\n,F0,F1,B0,B1,,\n"
@@ -71,7 +71,8 @@ except jaxptd.UserError as error:
 # ## Running it
 #
 # One executor runs every table, so only one program has to be correct. It computes the same step
-# as one device. Another config is another run, so the cell removes the old run directory first.
+# as one device. A different config needs a new run, so the cell first removes the old run
+# directory.
 
 # %%
 shutil.rmtree("runs/notebook-5", ignore_errors=True)

@@ -9,7 +9,7 @@
 # ---
 
 # %% [markdown]
-# # 6. Where the memory is
+# # 6. Where the memory goes
 #
 # By the end you will know what a device holds in a training step, and what ZeRO, recomputation
 # and offloading change.
@@ -26,8 +26,8 @@ jaxptd.use_devices(8)
 # ## Four parts
 #
 # A device holds parameters, their gradients, the optimizer's moments, and what each layer saves
-# for backward. The first three depend only on the model, the last one also on batch and sequence.
-# The report gives them by formula, as counted in the program, and as compiled by XLA.
+# for backward. The first three depend only on the model, the last also on batch and sequence.
+# The report shows them by formula, as counted in the program, and as compiled by XLA.
 
 # %%
 model = jaxptd.ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_length=64, vocab_size=256)
@@ -41,10 +41,10 @@ plot.memory(found)
 # %% [markdown]
 # ## ZeRO
 #
-# Eight replicas hold everything eight times. ZeRO gives each an eighth: of parameters and moments
-# between steps (stage 1), of gradients as well (2), and of the parameters during the step (3),
-# where each layer is gathered when it runs. Only stage 3 sends more bytes than plain data
-# parallelism.
+# Eight replicas hold everything eight times. With ZeRO each holds an eighth: of parameters and
+# moments between steps (stage 1), of gradients as well (stage 2), and of parameters during the step
+# (stage 3), which then gathers each layer when it runs. Only stage 3 sends more bytes than plain
+# data parallelism.
 
 
 # %%
@@ -64,7 +64,7 @@ for stage in (0, 1, 2, 3):
 # %% [markdown]
 # ## Recomputation
 #
-# A layer may save less and recompute the rest in backward. `dots` saves results of matmuls,
+# A layer can save less and recompute the rest in backward. `dots` saves the results of matmuls,
 # `full` only the layer's input.
 
 # %%
@@ -78,8 +78,8 @@ for remat in ("none", "dots", "attention", "full"):
 # ## In host memory
 #
 # `layout.offload` moves masters and moments, or what layers save for backward, to the host's
-# memory. Simulated devices share that memory, so only a GPU shows the gain. That results stay the
-# same can be checked anywhere.
+# memory. Simulated devices share that memory, so only a GPU shows the gain. But you can check
+# anywhere that the results stay the same.
 
 # %%
 jaxptd.verify(dataclasses.replace(config, layout=Layout(dp=2, zero=1, offload="optimizer")))

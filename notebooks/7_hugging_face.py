@@ -57,16 +57,16 @@ print([tokenizer.decode([token]) for token in rows[0, :12]])
 # %% [markdown]
 # ## On any layout
 #
-# Each device reads its own slices from the file. Any layout works that the model fits on: here
-# two devices share the sequence, and two share every matrix. A model of 70 B is read in the same
-# way, and no host ever holds more than its part.
+# Each device reads its own slices from the file. Any layout on which the model fits works: here
+# two devices share the sequence, and two share every matrix. A 70 B model is read in the same way,
+# and no host ever holds more than its part.
 
 # %%
 layout = Layout(cp=2, tp=2, sequence_parallel=True)
 base = jaxptd.from_hf("models/notebook-7-tiny", layout=layout, seq_length=128)
 base
 
-# %% Loss and gradients of the held-out text are the same on one device and on four.
+# %% Loss and gradients on the held-out text are the same on one device and on four.
 one = jaxptd.from_hf("models/notebook-7-tiny", seq_length=128)
 for run in (one, base):
     before, gradients = run.loss_and_gradients(held_out)
@@ -99,10 +99,10 @@ config = jaxptd.Config(
 tuned = jaxptd.train(config)
 plot.loss(tuned)
 
-# %% Has it improved on text that it has not seen?
+# %% Has the model improved on text that it has not seen?
 after = tuned.loss_and_gradients(held_out).loss
-print(f"loss of the held-out text: {before:.3f} before, {after:.3f} after fine-tuning")
-print("better" if after < before else "not better", f"by {abs(before - after):.3f} nats a token")
+print(f"loss on the held-out text: {before:.3f} before, {after:.3f} after fine-tuning")
+print("better" if after < before else "not better", f"by {abs(before - after):.3f} nats per token")
 
 # %%
 jaxptd.verify(config)
@@ -110,8 +110,8 @@ jaxptd.verify(config)
 # %% [markdown]
 # ## And back
 #
-# The written directory has the weights, the configs and the tokenizer. Transformers reads it, and
-# so does everything that reads its files. Loaded again, it gives the same loss.
+# The directory contains the weights, the configs and the tokenizer. Transformers can read it, and
+# so can everything that reads the same files. Loaded again, it gives the same loss.
 
 # %%
 shutil.rmtree("models/notebook-7-tuned", ignore_errors=True)

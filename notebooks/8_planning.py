@@ -26,8 +26,8 @@ jaxptd.use_devices(8)
 # ## From a question to a config
 #
 # Which layout trains Llama 3 with 70 billion parameters fastest on 64 H200s? The planner knows
-# the model's FLOPs, the bytes that each layout moves and holds (by the formulas that the other
-# notebooks checked), and a table of the hardware. It runs nothing.
+# the model's FLOPs, the bytes that each layout moves and holds (from the formulas that the other
+# notebooks checked), and a table of the hardware. It does not run anything.
 
 # %%
 config = jaxptd.load_config("llama3-70b", ["--data.source=none"])
@@ -72,8 +72,8 @@ except jaxptd.UserError as error:
 # !{sys.executable} -m jaxptd plan validate --held-out
 
 # %% [markdown]
-# Try a planned layout here before you pay for it. With a small model, on simulated devices, the
-# same kind of layout equals one device.
+# Try a planned layout here before you pay for it: with a small model on simulated devices, the
+# same kind of layout gives the same results as one device.
 
 # %%
 small = jaxptd.Config(

@@ -28,14 +28,14 @@ jaxptd.use_devices(8)
 # ## Training a router
 #
 # Each layer has eight MLPs, the *experts*, and a *router*: a matrix that gives a token a score for
-# each of them. The token passes the two experts with the best scores, which also weigh their
+# each of them. The token goes through the two experts with the best scores, which also weight their
 # outputs. The four devices along `ep` hold two experts each.
 #
 # Nothing tells the router what an expert is for. Left alone, it may send all tokens to a few
-# experts, and the others learn nothing. Two things even out the loads. After each step a bias of
-# every expert moves, up if it had fewer tokens than the mean, down if it had more. This bias takes
-# part in the choice, but not in the weights. And one term of the loss is smallest where loads are
-# equal.
+# experts, and the others learn nothing. Two things balance the loads. After each step every
+# expert's bias moves: up if the expert had fewer tokens than the mean, down if it had more. The
+# bias affects the choice of experts, but not the weights. And one term of the loss is smallest when
+# loads are equal.
 
 # %%
 shutil.rmtree("runs/notebook-9", ignore_errors=True)
@@ -61,8 +61,8 @@ config = jaxptd.Config(
 run = jaxptd.train(config)
 
 # %% [markdown]
-# The picture has a row for each layer. A color is the largest load of the layer's experts over
-# their mean: 1 if all have equally many tokens, 4 if one expert gets every token. The router begins
+# The picture has a row for each layer. The color shows the largest load of the layer's experts over
+# their mean: 1 if all get equally many tokens, 4 if one expert gets every token. The router starts
 # near the worst case.
 
 # %%
@@ -90,9 +90,9 @@ for sequence in range(4):
         print(f" {best} layer {layer}")
 
 # %% [markdown]
-# Experts become specialists in characters: all that the first layer knows of a token is its byte
-# and what attention tells it of earlier ones. These are the characters that each expert of the
-# first layer gets most.
+# Experts specialise in characters: all that the first layer knows about a token is its byte and
+# what attention says about earlier ones. These are the characters that each expert of the first
+# layer gets most often.
 
 # %%
 for expert in range(8):
@@ -102,9 +102,9 @@ for expert in range(8):
     print(f"expert {expert}: {len(own) / tokens.size:4.0%} of the tokens, most often {favourites}")
 
 # %% [markdown]
-# A *margin* is how much better the second expert is than the third. Where it is tiny, a rounding
+# The *margin* is how much better the second expert scores than the third. If it is tiny, a rounding
 # error decides between them. Backward must use the experts that forward used, so a step saves each
-# choice and never makes it again, whatever else `model.remat` recomputes.
+# choice and never repeats it, whatever else `model.remat` recomputes.
 
 # %%
 print(f"smallest margin {margins.min():.1e}, median {np.median(margins):.1e}")
@@ -114,9 +114,9 @@ print(f"smallest margin {margins.min():.1e}, median {np.median(margins):.1e}")
 #
 # Every device gathers the tokens of the four devices along `ep`, adds up what its own two experts
 # make of them, and a reduce-scatter returns the sums. Backward gathers the tokens again, since a
-# device saves its own only, and runs the same collectives for the gradients. The bytes do not
-# depend on where the router sends tokens, so a formula knows them before a step runs. For all
-# parameters but experts, `ep` is data parallelism: an all-reduce sums their gradients.
+# device saves only its own, and runs the same collectives for the gradients. The bytes do not
+# depend on where the router sends tokens, so a formula predicts them before a step runs. For all
+# parameters except the experts, `ep` is data parallelism: an all-reduce sums their gradients.
 
 # %%
 found = jaxptd.comms(config, compiled=False)
@@ -134,8 +134,8 @@ for each in found.jaxpr:
 # %% [markdown]
 # ## The same on any layout
 #
-# No token is dropped, so the layout does not change the result: the same parameters on another
-# layout have the validation loss that the run ended with.
+# No token is dropped, so the layout does not change the result: on another layout, the same
+# parameters give the validation loss that the run ended with.
 
 # %%
 again = jaxptd.load("runs/notebook-9", Layout(ep=2, tp=2, sequence_parallel=True))

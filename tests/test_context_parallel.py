@@ -1,4 +1,4 @@
-"""Strategies of context parallelism: what their rows say is so, and only the table names them."""
+"""Strategies of context parallelism: their rows are true, and only the table names them."""
 
 import ast
 import importlib

@@ -25,7 +25,7 @@ def test_a_profile_of_this_machine(capsys, tmp_path: Path) -> None:
         (scope, kind) for scope, kind, _, _ in rows
     }
     assert sum(float(share) for *_, share in rows) == pytest.approx(100, abs=1)
-    assert "ms a step, measured" in drawn.read_text()
+    assert "ms per step, measured" in drawn.read_text()
     assert list((tmp_path / "trace").glob("**/*.trace.json.gz"))
     with pytest.raises(UserError, match="already exists; name a new directory"):
         profile.main([*command, "--trace", str(tmp_path / "trace")])

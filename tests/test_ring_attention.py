@@ -1,4 +1,4 @@
-"""Attention over a ring against plain attention to the whole sequence, and its messages."""
+"""Attention over a ring against plain attention to the whole sequence; its communication."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Products on a grid against dense ones: values, gradients, residuals and messages."""
+"""Matmuls on a grid against dense ones: values, gradients, residuals and messages."""
 
 import dataclasses
 import functools

@@ -227,7 +227,7 @@ def hold(layout: Layout, **choice) -> None:
 
 
 def hold_fast(layout: Layout, **choice) -> None:
-    """In float64 with one device's step from the cache, for products of many layouts."""
+    """In float64, with one device's step from the cache, for matmuls in many layouts."""
     found = report(layout, "float64", **{"dropout": 0.1, **choice})
     assert found.wrong == []
     assert found.worst_gradient <= 1e-12

@@ -2,10 +2,10 @@
 
 `python -m benchmarks.context [--devices 8 --lengths 2048 8192 --out FILE]`
 
-Counts the bytes that one layer of a small GPT sends, in the jaxpr of its training step, and stops
-if they differ from the closed forms of `costs.py`. Temporary memory is that of the same step,
-compiled for simulated CPU devices in float32. Nothing is run or timed. The pictures of
-`python -m benchmarks.pictures ring` are drawn from the same closed forms.
+Counts the bytes that one layer of a small GPT sends in the jaxpr of its training step, and fails if
+they differ from the closed forms in `costs.py`. Temporary memory is that of the same step, compiled
+for simulated CPU devices in float32. Nothing is run or timed. `python -m benchmarks.pictures ring`
+draws its pictures from the same closed forms.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def memory(plan: Plan, model: ModelConfig) -> Any:
 
 
 def traffic_table(n: int, model: ModelConfig) -> str:
-    """Makes the table of bytes and messages of one layer, counted and equal to the formula."""
+    """Makes the table of bytes and messages of one layer, counted and checked with the formula."""
     unit = model.seq_length * model.hidden_size * (n - 1) / n
     rows = [["one layer", "forward", "backward", "messages", "bytes sent / (B T D (n-1)/n)"]]
     for plan in plans(n):
@@ -48,7 +48,7 @@ def traffic_table(n: int, model: ModelConfig) -> str:
 
 
 def memory_table(n: int, lengths: Sequence[int]) -> str:
-    """Makes the table of a step's temporary memory at each length, and of the state's."""
+    """Makes the table of a step's temporary memory at each length, and of its state."""
     head = ["float32", "state, MiB", *(f"temporary, MiB, T={length:,}" for length in lengths)]
     rows = [head]
     for plan in plans(n):
@@ -59,7 +59,7 @@ def memory_table(n: int, lengths: Sequence[int]) -> str:
 
 
 def hiding_table() -> str:
-    """Makes the table of the tokens of a device from which hops are hidden."""
+    """Makes the table of how many tokens per device are needed to hide hops."""
     shares = (1.0, 0.75, 0.5)
     rows = [["ring", "pass", "link", *(f"attention at {share:.0%} of peak" for share in shares)]]
     for ring in ("zigzag", "blockwise"):
@@ -71,13 +71,13 @@ def hiding_table() -> str:
 
 
 def page(n: int, lengths: Sequence[int]) -> str:
-    """Makes the tables: what moves, what is kept, and from how many tokens on hops are hidden."""
+    """Makes the tables: what moves, what is saved, and how many tokens hide the hops."""
     counted = dataclasses.replace(MODEL, seq_length=lengths[0], dtype="bfloat16")
     return joined(versions(), traffic_table(n, counted), memory_table(n, lengths), hiding_table())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Counts what a sharded sequence moves, and compiles what it keeps."""
+    """Counts what a sharded sequence moves, and compiles it to see what memory it needs."""
     made = parser("context", main)
     made.add_argument("--devices", type=int, default=8, help="n")
     made.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192], help="T")
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = page(options.devices, options.lengths)
     print(text)
     if options.out:
-        title = f"A sequence sharded over {options.devices} devices: what moves and what is kept"
+        title = f"A sequence sharded over {options.devices} devices: what moves and what is saved"
         renew(Path(options.out), head(title, "context") + text)
     return 0
 

@@ -1,7 +1,7 @@
-"""Ways to shard one sequence, and what a layer then moves: closed forms, held against jaxprs.
+"""Ways to shard one sequence, and what a layer then moves: closed forms, checked with jaxprs.
 
-The peer gathers keys and values, and again in backward, where it sums dk and dv in float32 and
-scatters them; the GPT uses it instead of the ring.
+The peer gathers keys and values in forward and again in backward, where it sums dk and dv in
+float32 and scatters them. The GPT uses it in place of the ring.
 
 Letters: B batch, T query, S key, D model, N heads, H head size, n devices.
 Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889; Korthikanti et al., arXiv
@@ -49,7 +49,7 @@ Pass = Literal["forward", "backward"]
 def attend_gathered(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Array:
-    """Computes `attend` with all keys and values gathered on every device."""
+    """Computes `attend` with all keys and values gathered onto every device."""
     return _gathered_fwd(q, k, v, inputs, spec)[0]
 
 
@@ -101,7 +101,7 @@ class Plan:
         return Program(Config(model, self.layout, train=train), make_mesh(self.layout))
 
     def patched(self) -> Any:
-        """Replaces the strategy of the plan's ring by the plan's within the context."""
+        """Replaces the ring's strategy with the plan's own within the context."""
         rows = {self.layout.ring: GATHERED} if self.gathered else {}
         return mock.patch.dict(STRATEGIES, rows)
 
@@ -124,7 +124,7 @@ def plans(n: int) -> list[Plan]:
 
 
 def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
-    """The collectives of one layer's activations, with everything kept (`model.remat: none`)."""
+    """The collectives of one layer's activations when it saves all of them (`remat: none`)."""
     layout = plan.layout
     elements = batch * model.seq_length * model.hidden_size
     size = elements * jnp.dtype(model.dtype).itemsize
@@ -152,25 +152,25 @@ def messages(found: Sequence[Collective], n: int) -> int:
 
 
 def hop_bytes(which: Pass) -> int:
-    """Bytes of one hop per token of a device and unit of D: bfloat16 k, v; float32 dk, dv."""
+    """Bytes of one hop per local token and unit of D: bfloat16 k and v, float32 dk and dv."""
     return 2 * 2 + (2 * 4 if which == "backward" else 0)
 
 
 def visit_flops(which: Pass, ring: str) -> int:
-    """FLOPs of the products of one visit on the slowest device, divided by (T/n)^2 D.
+    """FLOPs of the matmuls of one visit on the slowest device, divided by (T/n)^2 D.
 
-    Two products forward, five backward, 2 (T/n)^2 D each; a zigzag needs half of each block.
+    Two matmuls in forward, five in backward, 2 (T/n)^2 D each; a zigzag needs half of each block.
     """
     return (4 if which == "forward" else 10) // (2 if ring == "zigzag" else 1)
 
 
 def tokens_to_hide(which: Pass, ring: str, *, link: float, efficiency: float) -> float:
-    """T/n from which a visit takes as long as a hop, at full link speed."""
+    """The T/n at which a visit takes as long as a hop at full link speed."""
     return hop_bytes(which) / visit_flops(which, ring) * efficiency * PEAK / link
 
 
 def count(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
-    """Counts what one layer's activations move, in the jaxprs of the training and evaluation steps.
+    """Counts what one layer's activations move in the jaxprs of the training and evaluation steps.
 
     Raises:
         ValueError: the count differs from `moves`.

@@ -1,15 +1,15 @@
-"""Memory of a training step as the sequence grows, and how long a sequence eight H200s can hold.
+"""Measures a step's memory as the sequence grows, and the longest sequence that eight H200s hold.
 
 `python -m benchmarks.context.long_context [--out FILE --picture FILE]`
 `python -m benchmarks.context.long_context --gpu [--config configs/gpt-1.3b-131k.yaml --out FILE]`
 
-The first command prints the temporary bytes on each device for the compiled step of a tiny GPT,
-float32, simulated CPU devices. With the ring a device has T/cp tokens, and blocks of scores whose
-size does not depend on T: memory ~ (T/cp)^1. With RSA it has T/cp rows of T scores: memory ~
-T^2/cp. The exponent printed is the slope between the two longest sequences, in logarithms.
-The second command compiles the step of a config for H200s, without having any (see
-`benchmarks/gpu/compile_gpu.py`), at ever longer sequences, until one does not fit. Peak is XLA's,
-state included, without the memory that cuDNN's backward allocates while it runs: at least a float32
+The first command prints the temporary bytes on each device for the compiled step of a tiny GPT, in
+float32 on simulated CPU devices. With the ring a device holds T/cp tokens, and blocks of scores
+whose size does not depend on T: memory ~ (T/cp)^1. With RSA it holds T/cp rows of T scores: memory
+~ T^2/cp. The printed exponent is the slope between the two longest sequences, in logarithms.
+The second command compiles a config's step for H200s that need not be there (see
+`benchmarks/gpu/compile_gpu.py`), at ever longer sequences until one does not fit. Peak is XLA's
+figure, including state but not what cuDNN's backward allocates while it runs: at least a float32
 sum of dq, 4 T/cp D / tp bytes.
 
 Letters: T tokens of a sequence, D model, V vocabulary.
@@ -38,13 +38,13 @@ SIZES = (1, 2, 4, 8)
 LENGTHS = {"zigzag": (16384, 65536), "rsa": (1024, 4096)}
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, vocab_size=64, remat="full")
 H200 = 140  # GiB that the driver reports for a GPU of 141 GB
-LONGEST = 2**24  # no longer sequence is compiled
+LONGEST = 2**24  # the longest sequence to compile
 
 Points = dict[tuple[RingKind, int], dict[int, int]]  # ring, cp -> T -> bytes
 
 
 def temporary_bytes(length: int, cp: int, ring: RingKind, model: ModelConfig = MODEL) -> int:
-    """Temporary bytes of one device's training step on simulated devices, without the state."""
+    """Temporary bytes of one device's training step on simulated devices, excluding the state."""
     config = simulated(Layout(cp=cp, ring=ring), dataclasses.replace(model, seq_length=length))
     program = Program(config, make_mesh(config.layout))
     step: Any = program.train_step
@@ -53,12 +53,12 @@ def temporary_bytes(length: int, cp: int, ring: RingKind, model: ModelConfig = M
 
 
 def simulated(layout: Layout, model: ModelConfig = MODEL) -> Config:
-    """Makes a config with one sequence a step, on simulated devices."""
+    """Makes a config with one sequence per step, on simulated devices."""
     return Config(model, layout, train=TrainConfig(global_batch_size=1, platform="cpu"))
 
 
 def measure(lengths: Mapping[RingKind, Sequence[int]], sizes: Sequence[int] = SIZES) -> Points:
-    """Temporary bytes for every kind of ring, size and length; a ring of one counts as zigzag."""
+    """Temporary bytes for each kind of ring, size and length; a ring of one counts as zigzag."""
     return {
         (ring, cp): {length: temporary_bytes(length, cp, ring) for length in lengths[ring]}
         for ring in lengths
@@ -121,7 +121,7 @@ class Need:
 
     @property
     def workspace(self) -> float:
-        """The least workspace of cuDNN's backward: dq of all local tokens in float32."""
+        """The minimum workspace of cuDNN's backward: dq of all local tokens in float32."""
         model, layout = self.config.model, self.config.layout
         return 4 * model.seq_length / layout.cp * model.hidden_size / layout.tp / 2**30
 
@@ -163,7 +163,7 @@ def longest(config: Config) -> Iterator[Need]:
 
 
 def on_gpus(config: Config) -> str:
-    """Makes the table of lengths, and of the longest that fits with half the vocabulary."""
+    """Makes the table of lengths, and tries half the vocabulary at the longest that fits."""
     found = list(longest(config))
     held = [each for each in found if each.fits]
     lines = [each.cells for each in found]
@@ -177,7 +177,7 @@ def on_gpus(config: Config) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures memory over the length of a sequence, on simulated devices or compiled for H200s."""
+    """Measures memory by sequence length, on simulated devices or compiled for H200s."""
     made = parser("context.long_context", main, config=True)
     made.add_argument("--gpu", action="store_true", help="compile the config for H200s")
     made.add_argument("--picture", default="", help="SVG file to draw")

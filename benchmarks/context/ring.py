@@ -1,18 +1,19 @@
-"""Attention of a sequence sharded over a ring of devices: time, temporary memory, bytes, work.
+"""Compares attention over a ring of devices with its peers: time, temporary memory, bytes, work.
 
 `python -m benchmarks.context.ring [--devices 8 --length 2048 8192 --chunk 512 128 --steps 11 --out
 FILE]`
 
-Measures one causal attention with its gradients, float32: jaxptd's zigzag, blockwise and RSA beside
+Measures one causal attention with its gradients in float32: jaxptd's zigzag, blockwise and RSA,
+compared with
 
 - *gather*: k and v all-gathered, then `jax.nn.dot_product_attention(implementation="xla")`;
-- *jit*: the same left to XLA's partitioner, by sharding constraints;
-- *ringattention*: the authors' package of that name, the program that it runs on a CPU.
+- *jit*: the same, left to XLA's partitioner through sharding constraints;
+- *ringattention*: the authors' package of that name, with the program that it runs on a CPU.
 
 Every program must give the output and gradients of plain softmax attention on one device, or
-nothing is measured. Then all are timed in one run, in turns. The devices are simulated on the CPU,
-so times compare work and do not show how it scales. The last table counts products, device by
-device: on real devices the slowest determines the time of a step.
+nothing is measured. Then all are timed in one run, alternating between them. The devices are
+simulated on the CPU, so times compare work and do not show how it scales. The last table counts
+matmuls device by device: on real devices the slowest determines the time of a step.
 
 Letters: B batch, T query, S key, N heads, H head size.
 Source: Liu et al., arXiv 2310.01889 (github.com/forhaoliu/ringattention 0.1.2); Li et al.,
@@ -52,7 +53,7 @@ from jaxptd.ring_attention import attend
 from jaxptd.run.devices import prepare
 
 CUT = P(None, "cp")  # of every array [B, T, N, H]: tokens are sharded over the ring
-MOST_WORK = 1.02  # goal: of the slowest device with zigzag, over the mean
+MOST_WORK = 1.02  # goal for zigzag: the slowest device's work over the mean
 RINGATTENTION = "ringattention"
 INSTALL = "not installed: `pip install --no-deps ringattention==0.1.2 einops`"
 
@@ -64,12 +65,12 @@ class Attention(Program):
     """One way to compute attention over the ring."""
 
     specs: Sequence[P] = (CUT,) * 3
-    chunk: int | None = None  # most queries, and keys, in one product; None: products are whole
+    chunk: int | None = None  # most queries, and keys, in one matmul; None: no limit
     kind: RingKind = "blockwise"  # the order of tokens
 
 
 def ours(kind: RingKind, chunk: int | None) -> Attention:
-    """jaxptd's attention, with the kernel of matrix products in chunks."""
+    """jaxptd's attention, with the kernel that multiplies matrices in chunks."""
     kernel = Xla(Dropout(0.0, keep_mask), chunk or 1)  # RSA does not use the kernel
     ring = Ring("cp", kind)
 
@@ -81,7 +82,7 @@ def ours(kind: RingKind, chunk: int | None) -> Attention:
 
 
 def gather() -> Attention:
-    """The peer that gathers all keys and values on every device."""
+    """The peer that gathers all keys and values onto every device."""
 
     def attention(q: Array, k: Array, v: Array) -> Array:
         k, v = (lax.all_gather(x, "cp", axis=1, tiled=True) for x in (k, v))
@@ -144,7 +145,7 @@ def _module() -> ModuleType | None:
 
 
 def programs(mesh: Mesh, chunks: Sequence[int]) -> Iterator[Attention]:
-    """Yields all programs; those with chunks once for each chunk."""
+    """Yields all programs; those that take chunks, once for each chunk size."""
     for chunk in chunks:
         yield ours("zigzag", chunk)
         yield ours("blockwise", chunk)
@@ -177,7 +178,7 @@ class Size:
 
 @dataclasses.dataclass
 class Run(Runner):
-    """A program whose results have the tokens in the order of its ring."""
+    """A program whose results have their tokens in the order of its ring."""
 
     program: Attention
     order: np.ndarray
@@ -189,7 +190,7 @@ class Run(Runner):
 
 @jax.jit
 def plain(q: Array, k: Array, v: Array, do: Array) -> tuple[Array, ...]:
-    """Computes o, dq, dk, dv of softmax attention as papers write it, one head at a time."""
+    """Computes o, dq, dk, dv of softmax attention as in the papers, one head at a time."""
 
     def head(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         def attention(q_BTH: Array, k_BSH: Array, v_BSH: Array) -> Array:
@@ -217,7 +218,7 @@ def start(program: Attention, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
 
 
 def measure(size: Size, mesh: Mesh, *, chunks: Sequence[int], steps: int) -> list[Run]:
-    """Checks every program, then times each `steps` times, in turns."""
+    """Checks every program, then times each `steps` times, alternating between them."""
     arrays = size.random()
     runs = [start(program, mesh, arrays) for program in programs(mesh, chunks)]
     race(runs, plain(*arrays), steps=steps)
@@ -225,7 +226,7 @@ def measure(size: Size, mesh: Mesh, *, chunks: Sequence[int], steps: int) -> lis
 
 
 def balance(kind: RingKind, devices: int, length: int = 256) -> float:
-    """FLOPs of the products on the slowest device, divided by the mean over devices."""
+    """FLOPs of the matmuls on the slowest device, divided by the mean over devices."""
     mesh = make_mesh(Layout(cp=devices))
     shape = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32, sharding=NamedSharding(mesh, CUT))
     traced = ours(kind, length).gradients(mesh).trace(*[shape] * 4)
@@ -235,13 +236,13 @@ def balance(kind: RingKind, devices: int, length: int = 256) -> float:
 
 # ---- reported -------------------------------------------------------------------------------
 
-HEAD = ["program", "chunk", "temporary, MiB a device", "of the best peer's", "median, ms"]
+HEAD = ["program", "chunk", "temporary, MiB per device", "of the best peer's", "median, ms"]
 HEAD += ["of the best peer's", "moved by a device", "largest error"]
 WORK = ["devices", "zigzag", "blockwise: contiguous"]
 
 
 def share(run: Run, runs: Sequence[Run], name: str) -> float | None:
-    """`temp` or `median` of one of our programs over the best peer's; of any chunk, or the same."""
+    """One of our programs' `temp` or `median` over the best peer's, of any or of the same chunk."""
     peers = [each for each in runs if not each.program.ours]
     rivals = [each for each in peers if each.program.chunk in (run.program.chunk, None)]
     if not run.program.ours or not rivals:
@@ -264,7 +265,7 @@ def section(size: Size, runs: Sequence[Run]) -> str:
 
 
 def work(devices: int) -> str:
-    """Makes the table of work, for 2, 4, .. up to `devices` devices."""
+    """Makes the table of work for 2, 4, ... up to `devices` devices."""
     counts = [n for n in (2, 4, 8, 16, 32, 64) if n <= devices]
     kinds: tuple[RingKind, ...] = ("zigzag", "blockwise")
     rows = [[n, *(f"{balance(kind, n):.3f}" for kind in kinds)] for n in counts]
@@ -272,13 +273,15 @@ def work(devices: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures ring attention beside all-gathered attention and the package ringattention."""
+    """Compares ring attention with all-gathered attention and the package ringattention."""
     made = parser("context.ring", main)
     for name, default in (("devices", 8), ("batch", 1), ("heads", 4), ("head-size", 32)):
         made.add_argument(f"--{name}", type=int, default=default)
     made.add_argument("--length", type=int, nargs="+", default=[2048, 8192])
     made.add_argument("--chunk", type=int, nargs="+", default=[512, 128])
-    made.add_argument("--steps", type=int, default=11, help="timed runs of each (default: 11)")
+    made.add_argument(
+        "--steps", type=int, default=11, help="timed runs of each program (default: 11)"
+    )
     args = made.parse_args(argv)
     chunks = 2 * args.devices
     if wrong := [length for length in args.length if length % chunks]:
@@ -296,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         there = importlib.util.find_spec(RINGATTENTION)
         peer = f"{RINGATTENTION} {importlib.metadata.version(RINGATTENTION)}" if there else ""
-        title = "# Attention over a ring beside its peers"
+        title = "# Ring attention compared with its peers"
         renew(Path(args.out), joined(title, f"{versions()} {peer}".strip(), *sections))
     return 0
 

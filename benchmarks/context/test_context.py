@@ -136,7 +136,7 @@ def test_table_and_picture_of_points(tmp_path: Path) -> None:
 
 
 def test_lengths_double_until_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a compiler: a step needs ten GiB, and one for each 1024 tokens and 1000 ids."""
+    """Without a compiler: a step needs ten GiB, plus one for each 1024 tokens and 1000 ids."""
 
     def need(config: Any) -> long_context.Need:
         size = config.model.seq_length / 1024 * config.model.vocab_size / 1000 / 50
@@ -150,7 +150,7 @@ def test_lengths_double_until_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) 
     page = long_context.on_gpus(long)
     assert "Longest that fits: T=131,072. With half the vocabulary the peak there is" in page
     assert "Nothing fits." in long_context.on_gpus(long_context.with_model(long, seq_length=2**20))
-    tokens = long.model.seq_length // long.layout.cp  # cuDNN has a float32 of each number of dq
+    tokens = long.model.seq_length // long.layout.cp  # cuDNN holds each element of dq in float32
     assert found[0].workspace == 4 * tokens * long.model.hidden_size / 2**30
 
 
@@ -161,7 +161,7 @@ def test_permutes_that_are_alike_are_one_row() -> None:
         ("forward", "6", "1", "2", "0", "attention"),
         ("backward", "1", "2", "0", "0", "nothing"),
     ]
-    words = "over attention 6 (6 MiB), over products 0 (0 MiB), over nothing 1 (2 MiB)."
+    words = "over attention 6 (6 MiB), over matmuls 0 (0 MiB), over nothing 1 (2 MiB)."
     assert words in overlap.summary(found)
 
 

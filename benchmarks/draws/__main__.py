@@ -1,11 +1,11 @@
-"""Statistics of all that is drawn: dropout, initial values, the order of data, masks and spans.
+"""Statistics of all random draws: dropout, initial values, the order of data, masks and spans.
 
 `python -m benchmarks.draws`
 
-Prints a table of tests, each with the probability of a result as unlikely as the one found, if all
-is drawn as it should be. All draws follow from fixed seeds, so the table is the same each time.
-Ends with exit code 1 if a probability is below 1e-6 / the number of rows: the chance that this
-happens to good draws is one in a million.
+Prints a table of tests. Each gives the probability that correct draws produce a result at least as
+unlikely as the one found. All draws come from fixed seeds, so the table is the same each time.
+Exits with 1 if a probability is below 1e-6 / the number of rows: the chance that this happens to
+correct draws is one in a million.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from jaxptd.errors import Parser, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tests what is drawn, and prints the table."""
+    """Tests all random draws and prints the table."""
     parser = Parser(prog="python -m benchmarks.draws", description=main.__doc__)
     parser.parse_args(argv)
     rows = [*dropout.rows(1024), *initial.rows(2**23, 64), *order.rows(4096, 256)]
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mark = "WRONG" if row in wrong else ""
         cells.append([row.of, row.what, f"{row.draws:,}", f"{row.p:.1e}", mark])
     print(table(cells))
-    print(f"significance {SIGNIFICANCE:g} of the table, {SIGNIFICANCE / len(rows):.1e} of a row")
+    print(f"significance: {SIGNIFICANCE:g} for the table, {SIGNIFICANCE / len(rows):.1e} for a row")
     return int(bool(wrong))
 
 

@@ -1,10 +1,10 @@
-"""Statistics of dropout's masks, and of the words that they are made of.
+"""Statistics of dropout masks, and of the words that they are made from.
 
-A mask is `keep_mask` of a seed that is folded of step, layer, site, sample and head, and of two
-numbers: position and unit, or query and key. So its hash is tested with numbers that are small and
-follow one another, and with seeds that are small, too.
+A mask is `keep_mask` of a seed, folded from step, layer, site, sample and head, and of two
+counters: position and unit, or query and key. So its hash is tested with small consecutive
+counters, and with small seeds as well.
 
-Letters: P first numbers, U second numbers.
+Letters: P first counters, U second counters.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ from jaxptd.layers.dropout import fold, keep_mask
 
 OF = "dropout"
 RATES = (0.1, 0.5, 0.9)
-# Words of a seed: small ones, and some that a step has.
+# Words of a seed: small ones, and some as they occur in a step.
 SEEDS = ((0, 0), (0, 1), (1, 0), (7, 11), (0x9E3779B9, 0x7F4A7C15), (0xDEADBEEF, 0x12345678))
-ORDERS = 24  # of differences; without its shifts a hash by products is a polynomial of degree 16
-FIRST_BIT, LAST_BIT = 12, 30  # of a word that changes; bit 31 is left by a product as it is
+ORDERS = 24  # of differences; without its shifts the hash is a polynomial of degree 16
+FIRST_BIT, LAST_BIT = 12, 30  # of a word that changes; a multiplication leaves bit 31 as it is
 
 
-# The two words of `fold`; the second is that of which `keep_mask` decides.
+# The two words of `fold`; `keep_mask` decides by the second.
 _words, _mask = jax.jit(fold), jax.jit(keep_mask, static_argnums=3)
 
 
@@ -45,7 +45,7 @@ def _block(words: tuple[int, int], side: int) -> np.ndarray:
 
 
 def rows(side: int) -> Iterator[Row]:
-    """All tests of masks. side: P and U."""
+    """All tests of masks; side: P and U."""
     yield from _rates(side)
     blocks = [_block(words, side) for words in SEEDS]
     draws = len(SEEDS) * side * side
@@ -58,7 +58,7 @@ def rows(side: int) -> Iterator[Row]:
 
 
 def _rates(side: int) -> Iterator[Row]:
-    """Shares of values dropped: in all, in each row and in each column."""
+    """Shares of dropped values: overall, in each row and in each column."""
     number, cells = jnp.arange(side, dtype=jnp.int32), side * side
     whole, lines = [], []
     for rate in RATES:
@@ -75,7 +75,7 @@ def _rates(side: int) -> Iterator[Row]:
 
 
 def _differences(blocks: list[np.ndarray]) -> float:
-    """Differences of neighbours, and of these, and so on: those of a polynomial end at zero."""
+    """Differences of neighbours, then of those, and so on: a polynomial's end at zero."""
     found = []
     for block in blocks:
         for axis in (0, 1):
@@ -87,7 +87,7 @@ def _differences(blocks: list[np.ndarray]) -> float:
 
 
 def _flips(draws: int) -> Row:
-    """How words change where one bit of a number or of the seed does: by any amount alike."""
+    """How words change when one bit of a counter or the seed does: all changes equally likely."""
     rng = np.random.default_rng(0)
     ends = np.array([4096, 4096, 2**32, 2**32])[:, None]
     words = rng.integers(0, ends, (4, draws)).astype(np.uint32)
@@ -107,7 +107,7 @@ def _hashed(words: np.ndarray) -> np.ndarray:
 
 
 def _correlations(side: int) -> Iterator[Row]:
-    """Masks that differ in one number, correlated at all shifts of positions and units."""
+    """Correlates masks that differ in one number, at all shifts of positions and units."""
     number = jnp.arange(side, dtype=jnp.int32)
 
     def mask(seed: int = 0, step: int = 0, **at: int) -> np.ndarray:

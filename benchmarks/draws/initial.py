@@ -1,6 +1,6 @@
-"""Statistics of initial parameters: their distribution, and that none follows from another.
+"""Statistics of initial parameters: their distribution, and their independence.
 
-A number is a sum of twelve uniform ones, so its distribution is known exactly: Irwin and Hall's.
+Each value is a sum of twelve uniform ones, so its distribution is known exactly: Irwin-Hall.
 Source: Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 2, section 26.9.
 """
 
@@ -19,13 +19,13 @@ from jaxptd.params import normal
 from jaxptd.step import Program
 
 OF = "initial values"
-UNIFORM = 12  # numbers in a sum; their variances add up to 1
+UNIFORM = 12  # terms of a sum; their variances add up to 1
 EDGES = np.arange(-4.5, 4.75, 0.25)
 FOURTH, SIXTH = 3 - 6 / 5 / UNIFORM, 15 - 15 * 6 / 5 / UNIFORM + 48 / 7 / UNIFORM**2  # moments
 
 
 def below(x: float) -> float:
-    """The share of sums below x standard deviations."""
+    """The probability of a sum below x standard deviations."""
     place = Fraction(x) + UNIFORM // 2
     terms = (
         (-1) ** k * math.comb(UNIFORM, k) * (place - k) ** UNIFORM
@@ -38,8 +38,8 @@ def rows(draws: int, width: int) -> Iterator[Row]:
     """All tests of initial values.
 
     Args:
-        draws: of the distribution.
-        width: hidden size of a model whose parameters are compared.
+        draws: how many values to draw from the distribution.
+        width: hidden size of the model whose parameters are compared.
     """
     x = np.asarray(normal(1.0)(jax.random.key(1), (draws,)), np.float64)
     root = math.sqrt(draws)
@@ -59,9 +59,9 @@ def rows(draws: int, width: int) -> Iterator[Row]:
 
 
 def _parts(width: int) -> list[np.ndarray]:
-    """As many numbers of each parameter of each layer, and of each table, standardised.
+    """Equally many standardised values of each parameter of each layer, and of each table.
 
-    From two seeds that follow each other.
+    They come from two consecutive seeds.
     """
     model = ModelConfig(
         num_layers=3, hidden_size=width, num_heads=4, seq_length=width, vocab_size=width

@@ -1,6 +1,6 @@
-"""Statistics of masked tokens and of pairs of sentences, BERT's.
+"""Statistics of BERT's masked tokens and sentence pairs.
 
-Each token of the corpus is its own place, so that a batch says where all of its tokens are from.
+Each token of the corpus is its own position, so a batch tells where all of its tokens come from.
 
 Letters: B samples, W = 100 tokens of the corpus in a sample, K = 15 predicted ones.
 Source: Devlin et al., arXiv 1810.04805, section 3.1 and appendix A.
@@ -34,10 +34,10 @@ CELLS = 20  # of ids, of windows and of places
 class Found(NamedTuple):
     """What happened to samples, read off their batch.
 
-    is_target: `[B, W]`, tokens to predict. place_BK: of them. kind_BK: 0 for masked ones, 1 for
-    random ones, 2 for those that are kept. token_BK: what they were. seen_BK: as the model sees
-    them. split_B: tokens of the first sentence. step_B: windows from the first sentence to the
-    second one's. swapped_B: True where the second does not follow.
+    is_target: `[B, W]`, tokens to predict. place_BK: their positions. kind_BK: 0 for masked, 1 for
+    random, 2 for unchanged ones. token_BK: the original tokens. seen_BK: the tokens that the model
+    sees. split_B: tokens in the first sentence. step_B: windows from the first sentence to the
+    second. swapped_B: True where the second does not follow the first.
     """
 
     is_target: np.ndarray
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 def rows(windows: int) -> Iterator[Row]:
-    """All tests of masked tokens. windows: samples of an epoch."""
+    """All tests of masked tokens; windows: samples per epoch."""
     first = _found(windows, epoch=0, seed=0)
     yield from _of_positions(first)
     yield from _of_kinds(first, windows)
@@ -92,11 +92,11 @@ def _of_positions(found: Found) -> Iterator[Row]:
     yield Row(OF, f"{PREDICTED} of {LENGTH} tokens are predicted", samples, float(exact))
     share, draws = PREDICTED / LENGTH, samples * PREDICTED
     expected = samples * share
-    # Of a sample always as many are drawn: their counts vary less than those of single draws.
+    # A sample always draws the same number: counts vary less than with independent draws.
     spread = math.sqrt((1 - share) * LENGTH / (LENGTH - 1))
     scaled = expected + (found.is_target.sum(0) - expected) / spread
     yield Row(OF, "positions", draws, chi_square(scaled, expected, LENGTH - 1))
-    # One gap of a sample, as its gaps depend on each other.
+    # One gap per sample, since the gaps of a sample depend on each other.
     number = np.arange(samples)
     pair = number % (PREDICTED - 1)
     gap = found.place_BK[number, pair + 1] - found.place_BK[number, pair]
@@ -108,10 +108,10 @@ def _of_positions(found: Found) -> Iterator[Row]:
 def _of_kinds(found: Found, windows: int) -> Iterator[Row]:
     kind, draws = found.kind_BK, found.kind_BK.size
     ids = windows * LENGTH + 1
-    own = RANDOM / ids  # a random token that is the old one looks like a kept one
+    own = RANDOM / ids  # a random token may equal the old one and look unchanged
     share = np.array([MASKED, RANDOM - own, 1 - MASKED - RANDOM + own])
     counts = np.bincount(kind.ravel(), minlength=3)
-    yield Row(OF, "masked, random, kept", draws, chi_square(counts, share * draws))
+    yield Row(OF, "masked, random, unchanged", draws, chi_square(counts, share * draws))
     place = found.place_BK * CELLS // LENGTH
     joint = np.bincount((place * 3 + kind).ravel(), minlength=3 * CELLS).reshape(CELLS, 3)
     p = chi_square(joint, joint.sum(1, keepdims=True) * share, 2 * CELLS)
@@ -122,7 +122,9 @@ def _of_kinds(found: Found, windows: int) -> Iterator[Row]:
     drawn, old = found.seen_BK[random] - SPECIAL, found.token_BK[random] - SPECIAL
     cells = np.bincount(drawn * CELLS // ids, minlength=CELLS)
     yield Row(OF, "random tokens", drawn.size, chi_square(cells, drawn.size / CELLS))
-    yield Row(OF, "random tokens and the old", drawn.size, all_shifts(_even(drawn), _even(old)))
+    yield Row(
+        OF, "random tokens against the old ones", drawn.size, all_shifts(_even(drawn), _even(old))
+    )
 
 
 def _even(x: np.ndarray) -> np.ndarray:
@@ -132,9 +134,9 @@ def _even(x: np.ndarray) -> np.ndarray:
 def _of_pairs(found: Found, windows: int) -> Iterator[Row]:
     swapped, samples = found.swapped_B, found.swapped_B.size
     right = bool(((found.step_B != 0) == swapped).all())
-    yield Row(OF, "second sentences follow or not, as they say", samples, float(right))
+    yield Row(OF, "second sentences follow or not, as labelled", samples, float(right))
     half = normal_tail((swapped.sum() - samples / 2) / math.sqrt(samples / 4))
-    yield Row(OF, "half of the pairs do not", samples, half)
+    yield Row(OF, "half of the pairs do not follow", samples, half)
     signs = 2.0 * swapped - 1
     yield Row(OF, "neighbouring pairs", samples, all_shifts(signs, signs, itself=True))
     splits = np.bincount(found.split_B - 1, minlength=LENGTH - 1)

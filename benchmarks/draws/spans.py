@@ -1,7 +1,7 @@
-"""Statistics of spans that are cut out, T5's.
+"""Statistics of T5's corrupted spans.
 
-The numbers of tokens are fixed: 15 of 100, in 5 spans. Each way to cut them into spans is as likely
-as any other, and each way to put these into the text, which begins with a token that is kept.
+The numbers of tokens are fixed: 15 of 100, in 5 spans. All ways to cut them into spans are equally
+likely, and so are all ways to place these in the text, which begins with an unchanged token.
 
 Letters: B samples, P = 5 spans.
 Source: Raffel et al., arXiv 1910.10683, section 3.1.4, and `random_spans_noise_mask` of its code.
@@ -33,19 +33,19 @@ SENTINELS = tuple(range(2, 2 + SPANS))
 
 
 class Found(NamedTuple):
-    """Lengths of the spans, and of the text before each, `[B, P]`."""
+    """Lengths of the spans and of the text before each, `[B, P]`."""
 
     cut: np.ndarray
     kept: np.ndarray
 
 
 def rows(samples: int) -> Iterator[Row]:
-    """All tests of spans. samples: of an epoch."""
+    """All tests of spans; samples: how many per epoch."""
     first = _found(samples, epoch=0, seed=0)
     exact = bool((first.cut.sum(1) == CUT).all() and (first.kept.sum(1) == KEPT).all())
     yield Row(OF, f"{CUT} of {LENGTH} tokens in {SPANS} spans", samples, float(exact))
     number = np.arange(samples)
-    turn = number % SPANS  # one span of a sample, as its spans depend on each other
+    turn = number % SPANS  # one span per sample, since its spans depend on each other
     for of, x, total in (("spans", first.cut, CUT), ("the text between", first.kept, KEPT)):
         counts = np.bincount(x[number, turn], minlength=total + 1)[1:]
         p = chi_square(*pooled(counts, _weights(total)))
@@ -57,16 +57,16 @@ def rows(samples: int) -> Iterator[Row]:
     cuts, between = _ends(first.cut), _ends(first.kept)
     wide = np.zeros_like(between)
     wide[:, : cuts.shape[1]] = cuts * math.sqrt(between.size / cuts.size)
-    yield Row(OF, "spans and the text between", samples, all_shifts(wide, between))
+    yield Row(OF, "spans against the text between", samples, all_shifts(wide, between))
     others = _found(samples, epoch=1, seed=0), _found(samples, epoch=0, seed=1)
     ends = (np.concatenate([*map(_ends, each)], 1) for each in (first, *others))
     yield from independent_samples(OF, *ends)
 
 
 def _ends(lengths: np.ndarray) -> np.ndarray:
-    """Where pieces end, the last excepted, as numbers of mean 0 and variance 1, `[B, tokens - 1]`.
+    """Where pieces except the last end, standardised to mean 0 and variance 1, `[B, tokens - 1]`.
 
-    Always as many do, so that sums of them vary a little more.
+    The number of ends is fixed, so sums of them vary a little more.
     """
     places = lengths.sum(1).max() - 1
     ends = np.zeros((len(lengths), places))
@@ -89,12 +89,12 @@ def _found(samples: int, *, epoch: int, seed: int) -> Found:
 
 
 def _places(tokens: np.ndarray, of: Sequence[int]) -> np.ndarray:
-    """The places of each of these tokens, `[B, number of them]`."""
+    """The positions of each of these tokens, `[B, number of them]`."""
     return np.stack([(tokens == each).argmax(1) for each in of], 1)
 
 
 def _weights(total: int) -> list[int]:
-    """Ways to cut the rest, after a first piece of 1, 2, ... tokens."""
+    """The number of ways to cut the rest after a first piece of 1, 2, ... tokens."""
     rest = (total - size for size in range(1, total + 1))
     return [math.comb(each - 1, SPANS - 2) if each else 0 for each in rest]
 
@@ -108,7 +108,7 @@ def _ways(cut: np.ndarray) -> float:
 
 
 def _prefix(total: int, pieces: int) -> np.ndarray:
-    """The probability that the first pieces have 0, 1, ..., total tokens together."""
+    """The probability that the first pieces have 0, 1, ..., total tokens in all."""
     if pieces in (0, SPANS):
         return np.eye(total + 1)[total if pieces else 0]
     ways = [
@@ -121,6 +121,6 @@ def _prefix(total: int, pieces: int) -> np.ndarray:
 
 
 def _begins(begin: np.ndarray, span: int) -> float:
-    """`chi_square` of the places of a span's first tokens."""
+    """`chi_square` of the positions of a span's first tokens."""
     share = np.convolve(_prefix(KEPT, span + 1), _prefix(CUT, span))
     return chi_square(*pooled(np.bincount(begin, minlength=share.size), share))

@@ -1,8 +1,8 @@
 """Tests of randomness: each gives the probability of a result as unlikely as the one found.
 
-A table of tests fails at a stated significance: the chance that any row of it fails although all
-draws are as they should be. With n rows a row fails below significance / n, and a row that looks at
-m cells at once has m times the probability of its worst cell (Bonferroni).
+A table of tests fails at a stated significance: the chance that any of its rows fails although all
+draws are correct. With n rows, a row fails below significance / n. The probability of a row that
+looks at m cells at once is m times that of its worst cell (Bonferroni).
 
 Source: Wilson and Hilferty, PNAS 17(12), 1931 (chi-square); L'Ecuyer and Simard, TestU01, ACM TOMS
 33(4), 2007 (a battery of tests and their significance).
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 SIGNIFICANCE = 1e-6  # of a table
-LEAST = 5  # expected in a cell, so that its count is nearly normal
+LEAST = 5  # expected per cell, so that its count is nearly normal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Row:
     of: str  # kind of draws
     what: str  # property that is tested
     draws: int  # number of them
-    p: float  # probability of a result at least as unlikely, of draws that have the property
+    p: float  # probability of a result at least as unlikely, if the draws have the property
 
 
 def failing(rows: Sequence[Row], significance: float = SIGNIFICANCE) -> list[Row]:
-    """The rows that are too unlikely."""
+    """The rows whose result is too unlikely."""
     return [row for row in rows if not row.p >= significance / len(rows)]
 
 
@@ -40,19 +40,19 @@ def worst(each: Iterable[float]) -> float:
 
 
 def normal_tail(z: float) -> float:
-    """The probability of a standard normal number as far from 0, on either side."""
+    """The probability that a standard normal number is at least as far from 0, on either side."""
     return math.erfc(abs(z) / math.sqrt(2))
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray | float, free: int | None = None) -> float:
-    """The probability of counts as far from the expected ones, or nearer to them, as these are.
+    """The two-sided probability of counts that deviate from the expected ones as these do.
 
     Both sides count: draws that are too even are not random either.
 
     Args:
-        counts: of each cell.
-        expected: of each cell, `LEAST` or more.
-        free: degrees of freedom; None: the number of cells but one.
+        counts: counts of each cell.
+        expected: expected counts of each cell, `LEAST` or more.
+        free: degrees of freedom; None means the number of cells minus one.
     """
     k = free or counts.size - 1
     statistic = float((np.square(counts - expected) / expected).sum())
@@ -61,11 +61,11 @@ def chi_square(counts: np.ndarray, expected: np.ndarray | float, free: int | Non
 
 
 def pooled(counts: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and their expected numbers, of neighbouring cells together until `LEAST` are expected.
+    """Counts and expected counts, merging neighbouring cells until `LEAST` are expected.
 
     Args:
-        counts: of each cell.
-        weights: of the cells, in proportion to their probabilities.
+        counts: counts of each cell.
+        weights: weights of the cells, proportional to their probabilities.
     """
     share = np.asarray(weights, np.float64)
     expected = share / share.sum() * counts.sum()
@@ -75,7 +75,7 @@ def pooled(counts: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray, np
         filled += each
         if filled >= LEAST:
             number, filled = number + 1, 0.0
-    whole = np.minimum(cell, number - 1)  # what is left at the end, to the last
+    whole = np.minimum(cell, number - 1)  # the rest at the end joins the last cell
     found, wanted = (np.bincount(whole, weights=x) for x in (counts, expected))
     return found, wanted
 
@@ -87,9 +87,9 @@ def uniform_bytes(words: np.ndarray, shift: int) -> float:
 
 
 def all_shifts(x: np.ndarray, y: np.ndarray, *, itself: bool = False) -> float:
-    """The worst correlation of two arrays of mean 0 and variance 1, at all cyclic shifts.
+    """The worst correlation of two arrays of mean 0 and variance 1, over all cyclic shifts.
 
-    itself: x and y are the same array, so that no shift is left out of the test but none at all.
+    itself: x and y are the same array, so the test leaves out the zero shift.
     """
     product = np.fft.rfftn(x) * np.conj(np.fft.rfftn(y))
     axes = tuple(range(x.ndim))
@@ -105,14 +105,14 @@ def standard(x: np.ndarray) -> np.ndarray:
 def independent_samples(
     of: str, first: np.ndarray, epoch: np.ndarray, seed: np.ndarray
 ) -> Iterator[Row]:
-    """Tests that no sample follows from another, by `all_shifts`.
+    """Tests with `all_shifts` that no sample follows from another.
 
     Args:
         of: kind of draws.
         first: an array of mean 0 and variance 1, whose first dim is the sample.
-        epoch: of the next epoch's samples.
-        seed: of the next seed's.
+        epoch: the same for the next epoch's samples.
+        seed: the same for the next seed's.
     """
     yield Row(of, "neighbouring samples", first.size, all_shifts(first[::2], first[1::2]))
-    yield Row(of, "epochs that follow each other", first.size, all_shifts(first, epoch))
-    yield Row(of, "seeds that follow each other", first.size, all_shifts(first, seed))
+    yield Row(of, "consecutive epochs", first.size, all_shifts(first, epoch))
+    yield Row(of, "consecutive seeds", first.size, all_shifts(first, seed))

@@ -1,4 +1,4 @@
-"""What is drawn passes the tests of randomness, and what is not random fails them."""
+"""Our draws pass the tests of randomness, and draws that are not random fail them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ def test_many_draws_pass(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_probabilities_of_chi_square_are_those_of_tables() -> None:
-    """Critical values of 5 degrees of freedom at 5 % and 95 %, of 100 at 1 %: NIST's handbook."""
+    """NIST's critical values for 5 degrees of freedom at 5 % and 95 %, and for 100 at 1 %."""
     for k, statistic, upper in ((5, 11.070, 0.05), (5, 1.145, 0.95), (100, 135.807, 0.01)):
         counts = np.ones(k + 1)
         counts[0] += statistic**0.5
@@ -97,9 +97,9 @@ def _by_three_bits(drawn_BN: np.ndarray, last_BN: np.ndarray | None = None) -> n
             (of, OWN[of], "draw", weak, what)
             for of in (masking, spans)
             for weak, what in (
-                (_without_seed, "seeds that follow each other"),
+                (_without_seed, "consecutive seeds"),
                 (_in_pairs, "neighbouring samples"),
-                (_without_epoch, "epochs that follow each other"),
+                (_without_epoch, "consecutive epochs"),
             )
         ),
         (masking, own_masking, "shuffle", _by_three_bits, "positions"),
@@ -108,10 +108,10 @@ def _by_three_bits(drawn_BN: np.ndarray, last_BN: np.ndarray | None = None) -> n
             masking,
             "MaskedPairs",
             partial(MaskedPairs, masked=0.75),
-            "masked, random, kept",
+            "masked, random, unchanged",
         ),
         (spans, own_spans, "shuffle", _by_three_bits, "ways to cut"),
-        (spans, own_spans, "draw", _one_draw_for_both, "spans and the text between"),
+        (spans, own_spans, "draw", _one_draw_for_both, "spans against the text between"),
     ],
 )
 def test_weaker_masks_and_spans_are_found(

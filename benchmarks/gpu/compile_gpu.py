@@ -3,12 +3,12 @@
 `python -m benchmarks.gpu.compile_gpu --config configs/gpt2-124m.yaml [--layout.dp 1 ...]`
 
 XLA compiles ahead of time for the hardware described in `jaxptd/hardware/h200.txtpb`, down to
-kernels and schedule. This gives the memory of each GPU, kernels, collectives, and the bytes that
-kernels other than matrix products move. It does not give time; products are not tuned, because
-that needs the hardware.
+kernels and schedule. This shows each GPU's memory, kernels, collectives, and the bytes moved by
+kernels other than matmuls. It does not show time, and matmuls are not autotuned, because both need
+the hardware.
 
-Needs, in JAX's version: `pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt
-nvidia-cudnn-cu13`. CUDA itself is not needed.
+Needs `pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13` in versions that
+match JAX. CUDA itself is not needed.
 """
 
 import dataclasses
@@ -26,8 +26,14 @@ from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 
-HEAD = ("GPUs", "layout", "B a GPU", "layers", "remat", "attention", "peak GiB")
-HEAD += ("temp GiB", "state GiB", "kernels", "GB moved by others than products", "collectives")
+HEAD = ("GPUs", "layout", "B per GPU", "layers", "remat", "attention", "peak GiB")
+HEAD += (
+    "temp GiB",
+    "state GiB",
+    "kernels",
+    "GB moved by kernels other than matmuls",
+    "collectives",
+)
 
 
 def line(config: Config) -> list[str]:
@@ -59,7 +65,7 @@ def line(config: Config) -> list[str]:
 
 
 def variants(config: Config, options: Mapping[str, Any]) -> Iterator[Config]:
-    """The config with each remat policy, with layers scanned and unrolled."""
+    """The config with each remat policy, with scanned and with unrolled layers."""
     for layers in options["layers"] or [None]:
         for remat in options["remats"] or [None]:
             model = dataclasses.replace(

@@ -1,15 +1,15 @@
 """Compiles training steps for H200s and compares them with a stored budget; no GPU is needed.
 
-`python -m benchmarks.gpu.compiled [--cases 124m ...]` prints a table; `--out FILE` appends it to a
-page; `--kernels 20` names the kernels that move most; `--check` compares with
-`benchmarks/results/budget.json`, which has a section for each version of JAX, and ends with exit
-code 1 if a figure is worse; `--store` writes that section.
+`python -m benchmarks.gpu.compiled [--cases 124m ...]` prints a table. `--out FILE` appends it to a
+page. `--kernels 20` lists the 20 kernels that move the most bytes. `--check` compares with
+`benchmarks/results/budget.json`, which has a section for each version of JAX, and exits with 1 if a
+figure is worse. `--store` writes that section.
 
 All figures follow from the program, so they are the same on every machine: peak memory, kernels,
-bytes of all kernels except products as milliseconds at 4.3 TB/s, FLOPs of products and of
-attention, and the collectives that overlap with work. Of a pipeline's stages the mean counts. Time
-is not known. For what compiling needs see `benchmarks/gpu/compile_gpu.py`, or `pip install -e
-'.[h200]'`.
+bytes of all kernels except matmuls (as milliseconds at 4.3 TB/s), FLOPs of matmuls and of
+attention, and the collectives that overlap with work. For a pipeline they are means over its
+stages. Time is not known. `benchmarks/gpu/compile_gpu.py` says what compiling needs; `pip install
+-e '.[h200]'` installs it.
 """
 
 import dataclasses
@@ -46,11 +46,11 @@ class Case:
     batch: int  # sequences in total
     layout: Layout = dataclasses.field(default_factory=Layout)
     remat: Remat = "none"
-    scan: bool = True  # layers are one compiled block
+    scan: bool = True  # compiles one block for all layers
     length: int = 1024
-    kernels: Kernels = "xla"  # that compute the norms
-    # cuBLASLt computes all products. XLA chooses it for most, but only where it can time them;
-    # without a GPU it takes kernels of its own.
+    kernels: Kernels = "xla"  # for the norms
+    # cuBLASLt computes all matmuls. XLA picks it for most of them, but only where it can time them;
+    # without a GPU it uses its own kernels.
     cublas: bool = False
 
     @property
@@ -69,7 +69,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:
-    """A config of `configs/` on the H200s that it is for."""
+    """A config of `configs/`, on as many H200s as it asks for."""
 
     name: str
     options: str = ""  # of the command line, which override it
@@ -82,14 +82,14 @@ class Packaged:
 
 _LEAN = "--model.remat=full --model.scan_layers=true"
 _TP8 = "--layout.tp=8 --layout.sequence_parallel=true --train.micro_batches=128"
-# Of 32 layers as many as a GPU can hold with their optimizer state.
+# As many of the 32 layers as fit on a GPU with their optimizer state.
 _PART = "--layout.dp=1 --layout.zero=0 --model.num_layers=8 --model.remat=none "
 _PART += "--model.seq_length=4096 --train.global_batch_size=4 --train.micro_batches=1"
 _OFFLOAD = "--data.source=none --layout.dp=1 --layout.tp=1 --layout.sequence_parallel=false"
 _OFFLOAD += " --layout.offload=optimizer --train.global_batch_size=8 --train.micro_batches=1"
 _UNPIPELINED = "--layout.pp=1 --train.micro_batches=16"
-# A public JAX model, marin-community/marin issue 6979: 64 experts of 1024 (inferred), 4 of a token,
-# and one for all tokens.
+# A public JAX model, marin-community/marin issue 6979: 64 experts of 1024 hidden units (inferred),
+# 4 per token, and one that all tokens share.
 _GRUG = "--model.num_layers=24 --model.num_heads=16 --model.vocab_size=128256"
 _GRUG += " --model.moe.num_experts=64 --model.moe.top_k=4 --model.moe.ffn_hidden_size=1024"
 _GRUG += " --model.moe.shared_ffn_hidden_size=1024"
@@ -144,11 +144,11 @@ CASES: dict[str, Case | Packaged] = {
 }
 EXPERTS = tuple(name for name in CASES if name.startswith(("qwen3-30b", "mixtral", "grug")))
 HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others, ms")
-HEAD += ("product TFLOP", "attention TFLOP", "collectives", "over products or attention")
+HEAD += ("matmul TFLOP", "attention TFLOP", "collectives", "over matmuls or attention")
 
 
 def measure(case: Case | Packaged, kernels: int = 0) -> Figures:
-    """Compiles a case and reads its figures. kernels: print this many, those that move most."""
+    """Compiles a case and reads its figures; kernels: print this many, the largest first."""
     program, stages = on_h200s(case.config), case.config.layout.pp
     compiled = compile_step(program, case.compiler)
     text, pipeline = compiled.as_text(), Pipeline(stages, program.resolved.trips)
@@ -194,7 +194,7 @@ def version() -> str:
 
 
 def worse(found: Mapping[str, Figures], stored: Mapping[str, Figures]) -> list[str]:
-    """Lists the figures over the budget, in words, and the cases without a budget."""
+    """Describes the figures that exceed the budget, and the cases that have no budget."""
     lines = []
     for name, figures in found.items():
         if name not in stored:
@@ -219,7 +219,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     made.add_argument("--check", action="store_true", help="exit code 1 if over the budget")
     made.add_argument("--store", action="store_true", help="write the budget of this JAX")
-    made.add_argument("--kernels", type=int, default=0, help="print so many that move most")
+    made.add_argument(
+        "--kernels", type=int, default=0, help="print this many, those that move the most bytes"
+    )
     options = made.parse_args(argv)
     if options.check and options.store:
         raise UserError("--check and --store: give one of them")

@@ -1,13 +1,13 @@
-"""Estimates the time of training steps from the programs that are compiled for H200s; no GPU.
+"""Estimates the time of training steps from programs compiled for H200s; no GPU is needed.
 
 `python -m benchmarks.gpu.estimate [--cases "145b" ...] [--out FILE]` prints a table of GPT steps,
-estimated by `jaxptd.analysis.hlo.timeline`: products at 710 TFLOP/s, cuDNN's attention at 3.4 for
-each number of a head (218 for heads of 64), other kernels at 3.0 TB/s, as an H200 ran them
-(`timed.py`); collectives inside a node of eight at 350 GB/s a GPU and beyond it at 50, which are
-not measured yet. The rate of experts' grouped matmuls, 70 % of other products', is a goal and not
-measured either; experts are balanced. A pipeline takes longer by the time in which its stages wait,
-hops counted (`jaxptd.pipeline.statistics.makespan`). Nothing is run, and what a GPU adds (launches,
-latencies, kernels that slow each other down) is not in it.
+estimated by `jaxptd.analysis.hlo.timeline`. The rates of an H200 were measured with `timed.py`:
+710 TFLOP/s for matmuls, 3.4 TFLOP/s per element of a head for cuDNN's attention (218 for heads of
+64), 3.0 TB/s for other kernels. Those of collectives have not been measured yet: 350 GB/s per GPU
+inside a node of eight, 50 beyond it. Grouped matmuls of experts run at 70 % of the rate of other
+matmuls, which is a goal and not measured either; experts are balanced. A pipeline's step is longer
+by the time that its stages wait, including hops (`jaxptd.pipeline.statistics.makespan`). Nothing is
+run, and what a real GPU adds (launches, latencies, kernels that slow each other down) is missing.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from jaxptd.models.families import architecture_of, sizes_of
 from jaxptd.parts.moe import MoEShape
 from jaxptd.pipeline.statistics import Durations, makespan
 
-PRODUCTS = 710e12  # FLOP/s; these four of steps on one H200, see `benchmarks/results/timed.md`
+PRODUCTS = 710e12  # FLOP/s; these four from steps on an H200, `benchmarks/results/timed.md`
 PRODUCTS_8_BITS = 1350e12
-ATTENTION_RATE = 3.4e12  # FLOP/s for each number of a head
+ATTENTION_RATE = 3.4e12  # FLOP/s per element of a head
 GROUPED = 0.7 * PRODUCTS  # of experts: a goal, not measured yet
-KERNELS = 3.0e12  # bytes a second of other kernels
-NODE, INSIDE, BEYOND = 8, 350e9, 50e9  # GPUs; bytes a second that each sends
+KERNELS = 3.0e12  # bytes per second, other kernels
+NODE, INSIDE, BEYOND = 8, 350e9, 50e9  # GPUs; bytes per second that each sends
 _PLAIN = "--data.source=none --layout.tp=8 --layout.dp=24 --layout.collective_matmul=false"
 _PLAIN += " --layout.zero=0 --layout.schedule=1f1b --model.remat=full --train.micro_batches=96"
 _ZBV = "--data.source=none"
@@ -63,17 +63,17 @@ CASES: dict[str, Case | Packaged] = {
     **{name: compiled.CASES[name] for name in EXPERTS},
     "1.5b zero3 unrolled": Case(XL, 64, Layout(dp=8, zero=3), "full", scan=False),
 }
-HEAD = ("case", "layout", "B", "remat, layers", "products, attention s", "others s", "sent s")
+HEAD = ("case", "layout", "B", "remat, layers", "matmuls, attention s", "others s", "sent s")
 HEAD += ("hidden", "pipeline", "step s", "MFU", "peak GiB")
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """The estimated step of a config: times of a device, waiting of its pipeline, peak memory."""
+    """The estimated step of a config: a device's times, the pipeline's waits, peak memory."""
 
     times: Times
     pipeline: float
-    parameters: int  # that a token passes
+    parameters: int  # that a token passes through
     peak: int
 
     @property
@@ -81,7 +81,7 @@ class Estimate:
         return self.times.total * self.pipeline
 
     def mfu(self, config: Config) -> float:
-        """6 FLOPs for each parameter that a token passes, as a share of the GPUs' peak."""
+        """6 FLOPs for each parameter that a token passes through, as a share of the GPUs' peak."""
         tokens = config.train.global_batch_size * config.model.seq_length
         rate = 6 * self.parameters * tokens / self.seconds / config.layout.num_devices
         return rate / PEAK_FLOPS["H200"]
@@ -90,7 +90,7 @@ class Estimate:
 def rates(sizes: dict[str, int], filled: float = 1.0) -> Rates:
     """The rates of an H200, whose nodes hold neighbours along the last axes of the mesh.
 
-    filled: share of the rows of experts' matmuls that exist; tiles without rows end at once.
+    filled: share of the experts' matmul rows that are in use; tiles without rows end at once.
     """
 
     def link(axes: AxisNames) -> tuple[str, float]:
@@ -128,7 +128,7 @@ def filled_rows(config: Config) -> float:
 
 
 def idle_parameters(config: Config) -> int:
-    """Elements of the experts that a token does not pass."""
+    """Elements of the experts that a token does not pass through."""
     moe, stacks = config.model.moe, architecture_of(config.model).stacks
     if moe is None:
         return 0
@@ -137,7 +137,7 @@ def idle_parameters(config: Config) -> int:
 
 
 def waiting(program: Any) -> float:
-    """The time of a pipeline's step, divided by that which a stage works."""
+    """The time of a pipeline's step, divided by the time that a stage works."""
     plan, again = program.resolved.plan, program.config.model.remat == "full"
     durations = Durations(1.0, 1.0 + again, 1.0)
     return makespan(plan, durations) / (plan.schedule.micro_batches * sum(durations))
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compile_only()
     configs = {name: CASES[name].config for name in options.cases}
     rows = printed(row(name, config, measure(config)) for name, config in configs.items())
-    title = head("Times of training steps, estimated from compiled programs", "gpu.estimate")
+    title = head("Training step times, estimated from compiled programs", "gpu.estimate")
     append(options.out, title, joined(versions(*PACKAGES), table([HEAD, *rows])))
     return 0
 

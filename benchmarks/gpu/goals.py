@@ -1,9 +1,9 @@
-"""The goals of speed at scale next to what is reached, in one table; needs no GPU.
+"""Goals for speed at scale, and how far we are, in one table; no GPU is needed.
 
 `python -m benchmarks.gpu.goals [--only 145B ...] [--out FILE]` compiles steps for H200s, and some
-for simulated devices, in about ten minutes on two cores. Seconds are estimates (`estimate.py`),
-bytes and counts are exact. What is "timed" is of one H200, as `benchmarks.one_device` left it in
-`benchmarks/results/gpu.json`.
+for simulated devices, in about ten minutes on two cores. Seconds are estimates (`estimate.py`);
+bytes and counts are exact. Rows marked "timed" were measured on one H200 by `benchmarks.one_device`
+and are read from `benchmarks/results/gpu.json`.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from jaxptd.run.devices import prepare
 
 OURS = "jaxptd-triton"
 TIMED = RESULTS / "gpu.json"
-LARGE = 1_000_000  # elements of a matrix, rather than of a bias or a norm
+LARGE = 1_000_000  # elements; a matrix has more, a bias or norm fewer
 HEAD = ("what", "goal", "reached", "")
 
 
@@ -80,8 +80,8 @@ def _compiled(name: str) -> Mapping[str, float]:
 def seconds_of_weights(config: Config) -> float:
     """Seconds spent casting or copying weights and adding up gradients, over all micro-batches.
 
-    Of other kernels than products, those in loops whose result has as many elements as a matrix of
-    a layer, or as all of a stage's.
+    Counts kernels other than matmuls that run in loops and whose result has as many elements as one
+    of a layer's matrices, or as all of a stage's.
     """
     program, layout = on_h200s(config), config.layout
     sizes = {
@@ -115,7 +115,7 @@ def temporary_memory() -> Iterator[float]:
 
 
 def waiting_of_hops(stages: int = 4, micro_batches: int = 8) -> float:
-    """The time of an interleaved step as run, over the formula's, which counts no hops."""
+    """The time of an interleaved step as run, divided by the formula's, which ignores hops."""
     sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
     schedule = make_schedule("interleaved", **sizes)
     bubble = expected_bubble(schedule)
@@ -136,7 +136,7 @@ def _hidden(name: str) -> Figure:
 
 
 def _median(name: str, trainer: str) -> float:
-    """The timed seconds of a step, as they are in `TIMED`."""
+    """The measured seconds of a step, from `TIMED`."""
     return statistics.median(json.loads(TIMED.read_text())[name][trainer]["seconds"])
 
 
@@ -186,7 +186,7 @@ def row(name: str, found: Figure) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the goals of speed at scale next to what is reached."""
+    """Prints the goals for speed at scale next to what has been reached."""
     made = parser("gpu.goals", main)
     made.add_argument("--only", nargs="+", default=[""], help="goals whose name contains this")
     options = made.parse_args(argv)
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare(Config(model=peers.MODEL, layout=peers.LAYOUTS["dp"], train=peers.TRAIN))
     chosen = [name for name in GOALS if any(word in name for word in options.only)]
     rows = printed(row(name, GOALS[name]()) for name in chosen)
-    title = head("Goals of speed at scale", "gpu.goals")
+    title = head("Goals for speed at scale", "gpu.goals")
     append(options.out, title, joined(versions(*PACKAGES), table([HEAD, *rows])))
     return 0
 

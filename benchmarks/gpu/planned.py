@@ -1,8 +1,9 @@
-"""Predicted FLOPs and bytes of training steps beside those of the compiled ones. Compiles nothing.
+"""Compares predicted FLOPs and bytes of training steps with compiled ones. Compiles nothing.
 
 `python -m benchmarks.gpu.planned [--out FILE]` predicts every case of `benchmarks.gpu.compiled` and
-compares it with the budget of the newest JAX: FLOPs of products, and milliseconds of all kernels
-that are neither products nor attention nor collectives, which are bytes over 4.3 TB/s in both.
+compares it with the budget of the newest JAX. It compares the FLOPs of matmuls, and the
+milliseconds of all kernels that are neither matmul nor attention nor collective. Both sides compute
+those milliseconds from bytes, at 4.3 TB/s.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,12 @@ from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.steps.step import predict
 
 KERNELS = ("elementwise", "accumulation", "optimizer")
-HEAD = ("case", "product TFLOP, predicted", "compiled", "difference")
+HEAD = ("case", "matmul TFLOP, predicted", "compiled", "difference")
 HEAD += ("others, ms, predicted", "compiled", "difference")
 
 
 class Compared(NamedTuple):
-    """A case's products and the milliseconds of its other kernels, predicted and compiled."""
+    """A case's matmul FLOPs and other kernels' milliseconds, predicted and compiled."""
 
     name: str
     tflop: float
@@ -55,7 +56,7 @@ def newest() -> str:
 
 
 def compared(names: Sequence[str] = ()) -> list[Compared]:
-    """Predicts cases that have a budget; names: of the cases, none: all."""
+    """Predicts the cases that have a budget; names: which of them (none means all)."""
     stored, cluster = read_budget()[newest()], Cluster(find_accelerator("h200"))
     found = []
     for name in names or [name for name in CASES if name in stored]:
@@ -70,7 +71,7 @@ def compared(names: Sequence[str] = ()) -> list[Compared]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compares predicted steps with compiled ones."""
     options = parser("gpu.planned", main).parse_args(argv)
-    title = head("Training steps predicted, beside compiled ones", "gpu.planned")
+    title = head("Predicted training steps, compared with compiled ones", "gpu.planned")
     text = joined(table([HEAD, *(each.row for each in compared())]))
     print(text)
     if options.out:

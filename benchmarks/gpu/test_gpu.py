@@ -1,4 +1,4 @@
-"""Compiled steps and their budget, estimates, goals and predictions; what is timed on a GPU."""
+"""Compiled steps and their budget, estimates, goals, predictions, and measurements on a GPU."""
 
 import importlib.util
 import json
@@ -152,7 +152,7 @@ def test_predictions_are_those_of_the_page_and_of_the_compiled_steps() -> None:
 
 
 def test_norms_in_kernels_of_their_own_read_once() -> None:
-    """XLA's read x forward twice and both arrays twice backward: 6 bytes of each number more."""
+    """XLA's read x twice in forward and both arrays twice in backward: 6 more bytes per element."""
     xla, triton = (planned.compared([name])[0] for name in ("124m", "124m triton"))
     ms = 1e3 * 24 * 6 * 32 * 1024 * 768 / 4.3e12  # norms of 12 layers
     assert xla.milliseconds - triton.milliseconds == pytest.approx(ms, rel=1e-3)
@@ -169,7 +169,7 @@ def test_the_chains_compute_the_same_and_wait_as_their_names_say(
     want, *others = (np.asarray(way(x, number)) for way in waits.WAYS.values())
     assert all((other == want).all() for other in others) and want[0, 0] != 1
     texts = [jax.jit(way).lower(x, number).compile().as_text() for way in waits.WAYS.values()]
-    # A loop waits before each trip and after the last; one of unknown length counts as one trip.
+    # A loop waits before each iteration and after the last; one of unknown length counts as one.
     assert [host_waits(text) for text in texts] == [0, 3, 2, 6]
     with pytest.raises(UserError, match="JAX finds no GPU"):
         waits.main([])
@@ -200,7 +200,7 @@ def cells(**changes: Any) -> dict[str, str]:
 def test_a_line_has_times_rates_and_what_is_left() -> None:
     found = cells()
     assert (found["step ms, median"], found["estimated"]) == ("60.0", "58.3")
-    assert found["products ms, TFLOP/s"] == "32.0, 750"
+    assert found["matmuls ms, TFLOP/s"] == "32.0, 750"
     assert found["attention ms, TFLOP/s"] == "10.0, 200"
     assert found["others ms, TB/s"] == "14.0, 3.00"
     assert found["idle ms"] == "5.0"
@@ -210,7 +210,7 @@ def test_a_line_has_times_rates_and_what_is_left() -> None:
 
 
 def test_the_programs_own_figures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traces a small step here, whose kernels count as none of a GPU's."""
+    """Traces a small step on this machine, whose kernels do not count as a GPU's."""
     copied = [{"args": {"hlo_op": "y"}, "dur": 10.0}] * timed.TRACED
     named = 'metadata={op_name="jit(step)/norm/add"}'
     monkeypatch.setattr(timed, "events", lambda directory: copied)

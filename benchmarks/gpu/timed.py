@@ -1,13 +1,13 @@
-"""Times training steps on this machine's GPU, beside what their compiled programs have.
+"""Times training steps on this machine's GPU and compares them with estimates and plans.
 
 `python -m benchmarks.gpu.timed [--cases 124m "1.5b dots" ...] [--steps 20] [--out FILE]` runs the
-cases of `benchmarks.gpu.compiled` that are of one GPU, each in a process of its own. Steps are
-timed as they train. Milliseconds of products, attention and other kernels are of JAX's profiler, in
-a program that is the same but for CUDA graphs, which hide the kernels' names; idle is what they
-leave of its step. *Estimated* is what `benchmarks.gpu.estimate` says of the program that this
-machine compiled, *planned* what `jaxptd plan` predicts of the config, for the GPU as
-`jaxptd/hardware/accelerators.yaml` has it. A second table has the milliseconds of other kernels in
-each part of the step. `--keep DIR` keeps each program's text and trace.
+single-GPU cases of `benchmarks.gpu.compiled`, each in a process of its own. Steps are timed as in
+training. JAX's profiler gives the milliseconds of matmuls, attention and other kernels. It runs the
+same program without CUDA graphs, which would hide the kernels' names; *idle* is the rest of that
+program's step. *Estimated* is what `benchmarks.gpu.estimate` says about the program that this
+machine compiled, *planned* what `jaxptd plan` predicts from the config and the GPU's entry in
+`jaxptd/hardware/accelerators.yaml`. A second table splits the milliseconds of other kernels by part
+of the step. `--keep DIR` keeps each program's text and trace.
 """
 
 import gzip
@@ -43,12 +43,12 @@ from jaxptd.step import Program
 ONE = {name: case for name, case in CASES.items() if case.config.layout.num_devices == 1}
 WARM_UP, TRACED = 5, 5  # steps
 HEAD = ("case", "B", "remat, layers", "step ms, median", "10 % to 90 %", "estimated", "planned")
-HEAD += ("products ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "idle ms")
+HEAD += ("matmuls ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "idle ms")
 HEAD += ("kernels", "peak GiB", "compiled")
 PARTS_HEAD = ("other kernels, ms", *SCOPES)
 Found = dict[str, Any]
 FLOP = {"product_flop": flops, "attention_flop": attention_flops}
-# What a case's kernels of a kind have to do, by the name that `measure` gives it.
+# The work of each kind of kernel, by the name that `measure` gives it.
 WORK = {PRODUCT: "product_flop", ATTENTION: "attention_flop", OTHER: "other_bytes"}
 
 
@@ -56,8 +56,8 @@ def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Foun
     """Times steps of a case on this machine's first GPU.
 
     Args:
-        case: of one device.
-        steps: that are timed.
+        case: a case for one device.
+        steps: the number of timed steps.
         keep: a new directory for the program's text and its trace.
 
     Raises:
@@ -90,11 +90,11 @@ def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Foun
 
 
 def kinds(step: Step, text: str, keep: Path | None) -> Found:
-    """What a program counts, its estimated seconds, and those of each kind by the profiler.
+    """A program's counts, its estimated seconds, and the profiler's seconds for each kind.
 
     Args:
         step: starts the program once.
-        text: of the compiled program.
+        text: the compiled program.
         keep: a directory for it and its trace.
     """
     with tempfile.TemporaryDirectory() as temporary:
@@ -134,7 +134,7 @@ def row(name: str, found: Found) -> list[str]:
         f"{1e3 * (found['named'] - sum(spent.values())):.1f}",
         f"{found['kernels']:,}",
         f"{found['peak_bytes'] / 2**30:.1f}",
-        # JAX forgets it of a program that it finds in its cache.
+        # Empty if JAX found the program in its cache, which does not store this figure.
         f"{found['compiled_bytes'] / 2**30:.1f}" if found["compiled_bytes"] else "",
     ]
 
@@ -153,7 +153,7 @@ def tables(found: Mapping[str, Found]) -> str:
 
 
 def planned(config: Config, device_kind: str) -> str:
-    """The predicted milliseconds of a step; empty for a GPU that the table does not have."""
+    """The predicted milliseconds of a step; empty for a GPU that is not in the table."""
     table = accelerators()
     try:
         cluster = Cluster(table[table_name(device_kind, table)])
@@ -173,9 +173,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Times training steps on this machine's first GPU."""
     made = parser("gpu.timed", main)
     made.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
-    made.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
-    made.add_argument("--keep", default="", help="new directory for programs and traces")
-    made.add_argument("--one", action="store_true", help="the first case, here, as JSON")
+    made.add_argument(
+        "--steps", type=int, default=20, help="timed steps, after five warm-up steps; 2 or more"
+    )
+    made.add_argument("--keep", default="", help="new directory for the programs and traces")
+    made.add_argument(
+        "--one", action="store_true", help="run the first case in this process and print JSON"
+    )
     options = made.parse_args(argv)
     if options.steps < 2:
         raise UserError(f"--steps={options.steps} must be at least 2")

@@ -1,11 +1,11 @@
-"""Times how long a GPU stands still where the host waits for it: a conditional, a trip of a loop.
+"""Times how long a GPU idles when the host waits for it, in conditionals and loop iterations.
 
-`python -m benchmarks.gpu.waits [--out FILE]`. A pipeline's step has such waits, which
-`jaxptd/analysis/hlo/timeline.py` counts. A chain of small products runs plainly, under a
-conditional each, in a loop whose length is computed, and in loops of one trip, with CUDA graphs and
-without. What a product then takes longer is the wait. `python -m benchmarks.gpu.waits --compiled
-[--out FILE]` needs no GPU: it counts the waits of pipelines' steps that are compiled for H200s, in
-the mean over their stages.
+`python -m benchmarks.gpu.waits [--out FILE]`. The steps of pipelines contain such waits, which
+`jaxptd/analysis/hlo/timeline.py` counts. A chain of small matmuls runs plainly, with a conditional
+around each, in one loop whose length is computed, and in loops of one iteration, each with and
+without CUDA graphs. The extra time per matmul is the wait. `python -m benchmarks.gpu.waits
+--compiled [--out FILE]` needs no GPU: it counts the waits in pipeline steps compiled for H200s, as
+a mean over the stages.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
 
 LENGTH, REPEATS = 64, 30
-HEAD = ("chain", "us a product, with CUDA graphs", "wait", "us a product, without", "wait")
+HEAD = ("chain", "us per matmul, with CUDA graphs", "wait", "us per matmul, without", "wait")
 
 
 def work(x: Array) -> Array:
-    """A product, and a kernel that scales it: some microseconds."""
+    """A matmul and a kernel that scales its result: a few microseconds."""
     return lax.optimization_barrier(x @ x * 1e-3 + 1.0)
 
 
@@ -65,9 +65,9 @@ def one_trip_loops(x: Array, number: Array) -> Array:
 
 WAYS: dict[str, Callable[[Array, Array], Array]] = {
     "plain": plain,
-    "a conditional each": conditional,
-    "a loop of all": loop,
-    "a loop of one trip each": one_trip_loops,
+    "one conditional per matmul": conditional,
+    "one loop over all": loop,
+    "one loop of one iteration per matmul": one_trip_loops,
 }
 
 
@@ -83,7 +83,7 @@ def seconds(way: Callable[[Array, Array], Array], options: dict[str, Any]) -> fl
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """Times each chain, with CUDA graphs and without, beside the plain one."""
+    """Times each chain with and without CUDA graphs, and compares it with the plain one."""
     plainly: list[float] = []
     for name, way in WAYS.items():
         times = [1e6 * seconds(way, each) / LENGTH for each in ({}, NAMED)]
@@ -102,7 +102,7 @@ COUNTED = ("schedule", "p", "m", "ticks", "waits of a step", "of a micro-batch",
 
 
 def waits(schedule: str, stages: int) -> tuple[int, float]:
-    """(ticks, the host's waits in them and in the rest of the step), the mean over stages."""
+    """(ticks, the host's waits in them and in the rest of the step), as means over stages."""
     train = TrainConfig(global_batch_size=MICRO_BATCHES, micro_batches=MICRO_BATCHES)
     model = dataclasses.replace(MODEL, num_layers=2 * stages)
     program = on_h200s(Config(model, Layout(pp=stages, schedule=schedule), train=train))
@@ -118,9 +118,11 @@ def counted() -> Iterator[list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Times waits on this machine's first GPU, or counts those of compiled pipelines."""
+    """Times waits on this machine's first GPU, or counts those in compiled pipelines."""
     made = parser("gpu.waits", main)
-    made.add_argument("--compiled", action="store_true", help="count them; no GPU is needed")
+    made.add_argument(
+        "--compiled", action="store_true", help="count waits in compiled steps; no GPU is needed"
+    )
     options = made.parse_args(argv)
     if options.compiled:
         compile_only()
@@ -128,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         device = first_gpu().device_kind
         text = joined(f"{device}; {versions()}", table([HEAD, *printed(rows())]))
-    append(options.out, head("Waits of the host for a GPU", "gpu.waits"), text)
+    append(options.out, head("How long a GPU idles when its host waits", "gpu.waits"), text)
     return 0
 
 

@@ -1,16 +1,16 @@
-"""Memory of each device under data, ZeRO, tensor and 2D tensor parallelism: table 1 of the paper.
+"""Memory of each device under data, ZeRO, tensor and 2D tensor parallelism: the paper's table 1.
 
 `python -m benchmarks.grid [--out FILE]`
 `python -m benchmarks.grid --gpu --config configs/gpt2-2.5b.yaml [--compiler a=b --out FILE]`
 
-The first command compiles a small GPT, float32, for simulated CPU devices. It reads a device's
+The first command compiles a small GPT in float32 for simulated CPU devices. It reads a device's
 blocks of parameters, gradients and optimizer state from the compiled program, and the residual
-stream and the values that a layer keeps for backward from the jaxpr. Every figure is divided by
+stream and the values that a layer saves for backward from the jaxpr. Every figure is divided by
 that of one device with as many sequences as each device has under data parallelism.
-The second command compiles the step of a config for H200s, without having any: see `gpu.py`.
+The second command compiles a config's step for H200s that need not be there: see `gpu.py`.
 
-Letters: B batch, T position, D model, N heads. Of the paper: D data, P parameters, G gradients,
-A optimizer, M activations, N devices.
+Letters: B batch, T position, D model, N heads. The paper's letters: D data, P parameters,
+G gradients, A optimizer, M activations, N devices.
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, tables 1 and 2.
 """
 
@@ -55,7 +55,7 @@ LAYOUTS: tuple[tuple[str, Layout], ...] = (
 )
 HEAD = ("N=4", "data", "parameters", "gradients", "optimizer", "activations", "token ids")
 KEPT_HEAD = ("", "B T D", "times the number of shards, over one device", "without statistics")
-KEPT_HEAD += ("shapes kept of a layer",)
+KEPT_HEAD += ("shapes saved per layer",)
 
 # ---- one program ----------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class Held:
     gradients: int  # all together, after their reduction
     optimizer: int
     ids: int  # of tokens
-    kept: tuple[tuple[int, ...], ...]  # shapes of the arrays that a layer keeps for backward
+    kept: tuple[tuple[int, ...], ...]  # shapes of the arrays that a layer saves for backward
 
     @property
     def activations(self) -> int:
@@ -77,7 +77,7 @@ class Held:
 
     @property
     def statistics(self) -> int:
-        """Bytes of LayerNorm's statistics: two numbers for each token and norm, `[B, T, 1]`."""
+        """Bytes of LayerNorm's statistics: two for each token and norm, `[B, T, 1]`."""
         return 4 * sum(math.prod(shape) for shape in self.kept if shape[2:] == (1,))
 
     @property
@@ -88,7 +88,7 @@ class Held:
 
 
 def held(layout: Layout, model: ModelConfig = MODEL) -> Held:
-    """Compiles a step in a layout, float32, and reads what each device holds."""
+    """Compiles a layout's step in float32 and reads what each device holds."""
     train = TrainConfig(global_batch_size=SEQUENCES * layout.dp, platform="cpu")
     config = Config(model=model, layout=layout, train=train)
     program: Any = Program(config, make_mesh(layout))
@@ -122,7 +122,7 @@ def _layers(jaxpr: Any, layers: int) -> Any:
 
 
 def _results(scan: Any, *, stacked: bool) -> Iterator[tuple[int, ...]]:
-    """Shapes of a loop's results on a device: those stacked over rounds, or those carried."""
+    """Shapes of a loop's results on a device: those stacked over iterations, or those carried."""
     for every, one in zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True):
         if (every.aval.shape != one.shape) == stacked:
             yield one.shape
@@ -132,7 +132,7 @@ def _results(scan: Any, *, stacked: bool) -> Iterator[tuple[int, ...]]:
 
 
 def shares(layout: Layout, one: Held, here: Held) -> list[str]:
-    """A row of the first table: fractions of one device's bytes, beside the paper's entries."""
+    """A row of the first table: fractions of one device's bytes, with the paper's entries."""
     named = next(named for named, each in LAYOUTS if each == layout)
     figures = zip(here.figures, one.figures, PAPER[named], strict=True)
     cells = [f"{ours / whole:.3f} ({entry})" for ours, whole, entry in figures]
@@ -140,13 +140,13 @@ def shares(layout: Layout, one: Held, here: Held) -> list[str]:
 
 
 def more_than_nth(one: Held, here: Held) -> str:
-    """Lists the parameters of which a device holds more than 1/N: `1/2 of NAME, ...`."""
+    """Lists the parameters of which a device holds more than 1/N, as `1/2 of NAME, ...`."""
     share = {name: one.weights[name] // here.weights[name] for name in one.weights}
     return ", ".join(f"1/{share[name]} of {name}" for name in share if share[name] < DEVICES)
 
 
 def activations(layout: Layout, one: Held, here: Held) -> list[str]:
-    """A row of the second table: what a layer keeps, with and without LayerNorm's statistics."""
+    """A row of the second table: what a layer saves, with and without LayerNorm's statistics."""
     shapes = collections.Counter(here.kept)
     rest = (here.activations - here.statistics) / (one.activations - one.statistics)
     return [
@@ -170,7 +170,7 @@ def on_cpus() -> str:
         versions(),
         table([HEAD, *(shares(a, one, b) for a, b in found.items())]),
         f"Parameters that are not sharded over all N devices:\n\n{more}",
-        "Activations that a layer keeps for backward on each device (`remat: none`):",
+        "Activations that a layer saves for backward on each device (`remat: none`):",
         table([KEPT_HEAD, *(activations(a, one, b) for a, b in kept.items())]),
     )
 
@@ -182,7 +182,7 @@ def prepare_devices() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Shows what each device of a grid holds, simulated or compiled for H200s."""
+    """Shows what each device of a grid holds, on simulated devices or compiled for H200s."""
     made = parser("grid", main, config=True)
     made.add_argument("--gpu", action="store_true", help="compile the config for H200s")
     made.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")

@@ -1,10 +1,12 @@
-"""When a row x col grid is cheaper than 1D tensor with sequence parallelism, by closed forms.
+"""Computes when a row x col grid is cheaper than 1D tensor and sequence parallelism.
 
-`python -m benchmarks.grid.break_even [--hidden 4096]` prints the tables of docs/grid.md. Nothing is
-run or traced; benchmarks/grid/test_grid.py holds the bytes against those of a training step.
+`python -m benchmarks.grid.break_even [--hidden 4096]` prints the tables of docs/grid.md from closed
+forms. Nothing is run or traced; benchmarks/grid/test_grid.py compares the bytes with those of a
+training step.
 
-One layer of a GPT, forward and backward, bfloat16, `model.remat: none`, a micro-batch of M tokens;
-on the grid all-gathers in one slice, attention by heads. Collectives run as rings.
+They describe one layer of a GPT, forward and backward, in bfloat16 with `model.remat: none` and a
+micro-batch of M tokens. On the grid, all-gathers run in one slice and attention is by heads.
+Collectives run as rings.
 Letters: M tokens, D model (F = 4 D), N devices. `row` and `col` are the mesh axes.
 Source: jaxptd/analysis/traffic/; Korthikanti et al., arXiv 2205.05198.
 """
@@ -17,13 +19,13 @@ from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, run_command
 
 HALF, WIDE = 2, 4  # bytes of an activation, and of a gradient of weights or of k and v
-WIDTHS = 3 + 1 + 4 + 4  # weights of the four products, over D^2
+WIDTHS = 3 + 1 + 4 + 4  # weights of the four matmuls, over D^2
 INPUTS = 1 + 1 + 1 + 4  # their inputs, over M D
 
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """Bytes/s that a device sends along each axis, and seconds per message; all 1 counts bytes."""
+    """Bytes/s that a device sends along each axis, and seconds per message; all 1: counts bytes."""
 
     tp: float = 1.0
     row: float = 1.0
@@ -58,13 +60,13 @@ def one_way(devices: int, hidden: int, links: Links = BYTES) -> Cost:
 
 
 def along_col(rows: int, cols: int, hidden: int) -> Cost:
-    """Inputs of products, twice, and their gradients, once; eight float32 sums for two norms."""
+    """Inputs of matmuls twice, their gradients once, and eight float32 sums for two norms."""
     share = (cols - 1) / (rows * cols)
     return Cost(share * (3 * INPUTS * HALF * hidden + 2 * 8 * WIDE))
 
 
 def along_row(rows: int, cols: int, hidden: int) -> Cost:
-    """Weights, twice, and their float32 gradients, once; and the ring of k, v and dk, dv."""
+    """Weights twice, their float32 gradients once, and the ring of k, v, dk and dv."""
     share = (rows - 1) / (rows * cols)
     ring = 2 * hidden * (2 * HALF + WIDE)
     return Cost(share * ring, share * WIDTHS * hidden**2 * (2 * HALF + WIDE))
@@ -77,12 +79,12 @@ def on_grid(rows: int, cols: int, hidden: int, links: Links = BYTES) -> Cost:
 
 
 def messages_one_way(devices: int) -> int:
-    """Consecutive sends of a device."""
+    """The number of consecutive sends of a device."""
     return 8 * (devices - 1)
 
 
 def messages_on_grid(rows: int, cols: int) -> int:
-    """Three for each product and axis; three rings of attention; six all-reduces of norms."""
+    """Three for each matmul and axis, three rings of attention, six all-reduces of norms."""
     return (4 * 3 + 6 * 2) * (cols - 1) + (4 * 3 + 3) * (rows - 1)
 
 
@@ -96,7 +98,7 @@ def cheaper(rows: int, cols: int, hidden: int, links: Links = BYTES) -> tuple[fl
 
 
 def first(devices: int, hidden: int, links: Links = BYTES) -> tuple[int, int, float] | None:
-    """The grid that is cheaper from the fewest tokens on, (rows, cols, tokens); None if never."""
+    """The grid that pays off with the fewest tokens, as (rows, cols, tokens); None if none does."""
     found = []
     for cols in (cols for cols in range(2, devices) if devices % cols == 0):
         span = cheaper(devices // cols, cols, hidden, links)
@@ -109,15 +111,15 @@ def first(devices: int, hidden: int, links: Links = BYTES) -> tuple[int, int, fl
 
 
 def kept_one_way(devices: int, *, remat: str) -> float:
-    """Bytes / (M D) that a layer keeps for backward on one device, without norms' statistics.
+    """Bytes / (M D) that a layer saves for backward on one device, without norms' statistics.
 
-    In 1D with `layout.keep_gathered`, which sends the fewest bytes.
+    This is 1D with `layout.keep_gathered`, which sends the fewest bytes.
     """
     return {"none": 4 + 28 / devices, "dots": 20 / devices, "full": 2 / devices}[remat]
 
 
 def kept_on_grid(devices: int, *, remat: str) -> float:
-    """`kept_one_way` on a grid, where the inputs of products are kept in blocks."""
+    """`kept_one_way` on a grid, where the inputs of matmuls are saved in blocks."""
     return {"none": 32 / devices, "dots": 22 / devices, "full": 2 / devices}[remat]
 
 
@@ -129,16 +131,16 @@ NODE = 8  # GPUs, each with a link of either kind
 
 
 def over_nodes(cols: int) -> Links:
-    """Links with rows of the grid within a node, and columns over nodes.
+    """Links for a grid with rows within a node and columns across nodes.
 
-    The ring of 1D uses all network links of a node; the rings of `cols` columns share them.
+    The 1D ring uses all network links of a node; the rings of `cols` columns share them.
     """
     line, column = (min(NVLINK, NODE / rings * NETWORK) for rings in (1, cols))
     return Links(tp=line, row=column, col=NVLINK, latency=LATENCY)
 
 
 def rows(hidden: int) -> Iterator[Sequence[str]]:
-    """The table, a line per grid: bytes and messages of 1D and grid, and the break-even."""
+    """The table, with a row per grid: bytes and messages of 1D and grid, and the break-even."""
     sent = ("1D: bytes / (M D)", "grid: bytes / (M D)", "and / D²", "messages: 1D", "grid")
     yield "row x col", *sent, "fewer bytes", "less time, NVLink", "less time, over nodes"
     nvlink = Links(NVLINK, NVLINK, NVLINK, LATENCY)

@@ -1,8 +1,8 @@
-"""Training on a grid, compiled for H200s: memory, bytes, and the work that hides them.
+"""Training on a grid, compiled for H200s: memory, bytes sent, and the work that hides them.
 
 Makes the output of `python -m benchmarks.grid --gpu`: one config in the layouts of table 2 of Zhu
 and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, with every algorithm on the grid. All figures
-are of one GPU and one step. Sent: if collectives run as rings.
+are for one GPU and one step. Bytes sent assume that collectives run as rings.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxptd.config import Config
 from jaxptd.mesh import Layout
 
 SP = {"sequence_parallel": True, "keep_gathered": True}
-# The layouts of table 2 of the paper, 4 and 8 GPUs, and their names there.
+# The layouts of the paper's table 2, on 4 and 8 GPUs, with their names there.
 LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("TP=2, DP=2", Layout(dp=2, tp=2)),
     ("TP=4", Layout(tp=4)),
@@ -35,9 +35,9 @@ LAYOUTS: tuple[tuple[str, Layout], ...] = (
 PUBLISHED = {"TP=2, DP=2": 22.3, "TP=4": 21.5, "TP2D=4": 19.8}  # GB
 PUBLISHED |= {"TP=8": 22.2, "TP2D=4, DP=2": 20.0}
 NEEDS: tuple[str, ...] = ("layout", "peak GiB", "temp GiB", "state GiB", "GiB sent, by axes")
-NEEDS += ("in all", "published GB (RTX 4090, s=512, 8 samples a GPU)")
+NEEDS += ("in all", "published GB (RTX 4090, s=512, 8 samples per GPU)")
 OVER: tuple[str, ...] = ("layout", "collective", "executions", "GiB sent", "over attention")
-OVER += ("over products", "over nothing")
+OVER += ("over matmuls", "over nothing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Compiled:
     temporary: int
     state: int
     moves: list[Move]
-    others: int = 0  # without those of products and attention
+    others: int = 0  # without those of matmuls and attention
 
     def sent(self, *, kind: str = "", axes: str = "", over: str = "") -> int:
         """Bytes sent by all collectives, or by those of a kind, axes or overlap."""
@@ -65,7 +65,7 @@ class Compiled:
 
     @property
     def needs(self) -> list[str]:
-        """Its row of the first table."""
+        """Its row in the first table."""
         by_axes = sorted({" x ".join(each.axes) for each in self.moves})
         sent = ", ".join(f"{axes} {gib(self.sent(axes=axes))}" for axes in by_axes)
         published = PUBLISHED.get(self.named)
@@ -79,7 +79,7 @@ class Compiled:
 
     @property
     def over(self) -> Iterator[list[str]]:
-        """Its rows of the second table, all kinds and then each."""
+        """Its rows in the second table: all kinds together, then each."""
         for kind in ("", *sorted({each.kind for each in self.moves})):
             sent = self.sent(kind=kind)
             count = sum(each.count for each in self.moves if kind in ("", each.kind))
@@ -91,16 +91,17 @@ class Compiled:
 
 
 def laid_out(config: Config, layout: Layout) -> Config:
-    """Copies the config with another layout and as many samples a device.
+    """Copies the config with another layout and the same number of samples per device.
 
-    With fewer heads, if the config's do not split over tp.
+    The copy has fewer heads if the config's do not split over tp.
     """
     model, devices = config.model, config.layout.num_devices
     batch = config.train.global_batch_size * layout.num_devices // devices
     heads = next(
         n
         for n in range(model.num_heads, 0, -1)
-        if n % layout.tp == 0 and model.hidden_size % (8 * n) == 0  # cuDNN: 8 divides a head's size
+        if n % layout.tp == 0
+        and model.hidden_size % (8 * n) == 0  # cuDNN needs sizes that 8 divides
     )
     model = dataclasses.replace(model, num_heads=heads)
     train = dataclasses.replace(config.train, global_batch_size=batch)
@@ -133,7 +134,7 @@ def report(config: Config, options: Mapping[str, Any] | None = None) -> str:
     model, train = config.model, config.train
     title = (
         f"{model.num_layers} layers, hidden {model.hidden_size}, sequence {model.seq_length}, "
-        f"{train.global_batch_size // config.layout.num_devices} samples a GPU, "
+        f"{train.global_batch_size // config.layout.num_devices} samples per GPU, "
         f"{model.dtype}, remat {model.remat}"
     )
     chosen = "".join(f", {name}={value}" for name, value in (options or {}).items())

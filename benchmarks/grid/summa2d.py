@@ -1,9 +1,9 @@
-"""A pair of products on a grid of devices: time, memory, bytes, messages, beside 1D and the peers.
+"""Compares a pair of matmuls on a grid with 1D and peers: time, memory, bytes, messages.
 
 `python -m benchmarks.grid.summa2d [--devices 4 8 --size 4096x256x1024 1024x1024x1024 --out FILE]`
 
-Measures y = (x w1) w2, an MLP without its nonlinearity, and the gradients of x, w1 and w2, float32,
-with every algorithm of a row x col grid beside
+Measures y = (x w1) w2, an MLP without its nonlinearity, and the gradients of x, w1 and w2 in
+float32, with every algorithm of a row x col grid, compared with
 
 - *Megatron*: w1 sharded by columns, w2 by rows, tokens sharded between pairs (sequence
   parallelism);
@@ -11,8 +11,8 @@ with every algorithm of a row x col grid beside
 - *jit*: every operand and result sharded both ways, the rest left to XLA's partitioner.
 
 Every program must give the result of one device, or nothing is measured. Then all are timed in one
-run, in turns. The devices are simulated on the CPU, so times compare work, copies and waiting, and
-do not show how they scale.
+run, alternating between them. The devices are simulated on the CPU, so times compare work, copies
+and waiting, and do not show how they scale.
 
 Letters: M tokens, D model, F hidden.
 """
@@ -49,7 +49,7 @@ SLICES = (1, 2, 4)  # of gather
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The size of a pair: tokens, model, hidden."""
+    """The sizes of a pair: tokens, model, hidden."""
 
     M: int
     D: int
@@ -109,7 +109,7 @@ class Pair(Program):
 
 
 def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Pair:
-    """The pair by a form of jaxptd. again: backward gathers the first product's input again."""
+    """The pair in one of jaxptd's forms; again: backward gathers the first input again."""
     held = make_tensor_parallel(layout)
 
     def first(x: Array, w1: Array) -> Array:
@@ -127,7 +127,7 @@ def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Pair:
 
 
 def grid(algorithm: Matmul2D, rows: int, cols: int, slices: int = 1) -> Pair:
-    """jaxptd's pair on a grid, everything in blocks."""
+    """jaxptd's pair on a grid, with everything in blocks."""
     layout = Layout(row=rows, col=cols, matmul2d=algorithm, matmul2d_slices=slices)
     cut = f" in {slices} slices" if slices > 1 else ""
     return form(f"jaxptd {algorithm}{cut}", layout, ours=True)
@@ -164,7 +164,7 @@ def partitioned(mesh: Mesh) -> Pair:
 
 
 def grids(devices: int) -> list[tuple[int, int]]:
-    """Rows and columns of the grids that are square, or twice as long as wide."""
+    """Rows and columns of the grids that are square or twice as long as wide."""
     sides = [(rows, devices // rows) for rows in range(2, devices) if devices % rows == 0]
     return [(rows, cols) for rows, cols in sides if rows <= 2 * cols and cols <= 2 * rows]
 
@@ -189,7 +189,7 @@ def programs(devices: int) -> Iterator[Pair]:
 
 @dataclasses.dataclass
 class Run(Runner):
-    """A program; kept: bytes for backward on a device; wire: bytes sent, by axes."""
+    """A program; kept: bytes that a device saves for backward; wire: bytes sent, by axes."""
 
     program: Pair
     kept: int = 0
@@ -212,7 +212,7 @@ def start(program: Pair, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
 
 
 def measure(size: Size, devices: int, *, steps: int) -> list[Run]:
-    """Checks every program, then times each `steps` times, in turns."""
+    """Checks every program, then times each `steps` times, alternating between them."""
     arrays = size.random()
     runs = [start(each, make_mesh(each.layout), arrays) for each in programs(devices)]
     race(runs, plain(*arrays), steps=steps)
@@ -221,8 +221,8 @@ def measure(size: Size, devices: int, *, steps: int) -> list[Run]:
 
 # ---- reported -------------------------------------------------------------------------------
 
-HEAD = ["program", "grid", "median, ms", "of the fastest peer's", "temporary, MiB a device"]
-HEAD += ["kept for backward, MiB", "sent by a device, MiB", "messages", "largest error"]
+HEAD = ["program", "grid", "median, ms", "of the fastest peer's", "temporary, MiB per device"]
+HEAD += ["saved for backward, MiB", "sent by a device, MiB", "messages", "largest error"]
 
 
 def share(run: Run, runs: Sequence[Run]) -> float:
@@ -256,7 +256,7 @@ def parse_size(text: str) -> Size:
 
 
 def check(devices: int, sizes: Sequence[Size]) -> None:
-    """Raises UserError if devices form no grid, or a size does not split over them."""
+    """Raises UserError if the devices form no grid, or a size does not split over them."""
     if not grids(devices):
         raise UserError(f"--devices {devices} makes no grid, square or 1:2; use 4, 8 or 16")
     unit = devices * max(SLICES)
@@ -269,12 +269,14 @@ def check(devices: int, sizes: Sequence[Size]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures a pair of products on grids of devices beside Megatron's and XLA's."""
+    """Compares a pair of matmuls on grids of devices with Megatron's and XLA's."""
     made = parser("grid.summa2d", main)
     made.add_argument("--devices", type=int, nargs="+", default=[4, 8])
     sizes = [Size(4096, 256, 1024), Size(1024, 1024, 1024)]
     made.add_argument("--size", type=parse_size, nargs="+", default=sizes, help="MxDxF")
-    made.add_argument("--steps", type=int, default=7, help="timed runs of each (default: 7)")
+    made.add_argument(
+        "--steps", type=int, default=7, help="timed runs of each program (default: 7)"
+    )
     args = made.parse_args(argv)
     for devices in args.devices:
         check(devices, args.size)
@@ -288,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sections.append(f"## {devices} devices, {size}\n\n{lines}")
             print(sections[-1], flush=True)
     if args.out:
-        title = "# A pair of products on a grid beside its peers"
+        title = "# A pair of matmuls on a grid, compared with its peers"
         renew(Path(args.out), joined(title, versions(), *sections))
     return 0
 

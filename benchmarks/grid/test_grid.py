@@ -1,4 +1,4 @@
-"""Memory on a grid is what table 1 says; its costs beside 1D; the race of pairs of products."""
+"""Memory on a grid is what table 1 says; its costs against 1D; the race of pairs of matmuls."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ def gather() -> Held:
 
 @pytest.mark.slow
 def test_one_device_keeps_sixteen_and_what_is_known_of_each_token(one: Held) -> None:
-    """4 + 12 of B T D; four statistics a token, and a logsumexp for each head."""
+    """4 + 12 of B T D, four statistics per token, and a logsumexp for each head."""
     tokens, D, N = 8 * 32, 64, 8
     assert one.activations == 4 * tokens * (16 * D + 4 + N)
     assert one.statistics == 4 * tokens * 4
@@ -66,7 +66,7 @@ def test_zero_holds_an_nth_of_the_state_and_all_activations(one: Held) -> None:
 
 @pytest.mark.slow
 def test_a_device_of_the_grid_has_its_share(one: Held, gather: Held) -> None:
-    """Statistics are replicated over col; all else that is kept is sharded over both axes."""
+    """Statistics are replicated over col; all else that is saved is sharded over both axes."""
     assert (gather.activations - gather.statistics) * 4 == one.activations - one.statistics
     assert gather.statistics * 2 == one.statistics
     assert (gather.data * 4, gather.ids) == (one.data, one.ids)
@@ -89,7 +89,7 @@ def test_every_algorithm_holds_the_same(layout: Layout, gather: Held) -> None:
 
 @pytest.mark.slow
 def test_1d_holds_more_than_an_nth_of_the_activations(one: Held) -> None:
-    """Sequence parallelism may keep 2 of 16 B T D whole, the inputs of products; others are 1/4."""
+    """Sequence parallelism may save 2 of 16 B T D whole, the inputs of matmuls; the rest is 1/4."""
     found = held(Layout(tp=4, sequence_parallel=True, keep_gathered=True))
     tokens, D, N = 8 * 32, 64, 8
     kept = 4 * D + 12 * D // 4 + 4 // 4 + N // 4
@@ -130,7 +130,7 @@ BATCH = 2
 
 
 def layer(layout: Layout) -> list[Collective]:
-    """The collectives of a layer's activations and matrices, without sums made once a step."""
+    """The collectives of a layer's activations and matrices, without once-per-step sums."""
     config = Config(MODEL, layout, train=TrainConfig(global_batch_size=BATCH, platform="cpu"))
     found = comms.per_layer(Program(config, make_mesh(layout)))
     return [each for each in found if each.count]
@@ -188,7 +188,7 @@ def test_break_even_of_a_square_grid_by_hand() -> None:
     ids=["all alike", "slow columns"],
 )
 def test_both_cost_the_same_at_the_break_even(links: even.Links, hidden: int, row: int) -> None:
-    """With slow columns a grid is cheaper up to some number of tokens, as messages cost."""
+    """With slow columns a grid is cheaper up to some number of tokens, since messages cost."""
     span = even.cheaper(8, 8, hidden, links)
     assert span is not None and span[1 - row] in (0, math.inf)
     for tokens in (span[row], span[row] * 2 ** (1 - 2 * row)):
@@ -227,7 +227,7 @@ def test_another_program_is_noticed() -> None:
 
 
 def kept(program: summa2d.Pair) -> float:
-    """The float32 numbers that a device keeps."""
+    """The float32 elements that a device saves."""
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SIZE.shapes[:3]]
     return program.kept(make_mesh(program.layout), shapes) / 4
 
@@ -247,7 +247,7 @@ def test_what_is_kept_for_backward_is_counted() -> None:
 def test_bytes_are_told_apart_by_axis() -> None:
     program, M, D, F = summa2d.grid("gather", 2, 2), SIZE.M, SIZE.D, SIZE.F
     run = summa2d.start(program, make_mesh(program.layout), SIZE.random())
-    # Blocks of a quarter, each sent once: forward, and twice in backward; two a product.
+    # Blocks of a quarter, each sent once in forward and twice in backward; two per matmul.
     assert run.wire == {"col": 3 * (M * D + M * F), "row": 3 * 2 * D * F}
     assert run.messages == 12
 

@@ -1,4 +1,4 @@
-"""Steps compiled for H200s that are absent: XLA's options, the program, its memory."""
+"""Compiles steps for H200s that this machine does not have: XLA's options, programs, memory."""
 
 import dataclasses
 import time
@@ -16,14 +16,13 @@ from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 
-PACKAGES = ("flax", "optax", *PLUGINS.split())  # on whose versions a step compiled for GPUs depends
+PACKAGES = ("flax", "optax", *PLUGINS.split())  # whose versions shape a step compiled for GPUs
 QUICK: dict[str, Any] = CPU_OPTIONS | UNOPTIMISED
-# For GPUs that are absent: code that is not optimised, of which memory is read. Temporaries are
-# those of the same program, as buffers are assigned before.
+# For GPUs that are absent: machine code is not optimised, because only memory is read. Temporaries
+# are those of the optimised program, because buffers are assigned before that.
 QUICK_ON_GPUS: dict[str, Any] = UNOPTIMISED | {"xla_gpu_disable_gpuasm_optimizations": True}
-# Nor does XLA try configurations of a product, to find one that works, or make machine code: our
-# `ptxas` writes none. Small products in float32 have no configuration by default, and then XLA
-# refuses.
+# XLA does not try configurations of a matmul to find one that works, and makes no machine code: our
+# `ptxas` writes none. By default small float32 matmuls have no configuration, and XLA refuses them.
 UNTRIED = QUICK_ON_GPUS | {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_cuda_data_dir": str(Path(__file__).with_name("cuda")),
@@ -43,7 +42,7 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def compile_only() -> None:
-    """Uses no accelerator of this machine: steps are only compiled for GPUs."""
+    """Leaves this machine's accelerators alone: steps are only compiled for GPUs."""
     jax.config.update("jax_platforms", "cpu")
 
 
@@ -61,14 +60,14 @@ def axis_sizes(mesh: Mesh) -> dict[str, int]:
 class Memory:
     """Bytes of one GPU during a step."""
 
-    peak: int  # all that the program needs, state included
+    peak: int  # all that the program needs, including state
     state: int  # its arguments: parameters, optimizer state and batch
-    seconds: float  # of CPU time that the compilation took
-    device: int = 0  # arguments and temporaries; unlike the peak without those of the host's memory
-    host: int = 0  # what `layout.offload` has there
+    seconds: float  # CPU time of the compilation
+    device: int = 0  # arguments and temporaries; unlike the peak, without host memory
+    host: int = 0  # what `layout.offload` puts there
 
     def fits(self, size: float) -> bool:
-        """True if a GPU with so many bytes can hold the peak."""
+        """True if the peak fits on a GPU with this many bytes."""
         return self.peak <= size
 
 

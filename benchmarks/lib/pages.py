@@ -1,7 +1,7 @@
-"""Pages of results and the command lines that make them: what every benchmark shares.
+"""Pages of results and the commands that make them: what every benchmark shares.
 
-The words of a page are written by hand, in `benchmarks/results/`. A command makes its tables: it
-appends a section, or makes every table of a page anew (`renew`).
+The text of a page in `benchmarks/results/` is written by hand. A command makes its tables: it
+appends a section, or rewrites every table of a page (`renew`).
 """
 
 import re
@@ -17,11 +17,11 @@ TABLE = re.compile(r"^\|.*(?:\n\|.*)*", re.M)
 VERSIONS = re.compile(r"\d{4}-\d\d-\d\d; Python [^;\n]*; \d+ CPU cores, \w+\.")
 
 
-OUT = "Markdown file to write, or to append to"
+OUT = "Markdown file to write or append to"
 
 
 def parser(module: str, main: Callable[..., Any], *, config: bool = False, out: str = OUT) -> Any:
-    """The parser of `python -m benchmarks.MODULE`, with `--out`; config: and a config's fields."""
+    """The parser of `python -m benchmarks.MODULE`, with `--out`; config: with config fields."""
     name, about = f"python -m benchmarks.{module}", main.__doc__ or ""
     made: Any = make_parser(name, about) if config else Parser(prog=name, description=about)
     made.add_argument("--out", default="", help=out)
@@ -29,7 +29,7 @@ def parser(module: str, main: Callable[..., Any], *, config: bool = False, out: 
 
 
 def printed(rows: Iterable[Sequence[str]]) -> list[Sequence[str]]:
-    """All rows; each is printed as soon as it is made."""
+    """Returns all rows, and prints each as soon as it is made."""
     found = []
     for row in rows:
         print("  ".join(row), flush=True)
@@ -38,12 +38,12 @@ def printed(rows: Iterable[Sequence[str]]) -> list[Sequence[str]]:
 
 
 def joined(*blocks: str) -> str:
-    """Blocks of a page, those that are empty left out."""
+    """Joins the blocks of a page, leaving out empty ones."""
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file aside and moves it into place."""
+    """Writes a file under a temporary name and moves it into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(path.suffix + ".part")
     aside.write_text(text, encoding="utf-8")
@@ -56,25 +56,25 @@ def head(title: str, command: str) -> str:
 
 
 def append(out: str, introduction: str, section: str) -> None:
-    """Appends a section to a page, or to what begins a new one; out: its path, or nothing."""
+    """Appends a section to a page, to an introduction if it is new; out: its path, or empty."""
     if out:
         last_section(Path(out), introduction)(section)
 
 
 def last_section(path: Path, introduction: str) -> Callable[[str], None]:
-    """A function that appends a section, and when called again writes it anew.
+    """A function that appends a section, and replaces it when called again.
 
-    So a run that takes long can write what it has after each row.
+    A long run can therefore write what it has after each row.
     """
     before = path.read_text(encoding="utf-8") + "\n" if path.exists() else introduction
     return lambda section: write(path, before + section)
 
 
 def renew(path: Path, text: str) -> None:
-    """Writes a page. One that is there keeps its words: tables and line of versions are made anew.
+    """Writes a page. An existing page keeps its text: only tables and versions are replaced.
 
     Raises:
-        UserError: it has another number of tables.
+        UserError: the page has a different number of tables.
     """
     if path.exists():
         old, new = path.read_text(encoding="utf-8"), TABLE.findall(text)

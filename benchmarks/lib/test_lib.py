@@ -1,4 +1,4 @@
-"""Pages keep their words, options are read, nothing is assembled."""
+"""Pages keep their text, options are parsed, nothing is assembled."""
 
 import subprocess
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_a_page_keeps_its_words_and_gets_new_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
 def test_tables_of_a_page_are_found(page: Path, tmp_path: Path) -> None:
-    """A page that is made again of its own tables is the same."""
+    """A page rewritten with its own tables stays the same."""
     text, copy = page.read_text(encoding="utf-8"), tmp_path / page.name
     copy.write_text(text, encoding="utf-8")
     renew(copy, joined(*TABLE.findall(text)))

@@ -1,4 +1,4 @@
-"""Times programs: compared with right results first, in turns, or as steps of a training run."""
+"""Times programs: checks their results first, then times them alternately or as training steps."""
 
 import dataclasses
 import itertools
@@ -22,17 +22,18 @@ from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.costs.collective import Collective, add_up
 from jaxptd.errors import UserError
 
-TOLERANCE = 1e-5  # relative, float32: another order of sums
+TOLERANCE = 1e-5  # relative, float32: sums in a different order
 
 
 class DifferentError(AssertionError):
-    """Programs that are compared do not compute the same thing."""
+    """The compared programs do not compute the same thing."""
 
 
 def collectives(compiled: Any, mesh: Mesh) -> list[Collective]:
-    """A compiled program's collectives by kind and axes, if they are not of XLA's partitioner.
+    """A compiled program's collectives by kind and axes, if XLA's partitioner did not make them.
 
-    Those have other axes; and XLA on CPU lacks the pass that makes reduce-scatters of them.
+    The partitioner's have other axes, and on CPU XLA lacks the pass that turns them into
+    reduce-scatters.
     """
     return add_up(collectives_from_hlo(compiled.as_text(), axis_sizes(mesh)))
 
@@ -57,17 +58,17 @@ class Run:
         return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
 
 
-Step = Callable[[], Callable[[], Any]]  # starts a step -> waits for its end and returns its result
+Step = Callable[[], Callable[[], Any]]  # starts a step -> waits for it and returns its result
 
 
 def queued(step: Step, steps: int) -> tuple[list[float], list[Any]]:
-    """The seconds from the end of each step to the end of the next one, and all results.
+    """The seconds from the end of each step to the end of the next, and all results.
 
-    Steps run as in training: one is always queued behind the one that runs. The first time is of
-    the step itself, which runs alone and may compile.
+    Steps run as in training: one is always queued behind the running one. The first time is that of
+    the first step alone, which may include compilation.
 
     Args:
-        step: starts one.
+        step: starts a step.
         steps: at least 1.
     """
     ends = [time.perf_counter()]
@@ -91,8 +92,8 @@ class Program:
     """One way to compute a function of arrays, sharded over a mesh; `ours` or a peer's."""
 
     name: str
-    function: Callable[..., Array]  # of a device's blocks; if not `local`, of whole sharded arrays
-    specs: Sequence[PartitionSpec]  # of the arguments; the result has that of the first
+    function: Callable[..., Array]  # on a device's blocks; if not `local`, on whole sharded arrays
+    specs: Sequence[PartitionSpec]  # of the arguments; the result has the first one's
     ours: bool = dataclasses.field(default=False, kw_only=True)
     local: bool = dataclasses.field(default=True, kw_only=True)
     typed: bool = dataclasses.field(default=True, kw_only=True)  # passes check_vma=True
@@ -130,11 +131,11 @@ class Runner:
     seconds: list[float] = dataclasses.field(default_factory=list, kw_only=True)
 
     def laid_out(self, right: ArrayLike) -> np.ndarray:
-        """Arranges a right result in the order of this program."""
+        """Arranges a reference result in this program's order."""
         return np.asarray(right)
 
     def check(self, expected: Sequence[ArrayLike]) -> None:
-        """Sets `error`, the largest relative error of the results.
+        """Sets `error` to the largest relative error of the results.
 
         Raises:
             DifferentError: it is more than `TOLERANCE`.
@@ -156,7 +157,7 @@ class Runner:
 
 
 def race(runs: Sequence[Runner], expected: Sequence[ArrayLike], *, steps: int) -> None:
-    """Checks every program, then times each `steps` times, in turns."""
+    """Checks every program, then times each `steps` times, alternating between them."""
     for run in runs:
         run.check(expected)
     for _ in range(steps):
@@ -170,7 +171,7 @@ def race(runs: Sequence[Runner], expected: Sequence[ArrayLike], *, steps: int) -
 
 
 def first_gpu() -> Any:
-    """The first device, a GPU.
+    """Returns the first device, which must be a GPU.
 
     Raises:
         UserError: JAX finds no GPU.

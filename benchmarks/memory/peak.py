@@ -1,18 +1,18 @@
-"""The peak memory model against training steps compiled for H200s; no GPU is needed.
+"""Compares the peak memory model with training steps compiled for H200s; no GPU is needed.
 
 `python -m benchmarks.memory.peak [--steps 'plain*' ...] [--out benchmarks/results]`
 
-Compiles each step of `peak_steps.yaml` that `peak.csv` in the folder does not have yet, and appends
-its row as soon as it is compiled: a run that was stopped goes on where it was. `--predict` compiles
-nothing and computes the model's columns again. Then prints the errors, as a Markdown table, and
-with every step in the file also writes them to `peak.md`. A step is the text of its settings,
-`SECTION.FIELD=VALUE` each, so that a row of a table has it all.
+Compiles each step of `peak_steps.yaml` that is not yet in the folder's `peak.csv`, and appends its
+row as soon as it is compiled, so a stopped run continues where it was. `--predict` compiles nothing
+and only recomputes the model's columns. Then prints the errors as a Markdown table. If the file has
+every step, also writes them to `peak.md`. A step is the text of its settings, `SECTION.FIELD=VALUE`
+each, so that a table's row describes it completely.
 
-Columns: name, settings; XLA's bytes of one device: peak, arguments, temporaries, those in host
-memory, and `compiled`, the bytes that the step needs in device memory: arguments and temporaries.
-(XLA's own peak ignores gaps between arrays and includes host memory.) Then the model's
-parts, its total, and its error in percent. For what compiling needs see
-`benchmarks/gpu/compile_gpu.py`.
+Columns: name and settings; XLA's bytes of one device (peak, arguments, temporaries, those in host
+memory); `compiled`, the bytes that the step needs in device memory, which are arguments and
+temporaries. (XLA's own peak ignores gaps between arrays and includes host memory.) Then the model's
+parts, its total, and its error in percent. `benchmarks/gpu/compile_gpu.py` says what compiling
+needs.
 """
 
 import csv
@@ -47,7 +47,7 @@ Row = dict[str, str]
 
 
 def _steps(name: str) -> dict[str, str]:
-    """The settings of each step of a list in `peak_steps.yaml`, by its name."""
+    """The settings of each step of a list in `peak_steps.yaml`, by step name."""
     file, found = yaml.safe_load(Path(__file__).with_name("peak_steps.yaml").read_text()), {}
     for line in file[name].splitlines():
         step, (model, batch, micro_batches, *options) = line[:22].strip(), line[22:].split()
@@ -64,7 +64,7 @@ STEPS = _steps("steps") | HELD_OUT
 
 
 def config_of(settings: str) -> Config:
-    """Makes a config from the text of its settings; a later one replaces an earlier one."""
+    """Makes a config from the text of its settings; later settings override earlier ones."""
     sections: dict[str, dict[str, Any]] = {"model": {}, "layout": {}, "train": {}}
     for setting in settings.split():
         name, _, value = setting.partition("=")
@@ -109,7 +109,7 @@ def row_of(name: str, settings: str, compiled: Mapping[str, Any]) -> Row:
 
 
 def read(path: Path) -> list[Row]:
-    """Reads the rows of a file; none if it is not there."""
+    """Reads the rows of a file; returns none if the file does not exist."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -127,14 +127,14 @@ def save(path: Path, rows: Sequence[Row]) -> None:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Makes the table of errors, and sentences about them."""
+    """Makes the table of errors and sentences that sum them up."""
     found = [("", rows), ("held out, ", [row for row in rows if row["name"] in HELD_OUT])]
     sentences = [summary(words, those) for words, those in found if those]
     return joined(table([HEAD, *map(_cells, rows)]), *sentences)
 
 
 def summary(words: str, rows: Sequence[Row]) -> str:
-    """Makes a sentence about the errors of some rows."""
+    """Sums up the errors of some rows in a sentence."""
     errors = [float(row["error_percent"]) for row in rows]
     mean = sum(map(abs, errors)) / len(errors)
     return (
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compares the peak memory model with training steps compiled for H200s."""
     made = parser("memory.peak", main, out="folder of peak.csv")
     made.set_defaults(out=str(RESULTS))
-    made.add_argument("--steps", nargs="+", default=["*"], help="names, or patterns of them")
+    made.add_argument("--steps", nargs="+", default=["*"], help="names of steps, or patterns")
     made.add_argument("--predict", action="store_true", help="compile nothing")
     options = made.parse_args(argv)
     wanted = [n for n in STEPS if any(fnmatch.fnmatch(n, each) for each in options.steps)]

@@ -1,11 +1,11 @@
-"""Memory and work of each remat policy, in several layouts.
+"""Measures memory and work of each remat policy in several layouts.
 
 `python -m benchmarks.memory.remat [--layouts one tp ...] [--out benchmarks/results/remat.md]`
 
-Measures a small GPT, float32, on simulated CPU devices. Kept: by formula
-(`jaxptd/analysis/memory_model.py`), for all layers of one device, in a pipeline with the values
-that wait on a stage. Temporary: of the compiled step. Products: FLOPs of forward and backward,
-counted in the step's jaxpr, divided by those of `none`.
+Measures a small GPT in float32 on simulated CPU devices. *Saved* is what all layers of one device
+save for backward, by formula (`jaxptd/analysis/memory_model.py`); in a pipeline it includes the
+values that wait on a stage. *Temporary* is the compiled step's temporary memory. *Matmuls* are the
+FLOPs of forward and backward, counted in the step's jaxpr and divided by those of `none`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ LAYOUTS: dict[str, Layout] = {
     "grid": Layout(row=2, col=2),
     "pp": Layout(pp=4),
 }
-# The policy, and the fraction of layers that have it.
+# The policy, and the fraction of layers that use it.
 POLICIES: tuple[tuple[Remat, float], ...] = (
     ("none", 1),
     ("attention", 1),
@@ -42,12 +42,12 @@ POLICIES: tuple[tuple[Remat, float], ...] = (
     ("full", 0.5),
     ("full", 1),
 )
-HEAD = ("remat", "kept MiB", "less than none", "temporary MiB", "less than none")
-HEAD += ("products, of none",)
+HEAD = ("remat", "saved MiB", "less than none", "temporary MiB", "less than none")
+HEAD += ("matmuls, relative to none",)
 
 
 def config_of(layout: Layout, remat: Remat, share: float) -> Config:
-    """Makes the config of a layout; a pipeline has as many micro-batches as sequences."""
+    """Makes the config of a layout; in a pipeline each sequence is a micro-batch."""
     layers = MODEL.num_layers // layout.pp  # of a part of the model
     first = None if share == 1 else round(share * layers)
     model = dataclasses.replace(MODEL, remat=remat, remat_layers=first)

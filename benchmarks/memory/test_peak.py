@@ -1,4 +1,4 @@
-"""The peak memory model within its bars, on every step that was compiled for H200s."""
+"""The peak memory model stays within its bars on every step that was compiled for H200s."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from benchmarks.memory.peak import HELD_OUT, STEPS
 from jaxptd.errors import UserError
 
 ROWS = peak.read(peak.RESULTS / peak.FILE)
-# Percent, as reached. The bars are 2, 5 and -2.
+# Percent, as achieved. The bars are 2, 5 and -2.
 MEAN, MOST, LEAST = 1.5, 3.9, -1.9
 
 
 @pytest.mark.parametrize("rows", [ROWS[::6], pytest.param(ROWS, marks=pytest.mark.slow)], ids=len)
 def test_the_model_is_as_published(rows: list[peak.Row]) -> None:
-    """Predicts rows from their settings again, so neither model nor table can drift."""
+    """Predicts rows again from their settings, so neither model nor table can drift."""
     assert [peak.row_of(row["name"], row["settings"], row) for row in rows] == rows
 
 

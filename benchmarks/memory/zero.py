@@ -1,8 +1,8 @@
-"""Memory and bytes of each stage of ZeRO, and of state in host memory, compiled for H200s.
+"""Compiles each ZeRO stage, and state in host memory, for H200s: memory and bytes sent.
 
 `python -m benchmarks.memory.zero --config F [overrides] [--out benchmarks/results/zero.md]`
-compiles a config's step with every stage, and with everything possible in host memory; nothing is
-run (see `benchmarks/gpu/compile_gpu.py` for what it needs).
+compiles a config's step at every stage, and with everything that can be in host memory there.
+Nothing is run. `benchmarks/gpu/compile_gpu.py` says what this needs.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from jaxptd.errors import run_command
 from jaxptd.layout import BATCH_AXES, Offloaded, UpdateOn
 
 STAGES = (0, 1, 2, 3)
-HEAD = ("layout", "remat", "B, M a GPU", "state GiB", "in host memory", "temporary GiB")
-HEAD += ("in host memory", "over dp, GiB a GPU")
+HEAD = ("layout", "remat", "B, M per GPU", "state GiB", "in host memory", "temporary GiB")
+HEAD += ("in host memory", "over dp, GiB per GPU")
 
 
 def variants(config: Config) -> Iterator[Config]:
-    """Yields the config with every stage that shards, and with all that host memory can take."""
+    """Yields the config at every ZeRO stage, and with all that host memory can hold."""
     stages = STAGES if config.layout.replicas * config.layout.cp > 1 else (0,)
     for stage in stages:
         yield with_layout(config, zero=stage)
@@ -47,10 +47,10 @@ def with_layout(config: Config, **fields: Any) -> Config:
 
 
 def line(config: Config) -> list[str]:
-    """Makes a line of the table."""
+    """Makes a row of the table."""
     program, layout = on_h200s(config), config.layout
     found, sizes = compile_step(program).memory_analysis(), axis_sizes(program.mesh)
-    # Collectives within a stage are added up over stages; a GPU is on one.
+    # Collectives within a stage are summed over stages, but a GPU is on only one of them.
     sent = sum(c.wire_bytes(sizes) for c in count(program) if {*BATCH_AXES} & {*c.axes})
     memory = (
         found.argument_size_in_bytes,
@@ -64,7 +64,7 @@ def line(config: Config) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles ZeRO's stages and what host memory can take, for GPUs."""
+    """Compiles ZeRO's stages, and state in host memory, for GPUs."""
     config, options = parse(parser("memory.zero", main, config=True), argv)
     compile_only()
     config = with_vocabulary(config)

@@ -1,1 +1,1 @@
-"""Mistakes as data: each changes one place of the code, and tests or detectors must notice."""
+"""Bugs as data: each changes one place in the code, and tests or detectors must notice."""

@@ -1,15 +1,15 @@
-"""Makes known mistakes in the code, one at a time, and records who notices.
+"""Injects known bugs into the code, one at a time, and records who notices.
 
 `python -m benchmarks.mutations --list | --run [NAME ...] | --json | --control`
 
-The rows are in `rows/`: each changes one line of meaning in a copy of the repository, as a missing
-sum or a ring that is turned. The detectors: tracing (`check_vma` raises), `verify`, `comms` (bytes
-that differ from the formula), the independent reference, and the tests that the row names, the
-default ones and then, for what those do not find, the slow ones. Only its tests look for a row that
-makes no step wrong, or is there for them alone.
-Findings are kept as they come; a later run goes on with what is missing, or whose row, function or
-tests changed. The exit code is 1 if something that was run goes unnoticed.
-`--control` lets tracing, `verify` and `comms` look at every case without a mistake.
+Each row in `rows/` changes one meaningful line in a copy of the repository, for example by dropping
+a sum or reversing a ring. The detectors are tracing (`check_vma` raises), `verify`, `comms` (bytes
+differ from the formula), the independent reference, and the tests that the row names: first the
+default ones, then the slow ones for what those miss. If a row makes no step wrong, or exists only
+for its tests, only its tests look for it.
+Findings are saved as they come. A later run continues with those that are missing or whose row,
+function or tests have changed. The exit code is 1 if a bug that was run goes unnoticed.
+`--control` lets tracing, `verify` and `comms` look at every case without a bug.
 """
 
 import concurrent.futures
@@ -27,7 +27,7 @@ from jaxptd.errors import Parser, UserError, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes known mistakes in the code, one at a time, and records who notices."""
+    """Injects known bugs into the code, one at a time, and records who notices."""
     options = _parser().parse_args(argv)
     names = [*TESTED] if options.tests else options.detectors.split(",")
     if unknown := [name for name in names if name not in DETECTORS]:
@@ -53,14 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m benchmarks.mutations", description=main.__doc__)
-    parser.add_argument("--list", action="store_true", help="print the mutations; the default")
-    words = "run those with these names, or whose name contains one; default: all"
+    parser.add_argument("--list", action="store_true", help="print the mutations (default)")
+    words = "run those whose name is or contains one of these (default: all)"
     parser.add_argument("--run", nargs="*", metavar="NAME", help=words)
-    parser.add_argument("--json", action="store_true", help="print mutations and findings")
-    words = "look at every case without a mistake, where nothing may be found"
+    parser.add_argument("--json", action="store_true", help="print mutations and findings as JSON")
+    words = "look at every case without a bug, where nothing may be found"
     parser.add_argument("--control", action="store_true", help=words)
     parser.add_argument("--jobs", type=int, default=1, help="mutations at a time")
-    words = f"names with commas between: {','.join(DETECTORS)}"
+    words = f"names separated by commas: {','.join(DETECTORS)}"
     parser.add_argument("--detectors", default=",".join(DETECTORS), help=words)
     words = f"the same as --detectors {','.join(TESTED)}"
     parser.add_argument("--tests", action="store_true", help=words)
@@ -102,7 +102,7 @@ def _control(cases: Sequence[str], jobs: int) -> int:
         for name, each in findings.items()
         if each["found"]
     ]
-    print("\n".join(wrong or [f"nothing is found in {len(cases)} cases without a mistake"]))
+    print("\n".join(wrong or [f"nothing is found in {len(cases)} cases without a bug"]))
     return int(bool(wrong))
 
 

@@ -1,4 +1,4 @@
-"""Runs the detectors of a mutation, each in a process of its own, in a copy of the repository."""
+"""Runs a mutation's detectors, each in a process of its own, in a copy of the repository."""
 
 import json
 import os
@@ -16,21 +16,21 @@ from benchmarks.mutations.table import ROOT, Mutation
 
 Finding = dict[str, Any]  # word, seconds, found
 
-# In the order of a table's columns. The probed ones are one process; slow tests look for what the
-# default ones do not find.
+# In the order of a table's columns. The probed ones share a process; slow tests look for what the
+# default ones miss.
 PROBED, TESTED = ("tracing", "verify", "comms"), ("default", "slow")
 DETECTORS = (*PROBED, "reference", *TESTED)
 REFERENCE, ON_ONE_DEVICE = "tests/reference", "one_device_steps"
-TIMEOUT = 1800  # seconds; a step that does not end, even on shared cores, is a finding
+TIMEOUT = 1800  # seconds; a step that takes longer, even on shared cores, is a finding
 
 CAUGHT, MISSED, NO_RESULT = "caught", "not caught", "no result"
 NOT_THERE, NOT_RUN = "not there", "-"
 NOTHING: Finding = {"word": NOT_RUN, "seconds": 0.0, "found": ""}
-FAILED, NO_TEST = 1, 5  # pytest's exit codes if tests failed, and if none has the marks
+FAILED, NO_TEST = 1, 5  # pytest's exit codes if tests fail, and if none has the marks
 
 
 def run(row: Mutation, detectors: Collection[str]) -> dict[str, Finding]:
-    """What each detector finds: `word`, `seconds` to the end of its search, and `found`, a line."""
+    """What each detector finds: `word`, `seconds` until it was done, and `found`, a line."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_repository(folder)
@@ -40,7 +40,7 @@ def run(row: Mutation, detectors: Collection[str]) -> dict[str, Finding]:
 
 
 def copy_repository(target: Path) -> None:
-    """Copies the files that git tracks, and links the cache of compiled programs."""
+    """Copies the files that git tracks, and symlinks the cache of compiled programs."""
     cache = ROOT / ".jax_cache"
     cache.mkdir(exist_ok=True)
     (target / cache.name).symlink_to(cache)
@@ -51,7 +51,7 @@ def copy_repository(target: Path) -> None:
 
 
 def look(row: Mutation, detectors: Collection[str], folder: Path) -> dict[str, Finding]:
-    """`run` in a copy that has the mistake."""
+    """Does what `run` does, in a copy that contains the bug."""
     found: dict[str, Finding] = {}
     if set(PROBED) & set(detectors):
         found |= probe(row.cases, folder)
@@ -90,7 +90,7 @@ def probe(cases: Collection[str], folder: Path) -> dict[str, Finding]:
 
 
 def _findings(lines: list[dict], start: float, crash: str, seconds: float) -> dict[str, Finding]:
-    """Findings of the probe's lines; a crash is one of verify, which was about to run the step."""
+    """Findings from the probe's lines; a crash counts as verify's, which was to run the step."""
     found: dict[str, Finding] = {}
     for name in PROBED:
         own = [line for line in lines if line.get("detector") == name]
@@ -107,7 +107,7 @@ def _findings(lines: list[dict], start: float, crash: str, seconds: float) -> di
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """That of the tests: a cache of compiled programs, which are not optimised."""
+    """The tests' environment: a cache of compiled programs, which are not optimised."""
     own = {
         "PYTHONPATH": str(folder),
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
@@ -126,7 +126,7 @@ def _reference(folder: Path) -> Finding:
 
 
 def suite(row: Mutation, folder: Path, *, slow: bool = True) -> dict[str, Finding]:
-    """The findings of the tests that a row names: its default ones, then its slow ones."""
+    """The findings of the tests that a row names: the default ones, then the slow ones."""
     tests = [*row.tests.split(), *(["-k", row.select] if row.select else [])]
     found = {"default": _tests(tests, folder, "not slow and not gpu")}
     if slow:
@@ -136,7 +136,7 @@ def suite(row: Mutation, folder: Path, *, slow: bool = True) -> dict[str, Findin
 
 
 def _tests(tests: list[str], folder: Path, marks: str) -> Finding:
-    """Runs the tests with these marks until one fails; the line of the first that did."""
+    """Runs the tests with these marks until one fails, and returns its line."""
     begin = time.perf_counter()
     try:
         done = subprocess.run(

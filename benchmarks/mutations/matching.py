@@ -1,9 +1,10 @@
 """Finds the place in code that a pattern describes, and changes it there.
 
-A pattern is Python: an expression, or statements. White space, line breaks, quotes, parentheses and
-comments mean nothing. A name that the file has at its top level, or that is Python's, stands for
-itself. Any other stands for one local name of the code, whatever it is called there, and two such
-names for two; where the code's name is no local one, as a class's field, it stands for itself.
+A pattern is Python: an expression or statements. White space, line breaks, quotes, parentheses and
+comments are ignored. A name that the file defines at its top level, or that is built in, stands for
+itself. Any other name stands for one local name of the code, whatever it is called there, and
+different names stand for different locals. If the code's name is not local, such as a class's
+field, the name stands for itself.
 """
 
 import ast
@@ -31,13 +32,13 @@ Bound = dict[Key, Key]  # a pattern's name -> the code's
 
 
 class Change(NamedTuple):
-    """A place in a file, and what stands there instead.
+    """A place in a file, and what replaces the code there.
 
-    where: the qualified name of a function or class; a class is meant without what it defines,
-        and so is the module, which has no name.
+    where: the qualified name of a function or class. A class means its own statements without what
+        it defines, and so does the module, whose name is empty.
     old: the pattern of the place.
-    new: what replaces it; nothing: statements are removed.
-    given: a pattern of another place in the definition, for names of `new` that `old` has not.
+    new: what replaces it; if empty, statements are removed.
+    given: a pattern of another place in the definition, for names in `new` that `old` lacks.
     """
 
     where: str
@@ -57,7 +58,7 @@ class Code:
     """The syntax of a file.
 
     Args:
-        text: of the file.
+        text: the text of the file.
     """
 
     def __init__(self, text: str) -> None:
@@ -76,10 +77,10 @@ class Code:
             self._define(child, name)
 
     def place(self, change: Change) -> Place:
-        """The place of a change.
+        """Finds the place of a change.
 
         Raises:
-            UserError: there is no such definition, or not one such place in it.
+            UserError: there is no such definition, or not exactly one such place in it.
         """
         where = change.where or "the module's top level"
         if change.where not in self.definitions:
@@ -90,9 +91,9 @@ class Code:
         return found[0]
 
     def parts(self, where: str) -> list[str]:
-        """A function's syntax; or that of each statement of a class or module, without definitions.
+        """A function's syntax, or that of each statement of a class or module, without definitions.
 
-        Layout, names of locals and docstrings of functions do not change it.
+        It does not depend on layout, names of locals or docstrings of functions.
         """
         roots = self.definitions[where]
         nodes = [
@@ -119,9 +120,9 @@ class _Pattern:
 
     Args:
         text: an expression or statements.
-        code: the file for which names are read.
-        partner: what replaces the text, or is replaced by it; if one of them is no expression, both
-            are statements.
+        code: the file that resolves names.
+        partner: what replaces the text, or what the text replaces; if either is not an expression,
+            both are statements.
     """
 
     def __init__(self, text: str, code: Code, partner: str | None = None) -> None:
@@ -140,7 +141,7 @@ class _Pattern:
                 self.owned[node] = None, name
 
     def places(self, root: ast.AST, bound: Bound | None = None) -> Iterator[Place]:
-        """The places in a definition where the names that are bound already stand for the same."""
+        """The places in a definition that agree with the names bound so far."""
         for nodes in _slices(root, len(self.nodes), self.is_expression):
             found = {**(bound or {})}
             if self._same(self.nodes, nodes, found):
@@ -174,7 +175,7 @@ class _Pattern:
         return bound.get(mine) == theirs
 
     def written(self, place: Place) -> str:
-        """The text with the code's names, for a place."""
+        """The text with the code's names at a place."""
         text, scope = ast.unparse(self.tree), self.code.names.scopes[place.nodes[0]]
         for node, key in self.owned.items():
             owner, name = place.bound.get(key, key)
@@ -190,7 +191,7 @@ class _Pattern:
 
 @lru_cache(maxsize=256)
 def code_of(text: str) -> Code:
-    """The syntax of a text, which callers leave as it is."""
+    """The syntax of a text; callers must not change it."""
     return Code(text)
 
 
@@ -198,7 +199,7 @@ def changed(text: str, change: Change) -> str:
     """Returns the text of a file after a change.
 
     Raises:
-        UserError: the change has no place or several, changes nothing, or has an unknown name.
+        UserError: the change has no place or several, changes nothing, or uses an unknown name.
     """
     code = code_of(text)
     place = code.place(change)
@@ -229,7 +230,7 @@ def _is_expression(text: str) -> bool:
 
 
 def _slices(root: ast.AST, size: int, is_expression: bool) -> Iterator[list[ast.AST]]:
-    """The expressions of a definition, or all neighbouring statements of this number."""
+    """The expressions of a definition, or all runs of this many consecutive statements."""
     for node in _nodes(root):
         if is_expression and isinstance(node, ast.expr):
             yield [node]
@@ -243,13 +244,13 @@ def _nodes(root: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if not isinstance(node, ast.JoinedStr):  # in it Python 3.11 has wrong positions
+        if not isinstance(node, ast.JoinedStr):  # where Python 3.11 gives wrong positions
             children = ast.iter_child_nodes(node)
             waiting += [each for each in children if whole or not isinstance(each, DEFINITION)]
 
 
 def _span(text: str, nodes: list[Any]) -> tuple[int, int, int]:
-    """The first byte of nodes and the first after them, and the first one's column."""
+    """The first byte of nodes, the first byte after them, and the first node's column."""
     starts = [0, *itertools.accumulate(map(len, text.encode().splitlines(keepends=True)))]
     first, last = nodes[0], nodes[-1]
     line = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))])

@@ -1,13 +1,13 @@
-"""Tells the local names of functions from all other names.
+"""Tells local names of functions from all other names.
 
-A local name belongs to the function, lambda or comprehension that binds it. Names of modules, of
-classes and of imports, wherever they stand, and those of Python itself belong to none.
+A local name belongs to the function, lambda or comprehension that binds it. Names of modules,
+classes and imports, wherever they are, and built-in names belong to none.
 """
 
 import ast
 from collections.abc import Iterator
 
-# The attribute of a node that is a name which some scope binds or reads.
+# By kind of node, the attribute that holds a name that some scope binds or reads.
 IDENTIFIER: dict[type, str] = {
     ast.Name: "id",
     ast.arg: "arg",
@@ -19,14 +19,14 @@ IDENTIFIER: dict[type, str] = {
     ast.MatchStar: "name",
     ast.MatchMapping: "rest",
 }
-IGNORED = ("kind", "type_comment")  # fields that mean nothing
+IGNORED = ("kind", "type_comment")  # fields without meaning
 COMPREHENSION = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITION = (*FUNCTION, ast.ClassDef)
 
 
 def name_of(node: ast.AST) -> str | None:
-    """The name that a node binds or reads, if it does."""
+    """The name that a node binds or reads, if any."""
     return getattr(node, IDENTIFIER.get(type(node), ""), None)
 
 
@@ -34,8 +34,8 @@ class Scope:
     """A module, class, function, lambda or comprehension.
 
     Args:
-        node: that has the scope.
-        parent: the scope around it.
+        node: the node that opens the scope.
+        parent: the enclosing scope.
     """
 
     def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
@@ -46,7 +46,7 @@ class Scope:
         self.literal: set[str] = set()  # declared global, or imported
 
     def owner(self, name: str) -> "Scope | None":
-        """The scope of a function that binds a name read here; None: the name is no local one."""
+        """The scope of the function that binds a name read here; None: the name is not local."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.literal:
@@ -60,11 +60,11 @@ class Scope:
 
 Key = tuple[
     Scope | None, str
-]  # a name and the scope that owns it, None: a pattern's own or no local
+]  # a name and the scope that owns it; None: a pattern's own name, or not local
 
 
 class Names:
-    """The names of a tree and the scopes in which they stand.
+    """The names of a tree and the scopes that contain them.
 
     Args:
         tree: a module, or one made of the expression or the statements of a pattern.
@@ -72,7 +72,7 @@ class Names:
 
     def __init__(self, tree: ast.AST) -> None:
         self.root = Scope(tree)
-        self.scopes: dict[ast.AST, Scope] = {}  # in which each node stands
+        self.scopes: dict[ast.AST, Scope] = {}  # that contain each node
         self._visit(tree, self.root)
         self.owned: dict[ast.AST, Key] = {}  # the local ones
         for node, scope in self.scopes.items():
@@ -99,7 +99,7 @@ class Names:
 
 
 def _children(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
-    """The nodes in a node, each with its scope."""
+    """The nodes inside a node, each with its scope."""
     inside, outside = [], [*ast.iter_child_nodes(node)]
     if isinstance(node, COMPREHENSION):
         first = node.generators[0]
@@ -125,9 +125,9 @@ def _children(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
 
 
 def canonical(tree: ast.AST, names: Names) -> str:
-    """The syntax of a tree in words that are the same for all layouts, local names and docstrings.
+    """The syntax of a tree as text that does not depend on layout, local names or docstrings.
 
-    All versions of Python give the same words.
+    All versions of Python give the same text.
     """
     numbers: dict[Key, int] = {}
 

@@ -1,4 +1,4 @@
-"""The page of results: rates, kinds, what verify does not see, and every mutation."""
+"""Writes the page of results: rates, kinds, what verify misses, and every mutation."""
 
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
@@ -24,15 +24,15 @@ WHERE = {
 
 
 def page(mutations: Collection[Mutation], results: Results) -> str:
-    """The page as markdown."""
+    """The page as Markdown."""
     rows = [each for each in mutations if each.kind]
     tested = [each for each in mutations if not each.kind]
     parts = [
         "# Mutations",
         f"`python -m benchmarks.mutations --run`, jax {version('jax')}, simulated devices.",
-        "A mutation changes one line of meaning in a copy of the repository. Each detector "
-        "runs in its own process (tracing, verify and comms share one); seconds count until its "
-        "verdict, with imports. A dash means not run: what cannot be traced cannot run, and "
+        "A mutation changes one meaningful line in a copy of the repository. Each detector runs in "
+        "its own process (tracing, verify and comms share one); seconds are the time to its "
+        "verdict, including imports. A dash means not run: what cannot be traced cannot run, and "
         "slow tests look only for what the default ones miss. "
         "`verify` runs in float64 first, on the tiny config, with compiled programs cached.",
         "## Rates\n\n" + table(rates(rows, results)) + "\n\n" + headline(rows, results),
@@ -45,7 +45,7 @@ def page(mutations: Collection[Mutation], results: Results) -> str:
 
 
 def headline(rows: Collection[Mutation], results: Results) -> str:
-    """The shares that are published, in words."""
+    """The published shares, in sentences."""
     steps = [each for each in rows if is_step(each)]
     spread = [each for each in steps if each.reach is Reach.LAYOUT]
     every = [each for each in rows if not each.explained]
@@ -98,7 +98,7 @@ def _every(rows: Collection[Mutation], results: Results) -> str:
 
 
 def _looked(row: Mutation, results: Results, detectors: Collection[str]) -> list[str]:
-    """A row's file, and the cell of each detector: seconds in which it was caught, or a word."""
+    """A row's file and each detector's cell: the seconds in which it caught the row, or a word."""
     found = [results.of(row).get(name, {"word": NOT_RUN}) for name in detectors]
     words = (f"{x['seconds']:.0f} s" if x["word"] == CAUGHT else x["word"] for x in found)
     return [row.file.removeprefix("jaxptd/"), *words]
@@ -111,8 +111,8 @@ def _tested(rows: Collection[Mutation], results: Results) -> str:
         for test in (ran, lambda found, name: name in caught_by(found))
     )
     said = (
-        f"{len(rows)} mutations, of which {len(have)} have been run since findings of them are "
-        f"kept: the default tests catch {caught['default']} of {seen['default']}; of the others "
+        f"{len(rows)} mutations, of which {len(have)} have been run since findings are recorded: "
+        f"the default tests catch {caught['default']} of {seen['default']}; of the others "
         f"the slow tests have been run for {seen['slow']}, and catch {caught['slow']}."
     )
     cells = [["mutation", "file", *TESTED]]

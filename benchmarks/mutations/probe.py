@@ -1,11 +1,11 @@
-"""Looks for a mistake in the code at hand, and prints each detector's findings as lines of JSON.
+"""Looks for a bug in the code at hand, and prints each detector's findings as lines of JSON.
 
-`python -m benchmarks.mutations.probe SECONDS CASE ...`, in the folder of the code
+`python -m benchmarks.mutations.probe SECONDS CASE ...`, run in the folder of the code
 
-A case is a layout and its options, such as `layout.tp=4 model.dropout=0`, of the tiny config.
-For each case the step is traced (`check_vma` may raise), and its collectives are counted and
-compared with the formula; then `verify` runs it in float64, and in the other precisions if that is
-equal. The first line has the seconds that Python and its imports took since the given time.
+A case is a layout with options for the tiny config, such as `layout.tp=4 model.dropout=0`. For each
+case the step is traced (`check_vma` may raise), and its collectives are counted and compared with
+the formula. Then `verify` runs it in float64, and, if that is equal, in the other precisions. The
+first line contains the seconds that Python and its imports took since the given time.
 """
 
 import json
@@ -31,14 +31,14 @@ KEPT = 160  # characters of a finding
 
 
 def config_of(case: str) -> Config:
-    """The config of a case, which begins with the options of `TINY`."""
+    """The config of a case, based on the options of `TINY`."""
     return load_config("test-tiny", [f"--{each}" for each in f"{TINY} {case}".split()])
 
 
 def main(begin: float, cases: Sequence[str]) -> None:
-    """Prints a line for each detector and case; a later detector runs where no earlier raised.
+    """Prints a line for each detector and case; a detector runs only if no earlier one raised.
 
-    begin: the time, in seconds since the epoch, at which the process was started.
+    begin: when the process was started, in seconds since the epoch.
     """
     simulate(DEVICES)
     jax.config.update("jax_traceback_in_locations_limit", 0)
@@ -46,7 +46,7 @@ def main(begin: float, cases: Sequence[str]) -> None:
     configs = {case: config_of(case) for case in cases}
     programs: dict[str, Program] = {}
     if any(_look("tracing", case, partial(_trace, case, configs, programs)) for case in cases):
-        return  # a step that cannot be traced moves and computes nothing
+        return  # a step that cannot be traced cannot communicate or compute
     for case, program in programs.items():
         _look("comms", case, partial(_moves, program))
     for case, dtype in _runs(configs):
@@ -55,7 +55,7 @@ def main(begin: float, cases: Sequence[str]) -> None:
 
 
 def _runs(configs: dict[str, Config]) -> Iterator[tuple[str, Any]]:
-    """The cases in each precision, float64 first."""
+    """The cases in each precision, starting with float64."""
     for dtype in ("float64", "float32", *REFERENCE_DTYPE):
         for case, config in configs.items():
             if dtype not in REFERENCE_DTYPE or dtype == config.model.dtype:
@@ -63,7 +63,7 @@ def _runs(configs: dict[str, Config]) -> Iterator[tuple[str, Any]]:
 
 
 def _look(detector: str, case: str, look: Callable[[], str], **more: str) -> bool:
-    """Prints the words of a detector, which are those of its error if it raises; True: any."""
+    """Prints what a detector says, or its error if it raises; returns True if there is any."""
     begin = time.perf_counter()
     try:
         found = look()
@@ -85,7 +85,7 @@ def _trace(case: str, configs: dict[str, Config], programs: dict[str, Program]) 
 
 
 def _moves(program: Program) -> str:
-    """The difference of what the step moves from the formula, in words; empty: none."""
+    """Describes how what the step moves differs from the formula; empty if it does not."""
     found = subtract(count(program), formula(program))
     each = (f"{row.kind} over {' x '.join(row.axes)}: {row.bytes:+} bytes" for row in found)
     return "; ".join(each)

@@ -1,4 +1,4 @@
-"""Findings kept in a file as they come, and the tables made of them."""
+"""Findings, saved in a file as they come, and the tables made from them."""
 
 import hashlib
 import json
@@ -27,14 +27,14 @@ Findings = dict[str, Finding]  # by detector
 
 
 def key(row: Mutation, detector: str) -> str:
-    """A hash of all that a finding is of: the function as it is and as it becomes, and more.
+    """A hash of all that a finding depends on, such as the function before and after the mutation.
 
-    It is the same after a new layout of the function, and after a change of another one.
+    It stays the same if the function is reformatted, or if another function changes.
     """
     looked: tuple[Any, ...] = (row.tests, row.select)
     if detector in PROBED:
         looked = row.cases
-    if detector in TESTED:  # what is a default test is said in their text
+    if detector in TESTED:  # their text says which tests are default
         looked = (*looked, *_texts(row.tests))
     if detector == "reference":
         looked = _texts(REFERENCE)
@@ -55,10 +55,10 @@ def _texts(tests: str) -> tuple[str, ...]:
 
 
 class Results:
-    """The findings in a file, by mutation and detector; may be added to by several threads.
+    """The findings in a file, by mutation and detector; several threads may add to them.
 
     Args:
-        path: of the file, which may be missing.
+        path: path of the file, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class Results:
             self._rows = json.loads(path.read_text())["mutations"]
 
     def missing(self, row: Mutation, detectors: Collection[str]) -> list[str]:
-        """The detectors of a row that have no finding of the code as it is."""
+        """The detectors of a row that have no finding for the current code."""
         found = self._rows.get(row.name, {})
         return [
             name
@@ -80,7 +80,7 @@ class Results:
         ]
 
     def add(self, row: Mutation, findings: Findings) -> None:
-        """Keeps findings with today's date, and writes the file."""
+        """Adds findings with today's date, and writes the file."""
         day = datetime.now(UTC).date().isoformat()
         made = {
             name: {**each, "key": key(row, name), "day": day} for name, each in findings.items()
@@ -90,7 +90,7 @@ class Results:
             self._write()
 
     def keep(self, rows: Iterable[Mutation]) -> None:
-        """Forgets other findings, of rows and detectors that are no longer in the table."""
+        """Forgets findings of rows and detectors that are no longer in the table."""
         names = {each.name for each in rows}
         with self._lock:
             self._rows = {
@@ -101,18 +101,18 @@ class Results:
             self._write()
 
     def _write(self) -> None:
-        """A line for each row, so that versions of the file can be compared."""
+        """Writes one line per row, so that versions of the file can be compared."""
         names = sorted(self._rows)
         lines = (f"{json.dumps(name)}: {json.dumps(self._rows[name])}" for name in names)
         write(self.path, '{"mutations": {\n' + ",\n".join(lines) + "\n}}\n")
 
     def of(self, row: Mutation) -> Findings:
-        """What was found, of the present code or of an earlier one."""
+        """What was found, in the current code or an earlier version."""
         return self._rows.get(row.name, {})
 
 
 def detectors_of(row: Mutation) -> tuple[str, ...]:
-    """Those that look for a mutation."""
+    """The detectors that look for a mutation."""
     return DETECTORS if row.kind else TESTED
 
 
@@ -127,12 +127,12 @@ def ran(findings: Mapping[str, Finding], detector: str) -> bool:
 
 
 def is_step(row: Mutation) -> bool:
-    """True for a row that makes a training step compute something else."""
+    """True for a row that changes what a training step computes."""
     return row.reach is not Reach.RUN and not row.explained
 
 
 def rates(rows: Collection[Mutation], results: Results) -> list[list[str]]:
-    """Cells of each detector: how many it looked at and caught, its seconds, and its days."""
+    """Cells for each detector: how many rows it looked at and caught, its seconds, its dates."""
     cells = [["detector", "looked at", "caught", "alone", "median s", "slowest s", "run"]]
     for name in DETECTORS:
         seen = [each for each in rows if ran(results.of(each), name)]
@@ -147,7 +147,7 @@ def rates(rows: Collection[Mutation], results: Results) -> list[list[str]]:
 
 
 def kinds(rows: Collection[Mutation], results: Results) -> list[list[str]]:
-    """Cells of each kind: its rows, and how many each detector caught."""
+    """Cells for each kind: its rows, and how many of them each detector caught."""
     cells = [["kind", "rows", *DETECTORS, "any"]]
     for kind in Kind:
         own = [results.of(each) for each in rows if each.kind is kind]

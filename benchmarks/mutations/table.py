@@ -1,6 +1,6 @@
-"""The mutations: a place in the code, what stands there instead, and who must notice.
+"""The mutations: a place in the code, what replaces it, and who must notice.
 
-They are in `rows/`, by area and by file:
+They are in `rows/`, by area and file:
 
     jaxptd/collectives.py:
     - name: reduce_from sums nothing
@@ -8,10 +8,11 @@ They are in `rows/`, by area and by file:
       tests: tests/test_collectives.py -k reduce
       detect: {kind: SUM_FORWARD, cases: [TP]}
 
-After `in` stands a definition's name, or `module`; the value is the pattern of a place in it and
-what replaces that (`matching.Change`), or a list of such, one after the other. `given` is a pattern
-of another place, for names. All detectors look for a row with `detect`, for others only the tests.
-A row with `each` is one for each key there, which stands for the word EACH; its value is the case.
+`in` is followed by a definition's name, or by `module`. The value is the pattern of a place in it
+and what replaces it (`matching.Change`), or a list of these, applied in order. `given` is a pattern
+of another place, for names. All detectors look for a row with `detect`; for other rows, only the
+tests do. A row with `each` stands for several: each key there replaces the word EACH, and its value
+is the case.
 """
 
 from collections.abc import Iterator
@@ -34,42 +35,42 @@ class Reach(StrEnum):
     """Where a mutation shows."""
 
     LAYOUT = "layout"  # one device computes the right step
-    BOTH = "both"  # one device computes the same wrong step, so no comparison with it shows it
-    RUN = "run"  # no step computes anything else: data, checkpoints, evaluation
+    BOTH = "both"  # one device computes the same wrong step, so comparing with it shows nothing
+    RUN = "run"  # no step changes: data, checkpoints, evaluation
 
 
 class Kind(StrEnum):
     """What a mutation does."""
 
-    SUM_FORWARD = "a sum of forward over an axis, dropped or doubled"
-    SUM_BACKWARD = "a sum of backward over an axis, dropped or doubled"
-    RING = "a ring turned, a hop too few, the wrong source block"
+    SUM_FORWARD = "a forward sum over an axis, dropped or doubled"
+    SUM_BACKWARD = "a backward sum over an axis, dropped or doubled"
+    RING = "a ring reversed, a hop missing, the wrong source block"
     STAGE = "a permute off by one stage"
-    OWED = "a sum owed over one axis too few"
-    TIED = "the gradient of a tied weight once"
+    OWED = "a pending sum that misses an axis"
+    TIED = "a tied weight's gradient counted once"
     COUNT = "a loss divided by the wrong count"
-    DROPOUT = "dropout by local numbers"
-    ORDER = "zigzag's order in one place only"
+    DROPOUT = "dropout from local counters"
+    ORDER = "zigzag order in only one place"
     MASK = "a mask off by one"
     DOCUMENTS = "segments not gathered"
     STALE = "stale parameters under ZeRO"
-    SHARD = "a shard's offset"
+    SHARD = "a wrong offset of a shard"
     MICRO_BATCHES = "double reduction with micro-batches"
-    NORM = "a norm without the numbers of others"
-    ROWS = "wrong rows of layers in a chunk"
+    NORM = "a norm without other devices' elements"
+    ROWS = "the wrong layers in a chunk"
     ACTIVATION = "the activation of the wrong micro-batch"
     STATE = "optimizer state of another shard"
     SCALE = "the scale of float16 not undone"
     CLIP = "clipping by a local norm"
     GRID = "panels of a grid: SUMMA, Cannon, Fox, slices"
     COLLECTIVE_MATMUL = "steps of a collective matmul"
-    VOCABULARY = "the vocabulary's shards"
+    VOCABULARY = "shards of the vocabulary"
     HEADS = "heads of another device"
     FAMILY = "specifics of a family: T5, BERT, Llama"
     OFFLOAD = "offload and recomputation"
     OPTIMIZER = "optimizers of whole matrices: Muon, Adafactor"
     PADDING = "padding of sequences and heads"
-    EIGHT_BITS = "products in 8 bits"
+    EIGHT_BITS = "8-bit matmuls"
     CHECKPOINT = "rows of a checkpoint permuted, pieces in the wrong place"
     DATA = "the data cursor off by one"
     EVALUATION = "an evaluation counted twice"
@@ -78,15 +79,15 @@ class Kind(StrEnum):
 class Mutation(NamedTuple):
     """A mutation.
 
-    name: the mistake that it makes.
-    file: of the repository.
-    changes: of it, one after the other.
+    name: the bug that it introduces.
+    file: the file that it changes.
+    changes: its changes, in order.
     tests: files and folders of tests that must notice it.
-    select: pytest's -k, or nothing.
-    kind: what it does; none: only the tests look for it.
-    cases: layouts and options of the tiny config in which a step is wrong; none if no step is.
+    select: pytest's -k, or empty.
+    kind: what it does; if None, only the tests look for it.
+    cases: layouts and options of the tiny config in which a step is wrong; empty if no step is.
     reach: where it shows.
-    explained: why it changes nothing, where it does not.
+    explained: if it changes nothing, why.
     """
 
     name: str
@@ -100,10 +101,10 @@ class Mutation(NamedTuple):
     explained: str = ""
 
     def made(self, text: str) -> str:
-        """Returns the file's text with the mistake.
+        """Returns the file's text with the bug.
 
         Raises:
-            UserError: the place is not there, or not once.
+            UserError: the place does not exist exactly once.
         """
         try:
             for change in self.changes:
@@ -115,9 +116,9 @@ class Mutation(NamedTuple):
         return text
 
     def difference(self, text: str) -> list[list[str]]:
-        """The parts of the changed definitions that differ, before and after: what findings are of.
+        """The differing parts of changed definitions, before and after; findings depend on them.
 
-        text: of the file without the mistake.
+        text: the file's text without the bug.
         """
         both = []
         for each in (text, self.made(text)):
@@ -131,7 +132,7 @@ class Mutation(NamedTuple):
 
 
 def _replaced(text: str, change: Change) -> str:
-    """The text of a file that is not Python: the old text is there as it is, once."""
+    """The text of a file that is not Python, which must contain the old text exactly once."""
     if (found := text.count(change.old)) != 1:
         raise UserError(f"the file has {change.old!r} {found} times, not once")
     return text.replace(change.old, change.new)
@@ -144,7 +145,7 @@ def mutations() -> tuple[Mutation, ...]:
 
 
 def read(text: str) -> Iterator[Mutation]:
-    """The mutations in the text of a file of `rows/`."""
+    """The mutations in the text of one of the files in `rows/`."""
     for file, rows in yaml.load(text, yaml.BaseLoader).items():  # all values are words
         for row in rows:
             for word, case in row.pop("each", {"": ""}).items():
@@ -185,7 +186,7 @@ def _mutation(
 
 
 def options(case: str) -> str:
-    """The options of a case, beside those of `probe.TINY`; names of `cases.yaml` are replaced."""
+    """The options of a case on top of `probe.TINY`, with names from `cases.yaml` replaced."""
     return " ".join(options(CASES[word]) if word in CASES else word for word in case.split())
 
 

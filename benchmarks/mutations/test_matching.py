@@ -1,4 +1,4 @@
-"""Patterns are found by their syntax, whatever locals are called and however code is laid out."""
+"""Patterns are found by syntax, whatever the names of locals and the layout of the code."""
 
 import ast
 import symtable
@@ -50,7 +50,7 @@ HOPS = "[(k, (k + 1) % SIZE) for k in range(SIZE)]"
 
 
 def after(where: str, old: str, new: str, given: str = "") -> str:
-    """The lines that a change of the text makes."""
+    """The lines of the text after a change."""
     lines = changed(TEXT, Change(where, old, new, given)).splitlines()
     return "; ".join(line.strip() for line in lines if line not in TEXT.splitlines())
 
@@ -170,7 +170,7 @@ def test_letters_outside_ascii_and_decorators_move_no_place() -> None:
 
 
 def test_local_names_are_those_of_python() -> None:
-    """As its own compiler sees them, in all files that have mutations."""
+    """Compares with what Python's own compiler says, in all files that have mutations."""
     for file in sorted({row.file for row in mutations() if row.file.endswith(".py")}):
         text = (ROOT / file).read_text()
         found: dict[tuple[str, int], set[str]] = {}
@@ -183,7 +183,7 @@ def test_local_names_are_those_of_python() -> None:
 
 
 def python_locals(text: str, file: str) -> Iterator[tuple[tuple[str, int], set[str]]]:
-    """The locals of each function in a text, those of its comprehensions among them."""
+    """The locals of each function in a text, including those of its comprehensions."""
     waiting = [symtable.symtable(text, file, "exec")]
     while waiting:
         table = waiting.pop()

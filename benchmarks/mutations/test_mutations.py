@@ -1,4 +1,4 @@
-"""The rows are well-formed, findings are kept while they hold, and one row is run to its end."""
+"""Rows are well-formed, findings are kept while they are valid, and one row is run completely."""
 
 import hashlib
 import json
@@ -130,7 +130,7 @@ def row_of(**more) -> Mutation:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A repository in which `row_of` has findings of all detectors."""
+    """A repository in which `row_of` has findings from all detectors."""
     monkeypatch.setattr(results_of_mutations, "ROOT", tmp_path)
     (tmp_path / "a.py").write_text(TEXT)
     (tmp_path / "test_a.py").write_text("def test_a(): pass\n")
@@ -161,7 +161,7 @@ def test_findings_are_kept_until_the_function_changes(folder, old, new, is_kept)
 
 
 def test_findings_of_one_version_of_python_are_those_of_another() -> None:
-    """Also with a nested format, which Python 3.12 reads in another way."""
+    """Includes a nested format, which Python 3.12 parses differently."""
     text = (
         'def f(x, n):\n    """Doc."""\n    y: list[int] = x[n, :]\n    return f"{y!r:>{n}}", *x\n'
     )

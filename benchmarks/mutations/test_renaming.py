@@ -1,4 +1,4 @@
-"""Renamed locals and another layout break no row, and leave every mutated program what it was."""
+"""Renaming locals and reformatting break no row, and leave every mutated program the same."""
 
 import ast
 import random
@@ -18,7 +18,7 @@ TEN = random.Random(0).sample(sorted(ROWS), 10)
 
 
 def local_names(code: Code) -> list[Key]:
-    """The locals of functions, without parameters, definitions and what is nonlocal."""
+    """The locals of functions, without parameters, definitions and nonlocal names."""
     nodes = [node for name, nodes in code.definitions.items() if name for node in nodes]
     inside = {node for function in nodes for node in ast.walk(function)}
     fixed = {key for node, key in code.owned.items() if isinstance(node, (*FUNCTION, ast.arg))}
@@ -32,7 +32,7 @@ def local_names(code: Code) -> list[Key]:
     "file", [x if x in TEN else pytest.param(x, marks=pytest.mark.slow) for x in sorted(ROWS)]
 )
 def test_renamed_locals_and_another_layout_break_no_row(file: str) -> None:
-    """Every row is applied to the new text, and makes of it what it makes of the file."""
+    """Every row applies to the new text, and gives the same result as for the file."""
     old = (ROOT / file).read_text()
     code = Code(old)
     numbers = {key: number for number, key in enumerate(local_names(code))}

@@ -1,14 +1,14 @@
-"""Training on one NVIDIA GPU beside PyTorch, in the same run on the same GPU.
+"""Compares training speed with PyTorch on one NVIDIA GPU, in the same run on the same GPU.
 
 `python -m benchmarks.one_device [--cases 124m 1.5b ...] [--steps 20] [--out
 benchmarks/results/gpu.md]`
 
-The models are GPT-2 in several sizes, beside one written for speed, and two of `configs/`, beside
-those of transformers. Each trainer of each case runs in a process of its own, one after the other,
-so that neither holds memory that the other needs (see `trainer.py`). MFU counts the products that a
-step needs by formula, 6N + 12 L D T a token, and once more without the half of attention that the
-mask hides. With `--out`, a JSON file beside the table has every step's time, of earlier runs' other
-cases, too. Both are written after each case.
+The models are GPT-2 in several sizes, compared with a PyTorch GPT-2 written for speed, and two of
+`configs/`, compared with the models of transformers. Each trainer of each case runs in a process of
+its own, one after the other, so that neither holds memory that the other needs (see `trainer.py`).
+MFU counts the matmuls that a step needs by formula, 6N + 12 L D T per token; causal MFU leaves out
+the half of attention that the mask hides. With `--out`, a JSON file next to the table stores every
+step's time; it also keeps earlier runs of other cases. Both are written after each case.
 """
 
 import json
@@ -33,7 +33,7 @@ Result = Mapping[str, Any]  # what a trainer prints
 
 
 def measure(trainer: str, name: str, steps: int) -> Result:
-    """Runs a trainer on a case and returns what it prints; {"error": words} if it cannot run."""
+    """Runs a trainer on a case and returns what it prints, or {"error": words} if it cannot run."""
     arguments = (trainer, "--case", name, "--steps", str(steps))
     return answer("benchmarks.one_device.trainer", *arguments)
 
@@ -48,7 +48,7 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
     head = [f"{name}, {found['parameters'] / 1e6:,.0f} M", f"{batch}, {length}", trainer]
     seconds = statistics.median(found["seconds"])
     low, *_, high = statistics.quantiles(found["seconds"], n=10)
-    peak = hardware.peak_of(found["device"]) or 0.0  # 0 if its data sheet is not known
+    peak = hardware.peak_of(found["device"]) or 0.0  # 0 if we have no data sheet for it
     shares = [mfu(case, seconds, peak, causal=causal) for causal in (False, True)]
     against = peer and "error" not in peer and statistics.median(peer["seconds"]) / seconds
     return [
@@ -64,7 +64,7 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
 
 
 def rows(name: str, found: Mapping[str, Result]) -> list[list[str]]:
-    """The lines of a case, one for each trainer."""
+    """The rows of a case, one for each trainer."""
     peers = dict.fromkeys(TRAINERS, found["torch"]) | {"torch": None}
     return [row(name, trainer, found[trainer], peers[trainer]) for trainer in TRAINERS]
 
@@ -84,14 +84,14 @@ def ran(found: Mapping[str, Mapping[str, Result]]) -> bool:
 
 
 def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], None]:
-    """A function that writes a run's lines and results; called again, it writes them anew.
+    """A function that writes a run's rows and results, and replaces them when called again.
 
-    What earlier runs left there stays: their tables, and the times of other cases.
+    The tables of earlier runs and the times of other cases stay.
 
     Raises:
-        UserError: the file of times is none.
+        UserError: the file of times holds something else.
     """
-    title = head("One GPU, beside PyTorch", "one_device")
+    title = head("One GPU, compared with PyTorch", "one_device")
     section, times = last_section(out, title), out.with_suffix(".json")
     try:
         every = dict(json.loads(times.read_text(encoding="utf-8"))) if times.exists() else {}

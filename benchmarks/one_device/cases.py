@@ -7,7 +7,7 @@ from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, ModelConfig, OptimizerConfig, TrainConfig
 from jaxptd.models.families import work_of
 
-VOCABULARY = 50304  # GPT-2's 50257, made a multiple of 128, for both trainers
+VOCABULARY = 50304  # GPT-2's 50257, padded to a multiple of 128, for both trainers
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, warmup_steps=1, decay="constant")
 
 
@@ -16,7 +16,7 @@ class Case:
     """A model and its batch on one GPU.
 
     Args:
-        config: of jaxptd's step: bfloat16 products, float32 masters.
+        config: for jaxptd's step, with bfloat16 matmuls and float32 masters.
         peer: the module `torch_PEER.py` that makes PyTorch's model.
     """
 
@@ -31,8 +31,8 @@ class Case:
     def flops(self, *, causal: bool) -> int:
         """FLOPs of a token: 6N + 12 L D T; causal: without what attention's mask hides.
 
-        N are the parameters of matrices; the table counts once, as the output layer. D are the
-        numbers of all heads.
+        N counts the parameters of matrices; the table counts once, as the output layer. D is the
+        width of all heads together.
 
         Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B.
         """
@@ -43,7 +43,7 @@ class Case:
 
 
 def gpt2(layers: int, hidden: int, heads: int, *, length: int, batch: int) -> Case:
-    """GPT-2 with so many sequences of so many tokens, layers unrolled, nothing computed again."""
+    """GPT-2 with a batch of sequences of this length, unrolled layers and no recomputation."""
     sizes = {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "seq_length": length}
     model = ModelConfig(vocab_size=VOCABULARY, dtype="bfloat16", scan_layers=False, **sizes)
     train = TrainConfig(global_batch_size=batch)
@@ -51,7 +51,7 @@ def gpt2(layers: int, hidden: int, heads: int, *, length: int, batch: int) -> Ca
 
 
 def published(name: str, options: str) -> Case:
-    """A config of `configs/` on one GPU, with options of the command line."""
+    """A config of `configs/` on one GPU, with command line options."""
     alone = "--layout.dp=1 --layout.zero=0 --train.micro_batches=1 --model.attention=auto"
     config = load_config(name, [*alone.split(), *options.split()])
     return Case(dataclasses.replace(config, optimizer=OPTIMIZER), "transformers")
@@ -65,7 +65,7 @@ CASES = {
     "2.5b": gpt2(54, 1920, 30, length=512, batch=16),
     "2.5b-2048": gpt2(54, 1920, 30, length=2048, batch=4),
     "qwen3-0.6b": published("qwen3-0.6b", "--model.seq_length=4096 --train.global_batch_size=4"),
-    # Of 32 layers as many as a GPU can hold with their optimizer state.
+    # As many of the 32 layers as fit on a GPU with their optimizer state.
     "llama3-8b-8-layers": published(
         "llama3-8b",
         "--model.num_layers=8 --model.remat=none --model.seq_length=4096 "

@@ -1,4 +1,4 @@
-"""The benchmark on one GPU: its figures, its report of trainers that did not run, and its peer."""
+"""The benchmark on one GPU: its figures, its report if a trainer cannot run, and its peer."""
 
 import dataclasses
 import importlib
@@ -115,7 +115,7 @@ def test_results_are_a_table_and_json(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ["{", "[1]", "3"])
 def test_a_file_that_has_no_times_is_left_alone(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(gpu, "measure", lambda *_: pytest.fail("measured in vain"))
+    monkeypatch.setattr(gpu, "measure", lambda *_: pytest.fail("measured for nothing"))
     (tmp_path / "gpu.json").write_text(text)
     with pytest.raises(UserError, match="gpu.json: no times by case; move it away"):
         gpu.main(["--cases", "124m", "--out", str(tmp_path / "gpu.md")])
@@ -155,7 +155,7 @@ def test_a_trainer_is_timed_after_it_has_compiled(monkeypatch):
         "losses": [0, 1, 2, 3, 4, 5, 6],
         "device": "x",
     }
-    assert together == [1, 1, 2, 2, 2, 2, 2]  # the first compiles; then one waits behind another
+    assert together == [1, 1, 2, 2, 2, 2, 2]  # the first compiles; then one is always queued
 
 
 @pytest.mark.parametrize(

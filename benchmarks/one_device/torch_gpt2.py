@@ -67,7 +67,7 @@ class GPT(nn.Module):
 
 
 def make(config: Config) -> GPT:
-    """The model of a config, with parameters of its own."""
+    """The model of a config, with its own initial parameters."""
     return GPT(config.model)
 
 
@@ -84,7 +84,7 @@ def gradients(model: GPT) -> dict[str, np.ndarray]:
 
 
 def _ours(name: str, params: Mapping[str, np.ndarray]) -> np.ndarray:
-    """jaxptd's array for a parameter of the peer, its output dim first."""
+    """jaxptd's array for one of the peer's parameters, with the output dim first."""
     head, _, kind = name.rpartition(".")
     if head in ("tokens", "positions"):
         return params[f"{head}.table"]

@@ -1,8 +1,8 @@
-"""PyTorch's steps of `benchmarks.one_device`; run by `trainer.py`.
+"""PyTorch's training steps for `benchmarks.one_device`; `trainer.py` runs them.
 
-bfloat16 autocast over float32 weights, `torch.compile`, scaled dot product attention by cuDNN or
-FlashAttention, fused AdamW, with jaxptd's clipping, batch and vocabulary. The models are
-`torch_gpt2.py` and `torch_transformers.py`.
+They use bfloat16 autocast over float32 weights, `torch.compile`, scaled dot product attention by
+cuDNN or FlashAttention, and fused AdamW, with jaxptd's clipping, batch and vocabulary. The models
+are in `torch_gpt2.py` and `torch_transformers.py`.
 """
 
 import importlib
@@ -31,7 +31,7 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def start(case: Case) -> tuple[Any, Callable[[], dict[str, Any]]]:
-    """Makes the step and the facts of `trainer.Trainer`.
+    """Makes `step` and `facts` of a `trainer.Trainer`.
 
     Raises:
         UserError: PyTorch finds no GPU.
@@ -54,7 +54,7 @@ def start(case: Case) -> tuple[Any, Callable[[], dict[str, Any]]]:
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        # On its way to the host before the next step starts; `item()` would wait for that, too.
+        # On its way to the host before the next step starts; `item()` would wait for that as well.
         found = torch.empty((), pin_memory=True)
         found.copy_(loss.detach(), non_blocking=True)
         (end := torch.cuda.Event()).record()

@@ -1,7 +1,7 @@
-"""Causal language models of transformers, of whichever family a config is.
+"""Causal language models of transformers, in the family of a config.
 
-With `attn_implementation="sdpa"` a compiled model makes a mask of its own, since sequences might be
-packed, and no fast kernel takes one. Here that function is told that the mask is causal.
+With `attn_implementation="sdpa"` a compiled model makes its own mask, since sequences might be
+packed, but no fast kernel accepts a mask. Here that function is told that the mask is causal.
 `benchmarks/one_device/test_one_device.py` compares loss and gradients with jaxptd's.
 """
 
@@ -16,14 +16,14 @@ from jaxptd.hf.sizes import config_json
 from jaxptd.models.families import tokenizer_of
 
 USES = ("torch", "transformers")
-CAUSAL = "causal_sdpa"  # has no function that makes masks, so none is made
+CAUSAL = "causal_sdpa"  # has no mask function, so no mask is made
 transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
 
 
 class CausalLM(nn.Module):
     """A model with its loss.
 
-    The loss is ours, as beside GPT-2: transformers' own casts all logits to float32 first.
+    It uses our loss, as the GPT-2 peer does: transformers' own casts all logits to float32 first.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,7 +37,7 @@ class CausalLM(nn.Module):
 
 
 def make(config: Config) -> CausalLM:
-    """The model of a config, with parameters of its own in float32."""
+    """The model of a config, with its own initial parameters in float32."""
     sizes = config_json(config.model, dtype="float32", tokenizer=tokenizer_of(config))
     wanted = transformers.AutoConfig.for_model(**sizes)
     return CausalLM(

@@ -1,8 +1,8 @@
-"""Steps of one trainer of `benchmarks.one_device`, in a process of their own.
+"""Runs one trainer of `benchmarks.one_device`, in a process of its own.
 
-`python -m benchmarks.one_device.trainer jaxptd --case 124m --steps 20`, or `torch`, prints one JSON
-object: seconds of each step, losses, bytes. `jaxptd-triton` is jaxptd with `model.kernels: triton`;
-PyTorch's trainer is `torch_trainer.py`.
+`python -m benchmarks.one_device.trainer jaxptd --case 124m --steps 20` (or `torch`) prints one JSON
+object: the seconds of each step, losses, bytes. `jaxptd-triton` is jaxptd with `model.kernels:
+triton`; PyTorch's trainer is `torch_trainer.py`.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ WARM_UP = 5  # steps that are not timed; the first compiles
 
 
 class Trainer(NamedTuple):
-    """A model that is trained on one batch, again and again.
+    """A model that is trained on one batch over and over.
 
     Args:
         step: starts one step -> waits for its end and returns its loss.
-        facts: returns what is known afterwards: peak_bytes, device, versions, parameters,
+        facts: returns what is known after training: peak_bytes, device, versions, parameters,
             attention.
     """
 
@@ -39,10 +39,10 @@ class Trainer(NamedTuple):
 
 
 def start(name: str, case: Case) -> Trainer:
-    """Starts the trainer of that name; after a hyphen, the kernels that it takes.
+    """Starts the trainer of that name; what follows a hyphen selects its kernels.
 
     Raises:
-        UserError: it is not installed, or finds no GPU.
+        UserError: the trainer is not installed, or finds no GPU.
     """
     library, *kernels = name.split("-")
     if library == "jaxptd":
@@ -83,7 +83,7 @@ def own(case: Case, kernels: str = "xla") -> Trainer:
 
 
 def run(trainer: Trainer, steps: int) -> dict[str, Any]:
-    """Runs the trainer: seconds of `steps` steps, all losses, the facts."""
+    """Runs the trainer; returns the seconds of `steps` steps, all losses and the facts."""
     seconds, losses = queued(trainer.step, WARM_UP + steps)
     timed = {"seconds": seconds[WARM_UP:], "compiling": seconds[0], "losses": losses}
     return timed | trainer.facts()
@@ -91,7 +91,9 @@ def run(trainer: Trainer, steps: int) -> dict[str, Any]:
 
 def add_steps(parser: Parser) -> None:
     """Adds the option `--steps`."""
-    parser.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="timed steps, after five warm-up steps; 2 or more"
+    )
 
 
 def check_steps(steps: int) -> None:

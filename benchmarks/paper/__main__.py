@@ -1,18 +1,19 @@
-"""Tables and figures of published papers, made again for the models of this library.
+"""Reproduces tables and figures of published papers with the models of this library.
 
-`python -m benchmarks.paper --list` says which there are, how each comes about and where its page
-is; `--all` makes every page, as many at a time as there are cores (`--jobs`), and `paper_list.md`
-with the list and the seconds that each took.
+`python -m benchmarks.paper --list` lists them, with how each is made and where its page is. `--all`
+makes every page, with as many processes as there are cores (`--jobs`), and `paper_list.md` with the
+list and the seconds that each page took.
 
-Megatron (Narayanan et al., arXiv 2104.04473): `--weak-scaling [--compile]`, `--fresh`, `--groups`:
-`megatron.py`. Memory: `--memory` of activations (Korthikanti et al., arXiv 2205.05198), `--ring`
-of ring self-attention (Li et al., arXiv 2105.13120): `activations.py`. 2D tensor parallelism (Zhu
-and Dong, CAAI Trans. Intelligent Systems 20(5), 2025), `--table` and `--figure`, one or several:
-`layouts.py`, and `trained.py` for small models that are trained.
+- Megatron (Narayanan et al., arXiv 2104.04473): `--weak-scaling [--compile]`, `--fresh`,
+  `--groups`; see `megatron.py`.
+- Memory: `--memory` for activations (Korthikanti et al., arXiv 2205.05198), `--ring` for ring
+  self-attention (Li et al., arXiv 2105.13120); see `activations.py`.
+- 2D tensor parallelism (Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025): `--table` and
+  `--figure`, one or several; see `layouts.py`, and `trained.py` for small trained models.
 
-Steps are compiled for H200s, without having any. Tables are printed. With `--out DIR` those of a
-page there are made anew, and its picture (which needs the viz extra); its words are left.
-Published numbers are in `megatron.csv` and `published.csv`, and pages say so.
+Steps are compiled for H200s that need not be there. Tables are printed. With `--out DIR` the tables
+of a page there are replaced, as is its picture (which needs the viz extra); its text stays.
+Published numbers come from `megatron.csv` and `published.csv` and are marked on the pages.
 """
 
 import argparse
@@ -39,16 +40,16 @@ from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.plot import drawing
 
 LIST, HEAD = "paper_list.md", ("option", "paper", "what", "how", "page")
-PICTURES = "benchmarks.paper.pictures"  # imported when it is needed, as it needs matplotlib
+PICTURES = "benchmarks.paper.pictures"  # imported only when needed, since it needs matplotlib
 STEPS, MOST_STEPS = 300, 100_000
-# What `--all` runs, each in a process, the longest first; pages that share steps are made by one.
+# What `--all` runs, one process each, longest first; pages that share steps share a process.
 ALL = (
     *("--table 4", "--table 2 --figure 7 11", "--figure 10 --steps 80", "--table 5 --quick"),
     *("--memory", "--weak-scaling --compile", "--figure 13 --steps 100", "--weak-scaling --fresh"),
     *("--ring", "--table 1", "--figure 8 --steps 100", "--table 3", "--groups"),
 )
-# As for tests: tracing makes millions of objects that live on, and searching them at every 700, as
-# Python does, takes a tenth of the time.
+# As in the tests: tracing makes millions of long-lived objects, and searching them after every 700
+# new ones, as Python does by default, takes a tenth of the time.
 COLLECT_AFTER = 100_000, 20, 50
 
 
@@ -56,7 +57,7 @@ COLLECT_AFTER = 100_000, 20, 50
 
 
 class Page(NamedTuple):
-    """A row of `pages.csv`: a page, its paper, its first line, how its figures come about."""
+    """A row of `pages.csv`: a page, its paper, its title, and how its figures are made."""
 
     source: str
     title: str
@@ -65,16 +66,16 @@ class Page(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """What makes a page: from the options what its tables are of, from that the tables."""
+    """What makes a page: options -> data -> tables."""
 
     make: Callable[[argparse.Namespace], Any]
-    tables: Callable[[Any], str] = str  # with versions, in their order on the page
-    reads: tuple[str, ...] = ()  # options that not every page reads
-    draws: bool = False  # a picture
+    tables: Callable[[Any], str] = str  # with versions, in the page's order
+    reads: tuple[str, ...] = ()  # those options that only some pages read
+    draws: bool = False  # whether it draws a picture
 
 
 def _pages() -> dict[str, Page]:
-    """Every page, by the option that asks for it."""
+    """Every page, by the option that selects it."""
     with Path(__file__).with_name("pages.csv").open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
     return {option: Page(*row) for option, *row in rows}
@@ -143,7 +144,7 @@ MAKERS = {
 
 
 def make(page: Page, options: argparse.Namespace, words: str = "") -> None:
-    """Prints the tables of a page, and writes them and its picture if there is a folder."""
+    """Prints the tables of a page; writes them and its picture if a folder is given."""
     maker = MAKERS[page.name]
     drawer = drawing(PICTURES) if options.out and maker.draws else None
     if "absent" in page.how or options.compile:
@@ -161,7 +162,7 @@ def make(page: Page, options: argparse.Namespace, words: str = "") -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes tables and figures of papers, with published numbers beside."""
+    """Reproduces tables and figures of papers next to the published numbers."""
     gc.set_threshold(*COLLECT_AFTER)
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
@@ -178,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def listed(seconds: dict[str, float]) -> str:
-    """The table of all pages, in Markdown; seconds: that each took, by its name."""
+    """The table of all pages, in Markdown; seconds: what each page took, by name."""
     rows = [[*HEAD, *["s"] * bool(seconds)]]
     for name, page in PAGES.items():
         took = [f"{seconds[page.name]:.0f}" if page.name in seconds else ""] * bool(seconds)
@@ -187,12 +188,12 @@ def listed(seconds: dict[str, float]) -> str:
 
 
 def _all(out: Path, jobs: int) -> None:
-    """Makes every page once, in a process of its own or with pages of the same steps, and the list.
+    """Makes every page and the list; pages with the same steps share a process.
 
     jobs: processes at a time.
 
     Raises:
-        UserError: a page was not made; the others are.
+        UserError: a page could not be made; the others are there.
     """
     seconds: dict[str, float] = {}
     failed, start = [], time.perf_counter()
@@ -212,16 +213,16 @@ def _all(out: Path, jobs: int) -> None:
     if failed:
         raise UserError("; ".join(failed))
     minutes = (time.perf_counter() - start) / 60
-    total = f"\n\n{minutes:.1f} minutes in all, {jobs} processes at a time. Seconds are those of a "
-    total += f"process; one makes all of `{ALL[1]}`.\n"
+    total = f"\n\n{minutes:.1f} minutes in total with {jobs} processes at a time. Seconds are per "
+    total += f"process; one process makes all of `{ALL[1]}`.\n"
     write(out / LIST, head("Tables and figures of papers", "paper --all") + listed(seconds) + total)
 
 
 def _seconds(words: str, out: Path) -> float:
-    """Makes a page in a process of its own; returns the seconds that it took.
+    """Makes a page in a process of its own and returns the seconds that it took.
 
     Raises:
-        UserError: it was not made.
+        UserError: the page could not be made.
     """
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.paper", *shlex.split(words), "--out", str(out)]
@@ -233,10 +234,11 @@ def _seconds(words: str, out: Path) -> float:
 
 
 def _names(options: argparse.Namespace) -> list[str]:
-    """What the options ask for: keys of `PAGES`, each page once; or `--list` or `--all` alone.
+    """What the options select: keys of `PAGES`, each page once, or only `--list` or `--all`.
 
     Raises:
-        UserError: they ask for nothing or for what is made alone, or set what it does not read.
+        UserError: they select nothing, or something that must stand alone, or set an option that
+            the selected pages do not read.
     """
     flags = ("--list", "--all", "--memory", "--ring", "--groups", "--weak-scaling")
     alone = [flag for flag in flags if getattr(options, flag[2:].replace("-", "_"))]
@@ -256,17 +258,17 @@ def _names(options: argparse.Namespace) -> list[str]:
 
 
 FLAGS = {
-    "list": "what there is",
-    "all": "every page",
-    "memory": "of activations, by formula",
-    "ring": "ring self-attention: memory, picture",
-    "groups": "process groups, layers of stages",
+    "list": "list all tables and figures",
+    "all": "make every page",
+    "memory": "memory of activations, by formula",
+    "ring": "ring self-attention: memory and picture",
+    "groups": "process groups and the layers of stages",
     "weak-scaling": "Megatron's table 1",
 }
 OPTIONAL = {
-    "compile": "with --weak-scaling: memory, compiled",
-    "fresh": "with --weak-scaling: planned for H100s and H200s",
-    "quick": "with --table 5: without kernels that take XLA most of the time",
+    "compile": "with --weak-scaling: compile steps and show their memory",
+    "fresh": "with --weak-scaling: plan the models for H100s and H200s",
+    "quick": "with --table 5: without the kernels that take XLA longest to compile",
 }
 
 
@@ -275,16 +277,16 @@ def _parser() -> Parser:
     for name, words in (FLAGS | OPTIONAL).items():
         made.add_argument(f"--{name}", action="store_true", help=words)
     several: Any = {"nargs": "+", "type": int, "default": [], "metavar": "N"}
-    words = "of the paper of 2D parallelism"
+    words = "tables of the paper on 2D parallelism"
     made.add_argument("--table", choices=range(1, 6), help=words, **several)
-    words = "of that paper; 8 is with 9, 11 with 12, 14 and 15 with table 5"
+    words = "figures of that paper; 8 comes with 9, 11 with 12, 14 and 15 with table 5"
     made.add_argument("--figure", choices=range(7, 16), help=words, **several)
     names = [model.name for model in published.MODELS]
-    made.add_argument("--models", nargs="+", choices=names, help="default: all")
-    made.add_argument("--steps", type=int, help=f"of each training; default: {STEPS}")
-    words = "with --all: processes at a time; default: the number of cores"
+    made.add_argument("--models", nargs="+", choices=names, help="models to include (default: all)")
+    made.add_argument("--steps", type=int, help=f"steps per training run (default: {STEPS})")
+    words = "with --all: processes at a time (default: the number of cores)"
     made.add_argument("--jobs", type=int, help=words)
-    words = "folder of pages; --all: benchmarks/results if it is not given"
+    words = "folder of the pages (default with --all: benchmarks/results)"
     made.add_argument("--out", type=Path, help=words)
     return made
 

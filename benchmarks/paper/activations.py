@@ -1,10 +1,10 @@
 """Memory of a layer's activations: published formulas, this library's, and compiled steps.
 
-`python -m benchmarks.paper --memory`: of tensor and sequence parallelism, in steps compiled for
-H200s, bfloat16, dropout 0.1 (Korthikanti et al., arXiv 2205.05198, table 2). `python -m
-benchmarks.paper --ring`: of ring self-attention, elements of one layer with its gradients and its
-optimizer's state, in steps compiled for simulated devices (Li et al., arXiv 2105.13120, tables 1,
-2). What one more layer costs is the difference of steps with 4 and with 2 layers, halved.
+`python -m benchmarks.paper --memory` covers tensor and sequence parallelism, in steps compiled for
+H200s in bfloat16 with dropout 0.1 (Korthikanti et al., arXiv 2205.05198, table 2). `python -m
+benchmarks.paper --ring` covers ring self-attention: the elements of one layer with its gradients
+and optimizer state, in steps compiled for simulated devices (Li et al., arXiv 2105.13120, tables 1
+and 2). The cost of one layer is half the difference between steps with 4 and with 2 layers.
 
 Letters, as published: B sequences, L tokens, H hidden size, Z heads of size A, N devices.
 """
@@ -30,18 +30,18 @@ class Growth(NamedTuple):
     """Bytes of one more layer on one device."""
 
     state: int  # parameters and moments: arguments of the compiled step
-    temporary: int  # all else: gradients, and what the layer keeps for backward
+    temporary: int  # the rest: gradients, and what the layer saves for backward
     gradients: int  # by this library's formula
-    formula: int  # what it keeps, by this library's formula
+    formula: int  # what it saves, by this library's formula
 
     @property
     def kept(self) -> int:
-        """What is kept for backward, as compiled."""
+        """What is saved for backward, as compiled."""
         return self.temporary - self.gradients
 
 
 def growth(config: Config) -> Growth:
-    """Compiles a config with 2 and with 4 layers; the difference of two layers, halved."""
+    """Compiles a config with 2 and with 4 layers and halves the difference."""
     small, large = (_memory(config, layers) for layers in LAYERS)
     state, temporary, gradients = ((b - a) // 2 for a, b in zip(small, large, strict=True))
     (stack,) = architecture_of(config.model).stacks
@@ -50,7 +50,7 @@ def growth(config: Config) -> Growth:
 
 
 def _memory(config: Config, layers: int) -> tuple[int, int, int]:
-    """Arguments and temporary memory of a compiled step, and gradients by the formula, bytes."""
+    """Bytes of a compiled step's arguments and temporaries, and of gradients by the formula."""
     model = dataclasses.replace(config.model, num_layers=layers)
     made = dataclasses.replace(config, model=model)
     here = config.train.platform == "cpu"  # simulated devices, not absent H200s
@@ -82,11 +82,11 @@ def configs() -> list[Config]:
 
 
 def rows() -> Iterator[list[str]]:
-    """Compiles every layout with every policy; about 15 s of CPU time a step."""
+    """Compiles every layout with every policy, in about 15 s of CPU time each."""
     unit = SEQUENCES * MODEL.seq_length * MODEL.hidden_size
     for config in configs():
         remat, found = config.model.remat, growth(config)
-        # Scores are what a flash kernel never keeps, as none with the policy `attention` does.
+        # A flash kernel never saves scores, just as no kernel does with the policy `attention`.
         without = published_layer(config, "attention" if remat == "none" else remat)
         sizes = (published_layer(config, remat), without, found.formula, found.kept)
         yield [f"`{config.layout}`", f"`{remat}`", *(f"{(x or 0) / unit:.2f}" for x in sizes)]
@@ -120,12 +120,12 @@ def published(size: Size, N: int, *, ring: bool, Z: int = HEADS) -> float:
 
 
 def break_even(H: int, N: int) -> float:
-    """B L from which the ring needs less: 48 H^2 (1 - 1/N) = B L H (2 + 8/N - 10/N)."""
+    """The B L where the ring starts to need less: 48 H^2 (1 - 1/N) = B L H (2 + 8/N - 10/N)."""
     return 48 * H * (1 - 1 / N) / (2 - 2 / N)
 
 
 def ring_config(size: Size, layout: Layout) -> Config:
-    """A GPT of these sizes, float32, with all kept."""
+    """A GPT of these sizes in float32, without recomputation."""
     model = ModelConfig(
         num_layers=2, hidden_size=size.H, num_heads=HEADS, seq_length=size.L, vocab_size=256
     )

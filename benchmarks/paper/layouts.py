@@ -1,24 +1,22 @@
 """Layouts of the 2D paper, compiled for absent GPUs and predicted: tables 2, 4, 5, figures 7, 11.
 
-Nothing is run. Table 2 and figures 7, 11 and 12: models are the four of table 3, with eight
-sequences of 512 tokens a GPU. The paper does not say what its program keeps for backward, so every
-row is compiled with several remat policies. Times are predicted for RTX 4090 by `jaxptd.planner`
-with shares that are estimates (`rtx4090.yaml`): nothing of the paper was fitted. Collectives count
-as exposed, except pieces that run beside products.
+Nothing is run. Table 2 and figures 7, 11 and 12 use the four models of table 3 with eight sequences
+of 512 tokens per GPU. The paper does not say what its program saves for backward, so every row is
+compiled with several remat policies. `jaxptd.planner` predicts times for RTX 4090 with estimated
+shares (`rtx4090.yaml`); nothing was fitted to the paper. Collectives count as exposed, except
+pieces that overlap with matmuls.
 
-Table 4: every step is compiled whole, down to
-kernels and schedule; counted are its peak memory, the bytes that a GPU sends if collectives run as
-rings, those of them that are under way during a product or an attention kernel, FLOPs, and bytes
-of all other kernels. Predicted is the time that these take at the H200's limits: products and
-attention at 989.5 TFLOP/s, other kernels at 4.3 TB/s, and what no work overlaps with at NVLink's
-450 GB/s. Work that overlaps is taken to hide all of a message.
+For table 4 every step is compiled completely, down to kernels and schedule. Counted are its peak
+memory, the bytes that a GPU sends if collectives run as rings, how many of them travel during a
+matmul or an attention kernel, FLOPs, and the bytes of all other kernels. The prediction is the time
+that these take at the H200's limits: matmuls and attention at 989.5 TFLOP/s, other kernels at 4.3
+TB/s, and collectives that nothing overlaps with at NVLink's 450 GB/s. Overlapping work is assumed
+to hide all of a collective.
 
-Table 5, figures 14 and 15:
-`configs/swin-unet-cardiac.yaml`, in float32 as Swin-Unet's code trains. Every row keeps what
-`model.remat: dots` keeps, since that is what `layout.offload: activations` moves.
+Table 5 and figures 14 and 15 use `configs/swin-unet-cardiac.yaml`, in float32 as in Swin-Unet's
+code. Every row saves what `model.remat: dots` saves, as `layout.offload: activations` moves that.
 
-Source: Zhu and
-Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.6.
+Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.6.
 """
 
 import dataclasses
@@ -62,13 +60,13 @@ from jaxptd.planner.search.space import Space
 from jaxptd.planner.steps.step import ConfigStep, memory_of, predict
 
 GPU = Path(__file__).with_name("rtx4090.yaml")
-SEQUENCES = 8  # a GPU: 32 on 4 and 64 on 8
+SEQUENCES = 8  # per GPU: 32 on 4 and 64 on 8
 REMATS: tuple[Remat, ...] = ("full", "dots", "none")
-NO_ROOM = "no room"
+NO_ROOM = "does not fit"
 
 
 def gpu() -> Accelerator:
-    """The GPU that the paper used."""
+    """The GPU used in the paper."""
     return find_accelerator("rtx4090", GPU)
 
 
@@ -80,7 +78,7 @@ class Row:
     """One layout of a model."""
 
     name: str  # of the layout, in the paper
-    model: str  # its billions of parameters in the paper
+    model: str  # billions of parameters in the paper
     layout: Layout
 
     @property
@@ -100,7 +98,7 @@ class Row:
 
     @property
     def parameters(self) -> int:
-        """Numbers of the model on one device."""
+        """The model's parameters, without padding."""
         return parameters(CONFIGS[self.model])
 
 
@@ -139,12 +137,12 @@ class Found:
 
     @property
     def fitting(self) -> list[Remat]:
-        """Policies whose peak a GPU of the paper can hold."""
+        """Policies whose peak fits on the paper's GPU."""
         return [remat for remat, each in self.memory.items() if each.fits(gpu().hbm_bytes)]
 
     @cached_property
     def fastest(self) -> tuple[Remat, StepTime] | None:
-        """The fastest step that has room, and what it keeps; None: none has."""
+        """The fastest step that fits, and its remat policy; None: no step fits."""
         steps = ((remat, step_of(self.row, remat)) for remat in self.fitting)
         return min(steps, key=lambda step: step[1].seconds, default=None)
 
@@ -154,7 +152,7 @@ class Found:
 
     @property
     def throughput(self) -> float:
-        """Sequences a second, predicted; NaN: no room."""
+        """Predicted sequences per second; NaN: does not fit."""
         return self.row.sequences / self.fastest[1].seconds if self.fastest else float("nan")
 
     @property
@@ -182,7 +180,7 @@ def _memory(config: Config) -> Memory:
 
 
 def compiled_rows(rows: Sequence[Row]) -> list[Found]:
-    """Compiles every row with every policy of `REMATS`, unless another page did."""
+    """Compiles every row with every policy of `REMATS`, unless another page has done so."""
     found = []
     for row in rows:
         memory = {remat: _memory(row.config(remat)) for remat in REMATS}
@@ -195,7 +193,7 @@ PEAKS = tuple(f"peak GiB, `{remat}`" for remat in REMATS)
 
 
 def table_2(found: Sequence[Found]) -> str:
-    """Table 2: memory and time of each layout, published, compiled, predicted."""
+    """Table 2: memory and time of each layout as published, compiled and predicted."""
     head = ["layout", "GPUs", "batch", "heads", "published GB", "published hours", *PEAKS]
     head += ["state GiB", "fits 24 GiB with", "s/step, predicted"]
     rows = [[*head, "throughput over TP=4, predicted", "published"]]
@@ -215,7 +213,7 @@ def table_2(found: Sequence[Found]) -> str:
 
 
 def figure_7(found: Sequence[Found]) -> str:
-    """Figure 7: efficiency of weak scaling, published; predicted, FLOP/s over the first row's."""
+    """Figure 7: weak scaling efficiency, published and predicted (FLOP/s over the first row's)."""
     head = ["layout", "here", "GPUs", "model", "billion parameters, counted"]
     head += ["published efficiency", *PEAKS, "fits 24 GiB with", "efficiency, predicted"]
     rows = [[*head, "s/step, predicted"]]
@@ -231,7 +229,7 @@ def figure_7(found: Sequence[Found]) -> str:
 
 
 def figure_11(found: Sequence[Found]) -> str:
-    """Figures 11 and 12: the share of communication; and where a grid pays."""
+    """Figures 11 and 12: the share of communication, and where a grid pays."""
     head = ["layout", "here", "GPUs", "published share", *PEAKS, "fits 24 GiB with"]
     head += ["share, predicted", "s of communication, predicted", "published"]
     rows = [[*head, "s/step, predicted"]]
@@ -247,13 +245,13 @@ def figure_11(found: Sequence[Found]) -> str:
 
 # ---- where a grid pays --------------------------------------------------------------------------
 
-HEADS = 16  # of gpt2-2.5b in this table, since 30 split over few devices
+HEADS = 16  # for gpt2-2.5b in this table, since 30 split over few devices only
 GRIDS = {4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8)}
 JOINED_BY = {"NVLink": "nvlink_bandwidth", "PCI Express": "host_bandwidth"}
 
 
 class Best(NamedTuple):
-    """The fastest of some layouts of all devices, with predicted seconds and bytes."""
+    """The fastest of several layouts, with predicted seconds and bytes."""
 
     layout: Layout
     seconds: float
@@ -265,7 +263,7 @@ class Best(NamedTuple):
 
 
 def one_way(gpus: int) -> list[Layout]:
-    """Layouts with all devices along tp; none where they are more than the heads."""
+    """Layouts with all devices along tp; none if there are more devices than heads."""
     if gpus > HEADS:
         return []
     sharded = Layout(tp=gpus, sequence_parallel=True)
@@ -273,7 +271,7 @@ def one_way(gpus: int) -> list[Layout]:
 
 
 def linked(name: str) -> Accelerator:
-    """An H100 whose devices are joined by links of a name."""
+    """An H100 whose devices are joined by the named links."""
     h100 = find_accelerator("h100")
     return dataclasses.replace(h100, nvlink_bandwidth=getattr(h100, JOINED_BY[name]))
 
@@ -287,7 +285,7 @@ def best_of(layouts: list[Layout], accelerator: Accelerator) -> Best:
 
 
 def best_of_all(gpus: int, accelerator: Accelerator) -> Best:
-    """The planner's selection on one node."""
+    """The planner's choice on one node."""
     space = Space(_config(Layout(dp=gpus)), gpus, {})
     limit = MAX_MEMORY * accelerator.hbm_bytes
     found = next(iter(Search(space, Cluster(accelerator, node=max(GRIDS)), limit)))
@@ -295,7 +293,7 @@ def best_of_all(gpus: int, accelerator: Accelerator) -> Best:
 
 
 def where_grids_pay() -> list[list[str]]:
-    """The table of 1D against 2D, by the number of devices and their links."""
+    """The table that compares 1D with 2D by number of devices and links."""
     head = ["GPUs", "links", "fastest tp", "s/step", "GiB", "grid", "s/step", "GiB"]
     rows = [[*head, "grid over tp", "fastest of all layouts", "s/step", "GiB"]]
     for gpus, (row, col) in GRIDS.items():
@@ -322,8 +320,8 @@ def _config(layout: Layout) -> Config:
 # ---- table 4 ------------------------------------------------------------------------------------
 
 LINK = next(iter(LINKS.values()))  # bytes/s of NVLink, one direction
-HEAD = ("layout", "heads", "peak GiB", "GiB sent, by collective", "in all", "beside work")
-HEAD += ("products, attention, ms", "other kernels, ms", "all sent, ms", "predicted, ms")
+HEAD = ("layout", "heads", "peak GiB", "GiB sent, by collective", "in all", "overlapped")
+HEAD += ("matmuls, attention, ms", "other kernels, ms", "all sent, ms", "predicted, ms")
 HEAD += ("TP=4 over it", "nothing hidden")
 SUMMARY = ("model", "published hours, TP", "TP2D", "published speedup")
 SUMMARY += ("predicted, H200s: TP=4 with sequence parallelism", "fastest TP2D")
@@ -332,20 +330,20 @@ SUMMARY += ("that, nothing hidden", "with any links")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One layout's step of a model, of one GPU."""
+    """One layout's step of a model, on one GPU."""
 
     model: str
     compiled: Compiled  # memory, collectives, and bytes of kernels
-    flop: int  # of products and attention
+    flop: int  # of matmuls and attention
 
     @cached_property
     def sent(self) -> int:
-        """Bytes that it sends in all collectives."""
+        """Bytes that all its collectives send."""
         return self.compiled.sent()
 
     @cached_property
     def alone(self) -> int:
-        """Bytes that it sends while no product or attention kernel runs."""
+        """Bytes that it sends while no matmul or attention kernel runs."""
         return self.compiled.sent(over="nothing")
 
     @property
@@ -355,16 +353,16 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Predicted, of a step."""
+        """Predicted seconds of a step."""
         return self.computing + self.alone / LINK
 
     @property
     def unhidden(self) -> float:
-        """Predicted, of a step whose messages overlap with nothing."""
+        """Predicted seconds of a step whose collectives overlap with nothing."""
         return self.computing + self.sent / LINK
 
     def row(self, base: "Step") -> list[str]:
-        """Its row of the model's table; base: the step that speedups are over."""
+        """Its row in the model's table; base: the step that speedups are relative to."""
         found, config = self.compiled, self.compiled.config
         by_kind = ((x, found.sent(kind=x)) for x in sorted({each.kind for each in found.moves}))
         by = ", ".join(f"{kind} {gib(sent)}" for kind, sent in by_kind if sent >= 2**20)
@@ -379,15 +377,15 @@ class Step:
         ]
 
     def any_links(self, base: "Step") -> list[float]:
-        """The least and the largest speedup over `base` that any speed of links can give.
+        """The smallest and the largest speedup over `base` that any link speed can give.
 
-        If nothing is hidden, a ratio (a + b / speed) / (c + d / speed) is between a / c and b / d.
+        If nothing is hidden, (a + b / speed) / (c + d / speed) lies between a / c and b / d.
         """
         return sorted((base.computing / self.computing, base.sent / self.sent))
 
 
 def layouts(config: Config) -> Iterator[Layout]:
-    """TP=4, the same with sequence parallelism, and the config's grid with each algorithm."""
+    """Yields TP=4, the same with sequence parallelism, and the grid with each algorithm."""
     yield Layout(tp=config.layout.num_devices)
     yield Layout(tp=config.layout.num_devices, sequence_parallel=True)
     for algorithm in get_args(Matmul2D):
@@ -395,7 +393,7 @@ def layouts(config: Config) -> Iterator[Layout]:
 
 
 def compiled_steps(models: Sequence[PaperModel]) -> list[list[Step]]:
-    """Compiles each model in every layout; the first is TP=4."""
+    """Compiles each model in every layout, starting with TP=4."""
     found: list[list[Step]] = []
     for model in models:
         found.append([])
@@ -415,7 +413,7 @@ def table_4(models: Sequence[Sequence[Step]]) -> str:
 
 
 def summary(steps: Sequence[Step]) -> list[str]:
-    """A model's row of the table of speedups."""
+    """A model's row in the table of speedups."""
     base, sequence_parallel = steps[:2]
     grids = (each for each in steps if each.compiled.config.layout.has_grid)
     fastest = min(grids, key=lambda each: each.seconds)
@@ -437,11 +435,11 @@ GB = 1e9  # as published
 SWIN_LAYOUTS = {"TP=2": Layout(tp=2), "TP=4": Layout(tp=4), "TP2D=4": Layout(row=2, col=2)}
 OFFLOAD = Layout(row=2, col=2, offload=("optimizer", "activations"))
 SWIN_LAYOUTS["TP2D=4+CPU-offload"] = OFFLOAD
-# Options without which XLA spends minutes on tilings of kernels in Triton.
+# Without these options XLA spends minutes on tilings of Triton kernels.
 QUICK = UNTRIED | {"xla_gpu_enable_triton_gemm": False}
 QUICK |= {"xla_disable_hlo_passes": "triton-softmax-rewriter"}
-SWIN_HEAD = ("layout", "here", "GPUs", "published GB", "GB of a GPU, compiled")
-SWIN_HEAD += ("published, % of the host's memory", "host GB of a GPU, compiled", "of all GPUs")
+SWIN_HEAD = ("layout", "here", "GPUs", "published GB", "GB per GPU, compiled")
+SWIN_HEAD += ("published, % of the host's memory", "host GB per GPU, compiled", "for all GPUs")
 
 
 def swin_config(name: str) -> Config:
@@ -451,7 +449,7 @@ def swin_config(name: str) -> Config:
 
 
 def table_5(*, quick: bool) -> str:
-    """Table 5: compiles every row, which takes minutes each, or with `QUICK` half a minute."""
+    """Table 5: compiles every row, which takes minutes each, or half a minute with `QUICK`."""
 
     def rows() -> Iterator[list[str]]:
         for name, layout in SWIN_LAYOUTS.items():

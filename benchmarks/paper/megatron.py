@@ -1,12 +1,12 @@
-"""Megatron's table 1: ten models, counted, compiled, predicted and planned; and its process groups.
+"""Megatron's table 1 (ten models, counted, compiled, predicted, planned) and its process groups.
 
-`python -m benchmarks.paper --weak-scaling [--compile]`: parameters are counted in this library's
-models of `configs/megatron/`. Memory is of this library's steps, compiled for as many H200s as the
-paper has A100s. Seconds are predicted of the program that the paper ran, each row by a fit of four
-shares to the nine others (`jaxptd plan validate --held-out`); FLOPs of a step are F = 96 B s l h^2
-(1 + s / 6h + V / 16 l h), with all activations computed again. `--fresh` plans the models for as
-many H100s and H200s. `python -m benchmarks.paper --groups`: groups of 16 devices beside the lists
-that Megatron-LM documents.
+`python -m benchmarks.paper --weak-scaling [--compile]` counts parameters in this library's models
+of `configs/megatron/`. Memory is that of this library's steps, compiled for as many H200s as the
+paper has A100s. Seconds are predicted for the program that the paper ran, each row by a fit of four
+shares to the nine others (`jaxptd plan validate --held-out`). The FLOPs of a step are F = 96 B s l
+h^2 (1 + s / 6h + V / 16 l h), with full recomputation. `--fresh` plans the models for the same
+number of H100s and H200s. `python -m benchmarks.paper --groups` compares groups of 16 devices with
+the lists in Megatron-LM's documentation.
 
 Letters, as in the paper: B batch, s tokens in a sequence, l layers, h hidden size, V vocabulary.
 Source: Narayanan et al., arXiv 2104.04473, section 2.2, equation 3 and table 1; Megatron-LM,
@@ -38,16 +38,16 @@ PATH = Path(__file__).with_name("megatron.csv")
 GPU = "a100"
 TERA, PETA = 1e12, 1e15
 LAYOUTS = ("model", "billion parameters", "published", "GPUs", "tp", "pp", "dp")
-LAYOUTS += ("chunks of a stage", "sequences in a step", "micro-batches")
+LAYOUTS += ("chunks per stage", "sequences per step", "micro-batches")
 COMPILED = ("peak GiB", "state GiB", "CPU s to compile")
-TIMES = ("model", "GPUs", "seconds, predicted", "by the published rate", "TFLOP/s a GPU, predicted")
-TIMES += ("published", "% of peak, predicted", "published", "PFLOP/s in all, predicted")
-TIMES += ("published", "error")
+TIMES = ("model", "GPUs", "seconds, predicted", "by the published rate")
+TIMES += ("TFLOP/s per GPU, predicted", "published", "% of peak, predicted", "published")
+TIMES += ("total PFLOP/s, predicted", "published", "error")
 
 
 @functools.cache
 def published() -> Mapping[str, Mapping[str, float]]:
-    """The figures of table 1 by model and column, as the paper has them."""
+    """The figures of table 1 by model and column, as in the paper."""
     with PATH.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if line[0] != "#"))
     return {row.pop("name"): {column: float(x) for column, x in row.items()} for row in rows}
@@ -59,7 +59,7 @@ class Model:
 
     row: Row  # sizes, layout and published seconds
     seconds: float  # predicted
-    memory: Memory | None = None  # compiled, if that was asked for
+    memory: Memory | None = None  # compiled, if requested
 
     @property
     def published(self) -> Mapping[str, float]:
@@ -71,7 +71,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the model has on one device, without padding."""
+        """The model's parameters, without padding."""
         return parameters(f"megatron/{self.row.name}")
 
     @property
@@ -90,7 +90,7 @@ class Model:
 
     @property
     def percent(self) -> float:
-        """Predicted per cent of a GPU's peak."""
+        """Predicted percentage of a GPU's peak."""
         return 100 * self.teraflops * TERA / find_accelerator(GPU).bf16_flops
 
     @property
@@ -125,7 +125,7 @@ def predictions() -> FittedTable:
 
 
 def models(found: FittedTable, *, compile_steps: bool) -> list[Model]:
-    """The ten models; compile_steps: with memory, about 15 s each."""
+    """The ten models; compile_steps: with memory, which takes about 15 s each."""
     made = [Model(outcome.row, outcome.seconds) for outcome in found.outcomes]
     if not compile_steps:
         return made
@@ -137,8 +137,8 @@ def weak_scaling(rows: Sequence[Model], found: FittedTable) -> str:
     compiled = all(model.memory for model in rows)
     baseline = [abs(error) for error in found.baseline]
     constant = f"{sum(baseline) / len(baseline):.1%} and {max(baseline):.1%}"
-    errors = f"Errors of the seconds: mean {found.mean:.1%}, worst {found.worst:.1%}. A constant "
-    errors += f"TFLOP/s, the mean of the others, has {constant}."
+    errors = f"Errors of the predicted seconds: mean {found.mean:.1%}, worst {found.worst:.1%}. A "
+    errors += f"constant TFLOP/s, the mean of the other rows, is off by {constant}."
     return joined(
         versions(*(PACKAGES if compiled else ())),
         table([TIMES, *(model.time_row for model in rows)]),
@@ -150,12 +150,12 @@ def weak_scaling(rows: Sequence[Model], found: FittedTable) -> str:
 # ---- planned afresh -----------------------------------------------------------------------------
 
 FRESH = ("h100", "h200")
-FRESH_HEAD = ("model", "GPUs", "B", "layout", "micro-batch", "remat", "s/step", "TFLOP/s a GPU")
+FRESH_HEAD = ("model", "GPUs", "B", "layout", "micro-batch", "remat", "s/step", "TFLOP/s per GPU")
 FRESH_HEAD += ("% of peak", "GiB", "times A100s, published")
 
 
 def planned(row: Row, gpu: str) -> list[str]:
-    """Plans a row's model for as many GPUs and the same batch: its row of the table."""
+    """Plans a row's model for the same number of GPUs and the same batch; returns a table row."""
     gpus = row.parallelism.gpus
     best = plan(load_config(f"megatron/{row.name}"), gpus=gpus, gpu=gpu, top=1).best[0]
     config, seconds = best.config, best.step.seconds
@@ -173,7 +173,7 @@ def planned(row: Row, gpu: str) -> list[str]:
 
 
 def fresh(rows: Sequence[Row]) -> str:
-    """The tables of the models planned afresh."""
+    """The tables of the models, planned from scratch."""
     tables = (
         f"## {gpu.upper()}\n\n{table([FRESH_HEAD, *printed(planned(row, gpu) for row in rows)])}"
         for gpu in FRESH
@@ -185,7 +185,7 @@ def fresh(rows: Sequence[Row]) -> str:
 
 Groups = list[list[int]]
 LAYOUT = Layout(pp=4, dp=2, tp=2)
-# By the name that `jaxptd mesh` has: Megatron-LM's name, and its groups.
+# Megatron-LM's name and groups, by the name in `jaxptd mesh`.
 DOCUMENTED: dict[str, tuple[str, Groups]] = {
     "tp": ("tensor model parallel", [[n, n + 1] for n in range(0, 16, 2)]),
     "pp": ("pipeline model parallel", [[n, n + 4, n + 8, n + 12] for n in range(4)]),
@@ -222,14 +222,14 @@ def layers_of(stage: int, chunks: int) -> Groups:
 
 
 def formula(stage: int, chunks: int) -> Groups:
-    """The same by the published formula: chunk k of stage r from layer k L / V + r L / (p V) on."""
+    """The same by the published formula: chunk k of stage r starts at k L / V + r L / (p V)."""
     size = LAYERS // (STAGES * chunks)
     begins = (k * LAYERS // chunks + stage * size for k in range(chunks))
     return [[*range(begin, begin + size)] for begin in begins]
 
 
 def groups() -> str:
-    """The tables of groups, and of the layers of stages."""
+    """The tables of process groups and of the stages' layers."""
     parts = [["stage", "schedule", "by the formula", "here"]]
     for kind, chunks in (("plain", 1), ("interleaved", CHUNKS)):
         for stage in range(STAGES):

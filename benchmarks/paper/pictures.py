@@ -1,4 +1,4 @@
-"""The pictures of the pages, with the same bytes for the same numbers. Needs the viz extra.
+"""Draws the pages' pictures; the same numbers give the same bytes. Needs the viz extra.
 
 `ring` shows which block each device multiplies at each step of RingQK and RingAV; letters: n
 devices; Q, K, V blocks of a quarter of the sequence each.
@@ -39,7 +39,7 @@ def _finished(*every: Axes) -> None:
 
 @styled
 def figure_9(found: Sequence[Curves]) -> Figure:
-    """Draws the losses beside the perplexities, one layout over the other."""
+    """Draws the losses next to the perplexities, one layout on top of the other."""
     figure = new_picture(9, 3.6)
     loss, perplexity = figure.subplots(1, 2)
     step = np.arange(1, found[0].tp.size + 1)
@@ -55,7 +55,7 @@ def figure_9(found: Sequence[Curves]) -> Figure:
 
 @styled
 def figure_10(found: Sequence[Curves]) -> Figure:
-    """Draws the float32 losses of each model above the differences, a column for each model."""
+    """Draws the float32 losses of each model above their differences, one column per model."""
     names = list(dict.fromkeys(each.name for each in found))
     figure = new_picture(4.2 * len(names), 5.2)
     rows = figure.subplots(2, len(names), squeeze=False, sharex=True, height_ratios=(2, 1))
@@ -76,7 +76,7 @@ def figure_10(found: Sequence[Curves]) -> Figure:
 
 @styled
 def figure_13(hearts: Hearts) -> Figure:
-    """Draws losses and Dice coefficients, and below each heart with its labels and both masks."""
+    """Draws losses and Dice coefficients, and below them the hearts with labels and both masks."""
     figure = new_picture(9, 4.5 + 2.2 * HEARTS)
     parts: Any = figure.subfigures(2, 1, height_ratios=(4.5, 2.2 * HEARTS))
     loss, dice = parts[0].subplots(1, 2)
@@ -103,7 +103,7 @@ def figure_13(hearts: Hearts) -> Figure:
 
 @styled
 def weak_scaling(found: tuple[Sequence[Model], Any]) -> Figure:
-    """Draws TFLOP/s of a GPU beside PFLOP/s of all, published and predicted."""
+    """Draws TFLOP/s per GPU next to total PFLOP/s, published and predicted."""
     models, figure = found[0], new_picture(9.6, 4.2)
     one, every = figure.subplots(1, 2, width_ratios=(3, 2))
     gpus, places = [model.gpus for model in models], range(len(models))
@@ -133,13 +133,13 @@ def weak_scaling(found: tuple[Sequence[Model], Any]) -> Figure:
 
 
 def block(device: int, step: int, n: int = DEVICES) -> int:
-    """The block of keys, or of values, that a device has at a step: each passes its to the next."""
+    """The block of keys or values that a device has at a step; each passes its own to the next."""
     return (device - step) % n
 
 
 @styled
 def ring(_: Any = None) -> Figure:
-    """Draws the rows of scores that each device completes, and the sums that it makes of values."""
+    """Draws the rows of scores that each device completes, and the sums of values that it makes."""
     figure = new_picture(9, 4.9)
     for axes, letter in zip(figure.subfigures(2, 1), "KV", strict=True):
         product = "RingQK: scores = Q Kᵀ" if letter == "K" else "RingAV: output = softmax(scores) V"
@@ -151,7 +151,7 @@ def ring(_: Any = None) -> Figure:
 
 
 def _step(axes: Axes, step: int, letter: str) -> None:
-    """Draws one step: a row of blocks a device, those that are done, and the one that is made."""
+    """Draws one step: a row of blocks per device, the finished ones and the one being made."""
     for device in range(DEVICES):
         for at in range(DEVICES):
             done = at in {block(device, earlier) for earlier in range(step)}

@@ -1,8 +1,8 @@
-"""Numbers that papers publish, the 2D paper's sizes of models, and parameters counted here.
+"""Numbers that papers publish, the model sizes of the 2D paper, and parameters counted here.
 
-`published.csv` has those of the paper of 2D tensor parallelism. They were measured by its authors,
-with other software, on up to eight RTX 4090; nothing there is ours. Source: Zhu and Dong, CAAI
-Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.6.
+`published.csv` holds those of the paper on 2D tensor parallelism. Its authors measured them with
+other software on up to eight RTX 4090; nothing there is ours. Source: Zhu and Dong, CAAI Trans.
+Intelligent Systems 20(5), 2025, sections 3.2 to 3.6.
 """
 
 import csv
@@ -31,13 +31,13 @@ def numbers() -> Mapping[Number, float]:
 
 
 def communication(layout: str) -> float:
-    """The share of an iteration of GPT; 0 to 1."""
+    """The share of communication in a GPT iteration, from 0 to 1."""
     where = {"TP": "figure 11", "TP2D": "figure 12"}[layout]
     return numbers()[where, "GPT", f"communication {layout}"] / 100
 
 
 def iteration(model: str, layout: str) -> float:
-    """Seconds of an iteration, if its hours are those of the iterations that it names."""
+    """Seconds of an iteration, if the paper's hours are for the iterations that it names."""
     hours = numbers()["table 4", model, f"time {layout}"]
     return 3600 * hours / numbers()["section 3.4", "all", "iterations"]
 
@@ -52,7 +52,7 @@ class PaperModel:
     name: str
     family: str
     config: str  # the packaged one with 2.5 B parameters
-    # Fields of `ModelConfig` that its small model of figure 10 has besides.
+    # Additional fields of `ModelConfig` for its small model in figure 10.
     small: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
@@ -64,13 +64,13 @@ MODELS = (
 
 
 def chosen(names: Sequence[str] | None) -> list[PaperModel]:
-    """The models of these names; all if none is named."""
+    """The models with these names; all models if there are none."""
     return [model for model in MODELS if not names or model.name in names]
 
 
 @functools.cache
 def parameters(config: str) -> int:
-    """Numbers in the parameters of a packaged config's model, on one device."""
+    """The number of parameters of a packaged config's model, on one device."""
     alone = dataclasses.replace(load_config(config), layout=Layout())
     infos = Program(alone, make_mesh(Layout())).infos
     return sum(math.prod(info.shape) for info in infos.values())
@@ -81,7 +81,7 @@ SIZES += ("12 L H^2", "config")
 
 
 def sizes() -> list[list[str]]:
-    """Table 3: a row for each model, with the parameters that it has here."""
+    """Table 3: a row for each model, with its number of parameters here."""
     rows = []
     for size, config in CONFIGS.items():
         wanted = [

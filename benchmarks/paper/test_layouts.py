@@ -28,7 +28,7 @@ def without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counted(rows: Sequence[Row], more: int = 4 * GIB) -> list[Found]:
-    """Rows whose peak is their share of the state, and 1, 2 and 3 times `more`."""
+    """Rows whose peak is their share of the state plus 1, 2 and 3 times `more`."""
     found = []
     for row in rows:
         state = BYTES * row.parameters * row.layout.dp // row.gpus
@@ -82,7 +82,7 @@ def test_rows_of_table_2_have_room_or_have_not() -> None:
     text, (data, both, *_) = layouts.table_2(counted(TABLE_2)), counted(TABLE_2)
     assert (data.fitting, both.fitting) == ([], ["full", "dots"])  # 13.9 GiB, and 4, 8 or 12
     line = "| DP=4 | 4 | 32 | 30 | cannot be trained | cannot be trained | 31.80 | 35.80 | 39.80 |"
-    assert f"{line} 27.80 | nothing | no room | no room | cannot be trained |" in text
+    assert f"{line} 27.80 | nothing | does not fit | does not fit | cannot be trained |" in text
     assert "(`none`) | 1.00 | 1.00 |" in text  # TP=4 over itself
     assert "| TP=8 | 8 | 64 | 24 | 22.2 | 91 | 7.48 |" in text
 
@@ -90,7 +90,7 @@ def test_rows_of_table_2_have_room_or_have_not() -> None:
 def test_figures_follow_from_the_predicted_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "where_grids_pay", lambda: [["a"]])
     found = counted(FIGURE_11, more=0)
-    remat, step = found[0].fastest or pytest.fail("no room")
+    remat, step = found[0].fastest or pytest.fail("no step fits")
     steps = {policy: layouts.step_of(found[0].row, policy).seconds for policy in REMATS}
     assert steps[remat] == step.seconds == min(steps.values())
     assert found[0].throughput == pytest.approx(8 * 4 / step.seconds)
@@ -137,7 +137,7 @@ def test_a_step_takes_what_its_kernels_and_its_messages_without_work_take() -> N
     assert grid.unhidden == pytest.approx(0.15 + 0.4)
     assert grid.any_links(tp) == pytest.approx([0.5, 0.2 / 0.15])
     cells = dict(zip(layouts.HEAD, grid.row(tp), strict=True))
-    assert (cells["beside work"], cells["TP=4 over it"]) == ("75%", "1.20")
+    assert (cells["overlapped"], cells["TP=4 over it"]) == ("75%", "1.20")
     assert (cells["all sent, ms"], cells["predicted, ms"]) == ("400.0", "250.0")
     line = ["GPT", "118", "64", "1.84", "1.00", "1.20 (`gather`)", "0.73", "0.50 to 1.33"]
     assert layouts.summary([tp, tp, grid]) == line
@@ -155,7 +155,7 @@ def test_every_model_is_laid_out_on_four_devices_with_every_algorithm() -> None:
 
 @pytest.fixture
 def compiler() -> Iterator[None]:
-    """Skips a test where steps cannot be compiled for GPUs, and keeps none: JAX reads none back."""
+    """Skips tests where steps cannot be compiled for GPUs; caches none, as JAX cannot read them."""
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         pytest.skip("no CUDA compiler here: pip install -e '.[h200]'")
     for keeps in (False, True):

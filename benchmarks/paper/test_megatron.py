@@ -1,4 +1,4 @@
-"""Megatron's table 1: published figures agree, rates follow from seconds; its process groups."""
+"""Megatron's table 1 (published figures agree, rates follow from seconds) and process groups."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ ROWS = table_1()
 def test_published_seconds_give_the_published_rates(row: Row) -> None:
     model, figures = Model(row, row.seconds), published()[row.name]
     assert model.teraflops == pytest.approx(figures["teraflops_per_gpu"])
-    # TFLOP/s have three digits, so what follows from them is known to half a TFLOP/s a GPU.
+    # TFLOP/s have three digits, so what follows from them is known to half a TFLOP/s per GPU.
     half = 0.5 / figures["teraflops_per_gpu"]
     assert abs(model.percent - figures["percent_of_peak"]) <= 0.5 + half * model.percent
     slack = half * model.petaflops + 0.05
@@ -34,9 +34,9 @@ def test_the_papers_flops_are_those_of_its_products(row: Row) -> None:
         getattr(row.shape, name)
         for name in ("seq_length", "hidden_size", "num_layers", "vocab_size")
     )
-    layer = 2 * s * h * (3 * h + h + 4 * h + 4 * h) + 2 * s * s * h * 2  # products, and scores
+    layer = 2 * s * h * (3 * h + h + 4 * h + 4 * h) + 2 * s * s * h * 2  # weights, and scores
     logits = 2 * s * h * V
-    passes = 1 + 1 + 2  # forward, once more, and backward
+    passes = 1 + 1 + 2  # forward, recomputation, and backward
     expected = row.parallelism.global_batch * (passes * l * layer + 3 * logits)
     assert row.flops == pytest.approx(expected, rel=1e-12)
     assert find_accelerator(GPU).bf16_flops == 312e12

@@ -1,4 +1,4 @@
-"""The command, pages that can be made again here, small models that are trained, and formulas."""
+"""The command, pages that can be made quickly, small trained models, and formulas."""
 
 import argparse
 from concurrent.futures import ThreadPoolExecutor
@@ -128,7 +128,7 @@ def test_figure_13_follows_from_the_trainings(tmp_path: Path) -> None:
     found = Hearts(image, label, dict(zip(trained.SWIN_LAYOUTS, both, strict=True)))
     text = trained.figure_13(found)
     assert "| 12 | 0.5000 | 0.5010 | 0.5000 | 0.5010 |" in text
-    assert "loss 1.0e-03" in text and "same class in 100.00% of the pixels" in text
+    assert "in loss 1.0e-03" in text and "same class in 100.00% of the pixels" in text
     pictures.save("paper_figure13", found, tmp_path)
     assert "TP2D=4" in (tmp_path / "paper_figure13.svg").read_text()
 
@@ -190,7 +190,7 @@ def test_published_activations_are_those_of_the_formulas_in_words() -> None:
 
 
 def test_blocks_of_the_picture_are_those_that_travel() -> None:
-    """Numbers of blocks, sent round a ring of devices, are at each step where they are drawn."""
+    """Block numbers, sent around a ring of devices, are at each step where they are drawn."""
     n = pictures.DEVICES
 
     def visits(keys: jax.Array) -> jax.Array:

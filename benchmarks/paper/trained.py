@@ -1,10 +1,10 @@
-"""Figures 8 to 10 and 13: losses of small models that are trained on both layouts of the paper.
+"""Figures 8 to 10 and 13: losses of small models trained in both of the paper's layouts.
 
-`jaxptd.train` trains every model on four simulated devices, once with TP=4 and once on a grid of 2
-x 2: GPT, BERT and T5 on the Python standard library's source, in bytes, in float32 and once more
-in float64; a Swin-UNet on phantoms of a heart in float64. There curves could differ only if a
-layout computed something else. Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025,
-sections 3.5 and 3.6.
+`jaxptd.train` trains every model on four simulated devices, once with TP=4 and once on a 2 x 2
+grid: GPT, BERT and T5 on the bytes of the Python standard library's source, in float32 and again in
+float64; a Swin-UNet on phantoms of a heart in float64. In float64 the curves could differ only if
+one layout computed something else. Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5),
+2025, sections 3.5 and 3.6.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def _run(config: Config) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """The losses of one model with TP=4 and on the grid, of every step, nats a target."""
+    """The losses of one model with TP=4 and on the grid, at every step, in nats per target."""
 
     name: str
     dtype: str
@@ -100,7 +100,7 @@ def losses(model: PaperModel, layout: Layout, *, dtype: str, steps: int) -> np.n
 def trained(
     models: Sequence[PaperModel] = MODELS[:1], dtypes: Sequence[str] = DTYPES[:1], *, steps: int
 ) -> list[Curves]:
-    """Trains models on both layouts; without more words the GPT of figures 8 and 9."""
+    """Trains models in both layouts; by default the GPT of figures 8 and 9."""
     return [
         Curves(m.name, dtype, *(losses(m, each, dtype=dtype, steps=steps) for each in LAYOUTS))
         for dtype in dtypes
@@ -109,7 +109,7 @@ def trained(
 
 
 def _shown(steps: int, rows: int) -> list[int]:
-    """The steps of a table with so many rows after the first."""
+    """The steps to show in a table with this many rows after the first."""
     return sorted({1, *(steps * i // rows for i in range(1, rows + 1))} - {0})
 
 
@@ -120,12 +120,12 @@ def figure_9(found: Sequence[Curves]) -> str:
     for n in _shown(both[0].size, 6):
         perplexities = (f"{np.exp(x[n - 1]):.2f}" for x in both)
         rows.append([str(n), *(f"{x[n - 1]:.4f}" for x in both), *perplexities])
-    words = f"The largest difference of a loss is {found[0].differences.max():.1e}."
+    words = f"The largest difference between losses is {found[0].differences.max():.1e}."
     return joined(versions(*PACKAGES), words, table(rows))
 
 
 def figure_10(found: Sequence[Curves]) -> str:
-    """The tables of figure 10: differences of both layouts, and losses in float32."""
+    """The tables of figure 10: differences between the layouts, and losses in float32."""
     head = ["model", "precision", "loss of step 1", "of the last step", "largest difference"]
     narrow = [each for each in found if each.dtype == DTYPES[0]]
     names = [f"{each.name}, {name}" for each in narrow for name in ("TP=4", "2 x 2")]
@@ -141,14 +141,14 @@ def figure_10(found: Sequence[Curves]) -> str:
 SWIN_LAYOUTS = {"TP=4": Layout(tp=4), "TP2D=4": Layout(row=2, col=2, matmul2d="gather")}
 IMAGES = Images(32, 1, 4, patch=2, window=4, depths=(2, 2), decoder_depths=(2,), dice="image")
 SWIN = ModelConfig(family="swin-unet", hidden_size=16, num_heads=2, dtype="float64", images=IMAGES)
-EVALUATIONS, CHECKED, HEARTS = 4, 16, 3  # of a run, batches of each; that are drawn
-# With 4e-3 training is unstable: from step 17 on a rounding grows twofold in each step.
+EVALUATIONS, CHECKED, HEARTS = 4, 16, 3  # per run; batches in each; hearts drawn
+# With 4e-3 training is unstable: from step 17 on, rounding errors double in each step.
 SWIN_OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=20)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """Losses; Dice coefficients, NaN without evaluation; classes `[HEARTS, rows, columns]`."""
+    """Losses; Dice coefficients, NaN where not evaluated; classes `[HEARTS, rows, columns]`."""
 
     loss: np.ndarray
     dice: np.ndarray
@@ -165,12 +165,12 @@ class Hearts:
 
     @property
     def evaluated(self) -> np.ndarray:
-        """The steps with an evaluation, from 1 on."""
+        """The steps with an evaluation, counted from 1."""
         first, *_ = self.trained.values()
         return np.flatnonzero(np.isfinite(first.dice)) + 1
 
     def difference(self, name: str) -> float:
-        """The largest difference of both layouts in the values of a column."""
+        """The largest difference between the two layouts in the values of a column."""
         tp, tp2d = (getattr(each, name) for each in self.trained.values())
         return float(np.nanmax(np.abs(tp - tp2d)))
 
@@ -182,7 +182,7 @@ class Hearts:
 
 
 def hearts(steps: int) -> Hearts:
-    """Trains in both layouts, and segments the first held-out hearts."""
+    """Trains in both layouts and segments the first held-out hearts."""
     found, image, label = dict[str, Trained](), np.empty(0), np.empty(0)
     for name, layout in SWIN_LAYOUTS.items():
         with tempfile.TemporaryDirectory() as folder, jax.enable_x64(True):
@@ -201,13 +201,13 @@ def hearts(steps: int) -> Hearts:
 
 
 def figure_13(found: Hearts) -> str:
-    """The table of figure 13: losses and Dice coefficients, with differences of both layouts."""
+    """The table of figure 13: losses and Dice coefficients, and how the layouts differ."""
     head = ["step", *(f"{what}, {name}" for what in ("loss", "mean Dice") for name in SWIN_LAYOUTS)]
     both = found.trained.values()
     columns = [*(each.loss for each in both), *(each.dice for each in both)]
     rows = [[str(step), *(f"{x[step - 1]:.4f}" for x in columns)] for step in found.evaluated]
     words = (
-        f"Largest difference of a loss {found.difference('loss'):.1e}, of a Dice coefficient "
+        f"Largest difference in loss {found.difference('loss'):.1e}, in Dice coefficient "
         f"{found.difference('dice'):.1e}; the same class in {found.same_pixels:.2%} of the pixels."
     )
     return joined(versions(*PACKAGES), words, table([head, *rows]))

@@ -1,9 +1,9 @@
-"""The peer: the same GPT-2 as a JAX user writes it with plain `jax.jit` and sharding rules.
+"""The peer: the same GPT-2 as a JAX user would write it with plain `jax.jit` and sharding rules.
 
-It has no shard_map and no collective: arrays are global, `with_sharding_constraint` gives the
-sharding of activations wherever it changes, and XLA's partitioner finds what has to move.
-Parameters have the names and shapes of jaxptd's canonical form, so both start from the same
-numbers; loss, gradient norm and update must then be equal, which `benchmarks.peers.step` checks
+It uses no shard_map and no collectives: arrays are global, `with_sharding_constraint` sets the
+sharding of activations wherever it changes, and XLA's partitioner finds out what has to move.
+Parameters have the names and shapes of jaxptd's canonical form, so both programs start from the
+same values. Loss, gradient norm and update must then be equal, which `benchmarks.peers.step` checks
 before it measures.
 
 Letters: B batch, T query position, S key position, D model, F hidden, N heads, H head size,
@@ -26,13 +26,13 @@ from jaxptd.config import Config, ModelConfig
 from jaxptd.mesh import Axis
 from jaxptd.step.optimizer import learning_rate
 
-Params = dict[str, Any]  # canonical names; without scan_layers "blocks" is a list of L dicts
+Params = dict[str, Any]  # by canonical name; without scan_layers, "blocks" is a list of L dicts
 Block = dict[str, Array]
 State = dict[str, Any]
 Batch = dict[str, Array]
 
-# The dims of each parameter by their letters, those of C = 3 products; a block's have a leading L.
-# Dims of V, N and F are sharded over tp.
+# The dims of each parameter by letter, with C = 3 for q, k and v; a block's have a leading L. Dims
+# V, N and F are sharded over tp.
 DIMS = {
     "tokens.table": "VD",
     "positions.table": "TD",
@@ -59,7 +59,7 @@ NO_DECAY = ("norm.w", "norm.b", ".b")
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """The training step of `config` on a mesh that has the axes dp and tp.
+    """The training step of `config` on a mesh with the axes dp and tp.
 
     Args:
         config: without dropout, remat and micro-batches; the embedding is tied.
@@ -79,7 +79,7 @@ class Peer:
         sequence = Axis.TP if self.config.layout.sequence_parallel else None
         rules = {
             "batch": Axis.DP,
-            "sequence": sequence,  # that of the residual stream
+            "sequence": sequence,  # of the residual stream
             "heads": Axis.TP,
             "hidden": Axis.TP,
             "vocab": Axis.TP,
@@ -97,7 +97,7 @@ class Peer:
         return self._lay(x_BTD, "batch", "sequence", None)
 
     def _whole(self, x_BTD: Array) -> Array:
-        """Gathers the sequence for the input of a product; the gradient is sharded again."""
+        """Gathers the sequence for the input of a matmul; the gradient is sharded again."""
         return self._lay(self._residual(x_BTD), "batch", None, None)
 
     # ---- the model --------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Peer:
         logits_BTV = self._lay(
             jnp.einsum("BTD,VD->BTV", x_BTD, table_VD), "batch", None, "vocab"
         ).astype(jnp.float32)
-        # A comparison works on logits sharded over V; a gather of the target's logit would not.
+        # A comparison works with logits sharded over V; a gather of the target's logit would not.
         is_target_BTV = (
             lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == batch["targets"][..., None]
         )
@@ -190,7 +190,7 @@ class Peer:
         return {**top, "blocks": [{n: p[layer] for n, p in stacked.items()} for layer in layers]}
 
     def init_state(self, canonical: Mapping[str, Any]) -> State:
-        """Makes step 0 from these parameters, sharded over the mesh."""
+        """Makes the state of step 0 from these parameters, sharded over the mesh."""
         params = self.arrange({name: jnp.asarray(p) for name, p in canonical.items()})
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         return jax.device_put(self._new_state(params), shardings)
@@ -200,7 +200,7 @@ class Peer:
 
     @cached_property
     def abstract_state(self) -> State:
-        """Shapes, precisions and shardings of the state, to compile without it."""
+        """Shapes, dtypes and shardings of the state, to compile without allocating it."""
         shapes = jax.eval_shape(lambda: self.arrange(_zeros(self.model)))
         state = jax.eval_shape(self._new_state, shapes)
         return jax.tree_util.tree_map_with_path(self._describe, state)
@@ -225,7 +225,7 @@ def _norm(x_BTD: Array, w_D: Array, b_D: Array) -> Array:
 
 
 def _name(path: Any) -> str:
-    """The name in `LOGICAL` of the parameter that a leaf of the state belongs to."""
+    """The name in `LOGICAL` of the parameter to which a leaf of the state belongs."""
     keys = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
     return keys[-1].removeprefix(BLOCKS) if keys else ""
 
@@ -235,7 +235,7 @@ def _decays(path: Any, _: Any) -> bool:
 
 
 def _zeros(model: ModelConfig) -> dict[str, Array]:
-    """Arrays with the canonical parameters' shapes; to be traced, not allocated."""
+    """Arrays with the canonical parameters' shapes, to be traced but not allocated."""
     size = {"V": model.vocab_size or 0, "T": model.seq_length, "D": model.hidden_size, "C": 3}
     size |= {"N": model.num_heads, "H": model.block.head_size, "F": model.mlp_size}
     return {

@@ -1,13 +1,13 @@
-"""One training step of jaxptd beside the peer's: time and temporary memory.
+"""Compares a training step of jaxptd with the peer's: time and temporary memory.
 
 `python -m benchmarks.peers.step [--layouts one dp ...] [--layers scan unrolled] [--steps N]
 [--out FILE]`
 
 Both programs start from the same parameters and batch, and must give the same loss and gradient
-norm for three steps, or nothing is measured. Then they are timed in one run, in turns (A B A B
+norm for three steps, or nothing is measured. Then they are timed in one run, alternately (A B A B
 ...), because the speed of a shared machine drifts. The devices are simulated on the CPU, so times
-compare the work of two programs and do not show how they scale. On a busy machine they mean
-nothing: `--steps 0` leaves them out.
+compare the work of two programs and do not show how they scale. On a busy machine they are
+meaningless: `--steps 0` skips them.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ LAYOUTS = {
 }
 MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=8, seq_length=256, vocab_size=1024)
 TRAIN = TrainConfig(global_batch_size=8, platform="cpu")
-OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)  # at its full rate from step 0
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)  # full rate from step 0 on
 
 
 class Numbers(NamedTuple):
-    """A program's figures: seconds a step, if timed; temporary bytes."""
+    """A program's figures: seconds per step, if timed, and temporary bytes."""
 
     median: float | None
     fastest: float | None
@@ -64,7 +64,7 @@ class Pair:
         return Program(self.config, mesh), Peer(self.config, mesh)
 
     def start(self) -> tuple[Run, Run]:
-        """Compiles both, and starts them from the same parameters and batch."""
+        """Compiles both programs and starts them from the same parameters and batch."""
         ours, peer = self.programs
         drawn = random_batch(self.config)
         drawn["targets"] = np.maximum(drawn["targets"], 0)  # the peer's loss is over every token
@@ -76,10 +76,10 @@ class Pair:
 
 
 def check_same(runs: Sequence[Run], steps: int = 3) -> None:
-    """Runs both for some steps; the third is the first that depends on all of AdamW.
+    """Runs both for a few steps; the third is the first that depends on all of AdamW.
 
     Raises:
-        DifferentError: loss or gradient norm differ by more than `TOLERANCE`.
+        DifferentError: losses or gradient norms differ by more than `TOLERANCE`.
     """
     for step in range(steps):
         ours, peers = (run.step() for run in runs)
@@ -89,7 +89,7 @@ def check_same(runs: Sequence[Run], steps: int = 3) -> None:
 
 
 def measure(config: Config, steps: int) -> list[Numbers]:
-    """Measures jaxptd and the peer, `steps` timed steps each, in turns."""
+    """Measures jaxptd and the peer alternately, with `steps` timed steps each."""
     runs = Pair(config).start()
     check_same(runs)
     for run in runs:
@@ -111,7 +111,7 @@ HEAD = ("layout", "layers", "remat", "step, s: median", "fastest", "temporary, M
 
 
 def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
-    """Makes one line of the table, with `jaxptd / peer = ratio` in each cell."""
+    """Makes one row of the table, with `jaxptd / peer = ratio` in each cell."""
 
     def cell(name: str, form: Callable[[float], str]) -> str:
         mine, theirs = getattr(ours, name), getattr(peers, name)
@@ -124,12 +124,12 @@ def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures a training step of jaxptd and of plain jit with sharding rules, side by side."""
+    """Compares a training step of jaxptd with one of plain jit with sharding rules."""
     made = parser("peers.step", main)
     made.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     ways = ("scan", "unrolled")
     made.add_argument("--layers", nargs="+", choices=ways, default=["scan"], help="default: scan")
-    words = "timed steps of each (default: 11); 0: no times"
+    words = "timed steps of each program (default: 11); 0 skips timing"
     made.add_argument("--steps", type=int, default=11, help=words)
     args = made.parse_args(argv)
     prepare(Config(model=MODEL, layout=LAYOUTS["dp"], train=TRAIN))
@@ -142,7 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     found = table([HEAD, *printed(rows())])
     if args.out:
-        title = head("A training step beside plain `jax.jit` with sharding rules", "peers.step")
+        title = head(
+            "A training step, compared with plain `jax.jit` with sharding rules", "peers.step"
+        )
         renew(Path(args.out), title + joined(versions("flax", "optax"), found))
     return 0
 

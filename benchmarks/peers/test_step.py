@@ -1,4 +1,4 @@
-"""The peer computes what jaxptd computes; a step needs less temporary memory than the peer's."""
+"""The peer computes what jaxptd computes, and our step needs less temporary memory."""
 
 import dataclasses
 from typing import Any
@@ -44,7 +44,7 @@ def test_row_sets_both_programs_side_by_side() -> None:
     assert cells["temporary, MiB"] == "1.0 / 4.0 = **0.25**"
 
 
-# XLA's own scheduler and kernels, which runs of these layouts have and tests do not, see
+# XLA's own scheduler and kernels, which real runs of these layouts use and tests do not: see
 # `step/program.py`.
 KERNELS = ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "REDUCE")
 NEW = jax.__version_info__ >= (0, 12)
@@ -59,7 +59,7 @@ OWN: dict[str, Any] = (
     if NEW
     else {"xla_cpu_enable_concurrency_optimized_scheduler": True}
 )
-# With jax 0.10 XLA schedules unrolled layers so that ours need more: as reached.
+# With jax 0.10 XLA schedules unrolled layers in a way that needs more memory: as measured.
 GOAL, UNROLLED = 0.8, 0.8 if NEW else 1.15
 
 

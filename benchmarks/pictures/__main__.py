@@ -1,10 +1,10 @@
-"""The pictures of the documentation, with the same bytes each time.
+"""Draws the documentation's pictures, with the same bytes each time.
 
 `python -m benchmarks.pictures [grid pipeline remat ring step] [--out docs/pictures]`
 
 Needs matplotlib (the viz extra). `step` also needs XLA's compiler for GPUs, as described in
-`benchmarks/gpu/compile_gpu.py`, and is drawn only if it is named. Any other schedule than those of
-`pipeline` is drawn by `jaxptd pipeline --picture`.
+`benchmarks/gpu/compile_gpu.py`, and is drawn only if you name it. `jaxptd pipeline --picture` draws
+schedules other than those of `pipeline`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SUBJECTS = ("grid", "pipeline", "remat", "ring")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws pictures of the documentation."""
+    """Draws the documentation's pictures."""
     parser = Parser(prog="python -m benchmarks.pictures", description=main.__doc__)
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help="default: all but step")
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"), help="where to")

@@ -1,4 +1,4 @@
-"""Pictures of products on a grid: the blocks of each step, and the bytes that a layer sends.
+"""Pictures of matmuls on a grid: the blocks of each step, and the bytes that a layer sends.
 
 Letters: A B = C, in q x q blocks; i, j a device's row and column; k the panel of a step.
 """
@@ -16,10 +16,10 @@ from jaxptd.plot.style import COLORS, INK, PAGE
 
 Q = 3
 GAP = 0.03  # where arrows are, between devices
-HIDDEN = 4096  # D of the costs that are drawn; only the norms depend on it
+HIDDEN = 4096  # D for the costs drawn; only the norms depend on it
 
 
-# ---- steps of a product -------------------------------------------------------------------------
+# ---- steps of a matmul --------------------------------------------------------------------------
 
 
 def panel(algorithm: str, i: int, j: int, step: int) -> int:
@@ -60,7 +60,7 @@ def cannon() -> Figure:
 
 
 def summa_and_gather() -> Figure:
-    """Draws the steps of SUMMA, and the one step of a gather."""
+    """Draws the steps of SUMMA, and the single step of a gather."""
     figure = Figure(figsize=(PAGE, 7.2), layout="constrained")
     *steps, gather = figure.subplots(2, 2).flat
     for step, axes in enumerate(steps):
@@ -76,7 +76,7 @@ def summa_and_gather() -> Figure:
     for i, j in np.ndindex(Q, Q):
         _along_row(gather, i, j)
         _along_column(gather, j, i)
-    gather.set_xlabel("every block of A to all of its row,\nof B to all of its column: one product")
+    gather.set_xlabel("every block of A to all of its row,\nof B to all of its column: one matmul")
     return figure
 
 
@@ -139,7 +139,7 @@ def _left(axes: Axes, i: int) -> None:
 
 
 def break_even() -> Figure:
-    """Draws the bytes that a device sends a layer, over M / D; and the bytes it keeps, over N."""
+    """Draws the bytes that a device sends per layer, over M / D, and those it saves, over N."""
     figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
     sent, kept = figure.subplots(1, 2)
     ratio = np.geomspace(0.25, 128, 64)
@@ -151,7 +151,7 @@ def break_even() -> Figure:
         sent.axhline(line.each / HIDDEN, color=color, ls="--", lw=1, label=f"1D on {rows * cols}")
         if span := even.cheaper(rows, cols, HIDDEN):
             sent.plot(span[0] / HIDDEN, line.each / HIDDEN, "o", color=color, markersize=5)
-    sent.set(xscale="log", ylim=(0, 40), title="sent by a device for a layer")
+    sent.set(xscale="log", ylim=(0, 40), title="sent by a device per layer")
     sent.set_xlabel("tokens of a micro-batch / hidden size, M / D")
     sent.set_ylabel("bytes / (M D)")
     sent.set_xticks([0.25, 1, 4, 16, 64], ["1/4", "1", "4", "16", "64"])
@@ -163,8 +163,8 @@ def break_even() -> Figure:
     ):
         values = [keep(n, remat=remat) for n in devices]
         kept.plot(devices, values, marker="o", markersize=4, color=color, label=name)
-    kept.set(xscale="log", ylim=(0, 12), title="kept by a device for backward")
-    kept.set(xlabel="devices, N", ylabel="bytes of a layer / (M D)")
+    kept.set(xscale="log", ylim=(0, 12), title="saved by a device for backward")
+    kept.set(xlabel="devices, N", ylabel="bytes per layer / (M D)")
     kept.set_xticks(devices, [str(n) for n in devices])
     for axes in (sent, kept):
         axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""Pictures of pipeline schedules: their tables, all in one time scale, and their costs.
+"""Pictures of pipeline schedules: their tables on one time scale, and their costs.
 
 Letters: p stages, m micro-batches; F, B, W as `jaxptd/pipeline/table.py` has them, 1 each.
 """
@@ -18,7 +18,7 @@ from jaxptd.plot import BLUE, GREEN, ORANGE, PINK, PURPLE
 from jaxptd.plot.style import INK, PAGE
 
 STAGES, MICRO_BATCHES = 4, 8
-DEEP = 8  # stages of the costs that are drawn
+DEEP = 8  # stages for the costs drawn
 LINES = (BLUE, ORANGE, GREEN, PURPLE, PINK, INK)
 EDGE = (0.5, 0.5, 0.5, 0.5)
 MARKS = ("o", "s", "^", "v", "D", "x")
@@ -30,7 +30,7 @@ def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[
 
 
 def in_time() -> Figure:
-    """Draws every schedule in time, with F, B and W equally long; a whole backward is B + W."""
+    """Draws every schedule over time, with F, B and W equally long; a whole backward is B + W."""
     found = schedules()
     figure = Figure(figsize=(PAGE, 8.6), layout="constrained")
     end = max(simulate(each).makespan for each in found)
@@ -47,7 +47,7 @@ def in_time() -> Figure:
 
 
 def _strip(axes: Axes, schedule: Schedule) -> None:
-    """Draws a bar per operation, a line per stage."""
+    """Draws a bar per operation and a line per stage."""
     timing = simulate(schedule)
     for tick, stage, operation, _, chunk in schedule.operations():
         start, end = timing.start[tick, stage], timing.end[tick, stage]

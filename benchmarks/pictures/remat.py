@@ -1,4 +1,4 @@
-"""A picture of the bytes that a layer keeps for backward under each remat policy, by formula.
+"""A picture of the bytes that a layer saves for backward under each remat policy, by formula.
 
 Letters: b sequences of a micro-batch, T tokens, D model.
 """
@@ -21,11 +21,11 @@ MODEL = ModelConfig(
 )
 LAYOUTS = (Layout(), Layout(tp=4), Layout(tp=4, sequence_parallel=True), Layout(row=2, col=2))
 POLICIES: tuple[Remat, ...] = ("none", "attention", "dots", "full")
-# What is drawn as one: the words with which the names of `kept_by_layer` begin, and a color.
+# What is drawn as one bar: how the names of `kept_by_layer` begin, and a color.
 GROUPS = {
     "the layer's input": (("the layer's input",), BLUE),
     "residual sums, norms": (("the residual sum", "input of the second norm", "statistics"), GREEN),
-    "inputs of the first products": (("input of the product", "input of the up product"), AMBER),
+    "inputs of the first matmuls": (("input of the product", "input of the up product"), AMBER),
     "q, k, v": (("q, k, v",), ORANGE),
     "attention's output": (("attention's output", "logsumexp"), PINK),
     "hidden units of the MLP": (("input of the activation", "input of the down product"), PURPLE),
@@ -57,14 +57,14 @@ def _panel(axes: Axes, config: Config) -> None:
     axes.set_title(str(config.layout))
     axes.set_ylim(len(POLICIES) - 0.5, -0.5)
     axes.label_outer()
-    axes.set_xlabel("bytes of a device / (b T D)")
+    axes.set_xlabel("bytes per device / (b T D)")
 
 
 def by_group(config: Config) -> dict[str, np.ndarray]:
-    """Bytes that a layer keeps in one device, by `GROUPS` and policy.
+    """Bytes that a layer saves on one device, by `GROUPS` and policy.
 
     Raises:
-        ValueError: something that a layer keeps is in no group.
+        ValueError: something that a layer saves is in no group.
     """
     found = {name: np.zeros(len(POLICIES)) for name in GROUPS}
     (stack,) = architecture_of(MODEL).stacks

@@ -15,7 +15,7 @@ from jaxptd.attention.attend import Ring
 from jaxptd.plot import BLUE, FILLS
 from jaxptd.plot.style import COLORS, INK, PAGE
 
-WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it
+WIDTH = 4096  # D for the times drawn; where lines cross does not depend on it
 
 
 def owners(kind: Any, n: int) -> np.ndarray:
@@ -27,7 +27,7 @@ def owners(kind: Any, n: int) -> np.ndarray:
 
 
 def work(kind: Any, n: int) -> np.ndarray:
-    """Scores that each device computes, in units of a chunk's queries times a chunk's keys."""
+    """The scores that each device computes, in units of a chunk's queries times a chunk's keys."""
     device = owners(kind, n)
     return np.array([np.sum(np.flatnonzero(device == i) + 0.5) for i in range(n)])
 
@@ -68,7 +68,7 @@ def _cell(axes: Axes, row: int, key: int, device: int) -> None:
 
 
 def break_even() -> Figure:
-    """Draws the time of a hop, and of the attention that hides it, over the tokens of a device."""
+    """Draws the time of a hop, and of the attention that hides it, over tokens per device."""
     figure = Figure(figsize=(PAGE, 4.2), layout="constrained")
     pair = figure.subplots(1, 2, sharey=True)
     both: tuple[Pass, Pass] = ("forward", "backward")
@@ -93,7 +93,7 @@ def _times(axes: Axes, which: Pass) -> None:
         for x, side, offset in zip(edges, ("right", "left"), ((-6, 4), (6, -10)), strict=True):
             style: Any = {"textcoords": "offset points", "ha": side, "fontsize": 8}
             axes.annotate(f"{x:,.0f}", (x, hop * x), offset, **style)
-    axes.plot([], [], "o", color=INK, markersize=4, label="hidden from so many tokens on")
+    axes.plot([], [], "o", color=INK, markersize=4, label="hidden from this many tokens on")
     axes.set(xscale="log", yscale="log", title=which, xlabel="tokens on a device, T / cp")
     axes.set_xlim(tokens[0], tokens[-1])
     axes.set_xticks(2 ** np.arange(9, 18, 2), [f"{2**i:,}" for i in range(9, 18, 2)])

@@ -1,4 +1,4 @@
-"""A picture of the least time that each scope of a step takes on an H200, from compiled steps."""
+"""A picture of the least time that each scope of a step needs on an H200, from compiled steps."""
 
 from matplotlib.figure import Figure
 

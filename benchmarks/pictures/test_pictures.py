@@ -1,4 +1,4 @@
-"""The pictures of the pages are current, and show what schedules, grids and rings are."""
+"""The pictures of the pages are current, and show schedules, grids and rings as they are."""
 
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,1 +1,1 @@
-"""Measured steps that others have published, and how well the planner predicts them."""
+"""Step times that others have published, and how well the planner predicts them."""

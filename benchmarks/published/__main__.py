@@ -11,7 +11,7 @@ from jaxptd.hardware import find_accelerator
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predicts Megatron's table 1 and prints the errors; exit code 1 if one exceeds its bar."""
+    """Predicts Megatron's table 1 and prints the errors; exits with 1 if one exceeds its bar."""
     parser = Parser(prog="python -m benchmarks.published", description=main.__doc__)
     help_text = "predict each row with a model fitted to the others"
     parser.add_argument("--held-out", action="store_true", help=help_text)

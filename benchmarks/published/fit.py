@@ -1,9 +1,9 @@
 """Published rows, and a small bounded fit to them: four shares of an accelerator's limits.
 
-The shares are of products, memory, NVLink and network. They minimise the squared logarithms of
-predicted by measured seconds, in units of `ROW_ERROR`, and the squared distances from `BEFORE`, in
-units of `SPREAD`, by Gauss-Newton steps that stay within `LOWEST` and `HIGHEST`. The same rows give
-the same shares.
+The shares are for matmuls, memory, NVLink and network. They minimise the squared logarithms of
+predicted over measured seconds, in units of `ROW_ERROR`, plus the squared distances from `BEFORE`,
+in units of `SPREAD`, by Gauss-Newton steps that stay within `LOWEST` and `HIGHEST`. The same rows
+always give the same shares.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from jaxptd.planner.rows import Row, read_rows
 from jaxptd.planner.validation import Outcome, Validation
 
 ROWS = Path(__file__).parent
-WORST, MEAN = 0.06, 0.025  # bars of table 1: of each row, and of the mean
+WORST, MEAN = 0.06, 0.025  # bars for table 1: each row, and the mean
 SHARES = ("products_share", "hbm_share", "nvlink_share", "network_share")
 BEFORE = np.array([0.85, 0.80, 0.78, 0.85])  # usual values, set before any row was seen
 LOWEST = np.array([0.60, 0.50, 0.50, 0.50])
 HIGHEST = np.array([0.95, 0.95, 0.95, 0.95])
-ROW_ERROR = 0.02  # of one measured row: another day, another node
+ROW_ERROR = 0.02  # of one measured row: another day or node changes it this much
 SPREAD = 0.1  # of a share about `BEFORE`
-STEP, STEPS, SMALL = 1e-3, 20, 1e-4  # of a derivative; at most; of the last change
+STEP, STEPS, SMALL = 1e-3, 20, 1e-4  # of a derivative; the maximum number; of the last change
 DAMPINGS = (0.0, 0.1, 1.0, 10.0, 100.0)  # of a step, tried in turn
 
 Residuals = Callable[[np.ndarray], np.ndarray]
@@ -58,10 +58,9 @@ def fitted(accelerator: Accelerator, rows: Sequence[Row]) -> Accelerator:
 
 
 def calibrated(accelerator: Accelerator, row: Row) -> Accelerator:
-    """The accelerator with the share of products with which one row is predicted exactly.
+    """The accelerator with the matmul share that predicts one row exactly.
 
-    It is found by halving between `LOWEST` and `HIGHEST`, and is one of them if the row is out of
-    reach.
+    Bisection between `LOWEST` and `HIGHEST` finds it; it is one of them if the row is out of reach.
     """
     low, high = LOWEST[0], HIGHEST[0]
     for _ in range(40):
@@ -83,7 +82,7 @@ def calibrated_pace(accelerator: Accelerator, row: Row) -> float:
 
 
 def _least_squares(residuals: Residuals) -> np.ndarray:
-    """Levenberg and Marquardt's steps from `BEFORE`, until one changes next to nothing."""
+    """Takes Levenberg-Marquardt steps from `BEFORE` until one changes next to nothing."""
     x = BEFORE.copy()
     for _ in range(STEPS):
         to = _next(residuals, x)
@@ -95,7 +94,7 @@ def _least_squares(residuals: Residuals) -> np.ndarray:
 
 
 def _next(residuals: Residuals, x: np.ndarray) -> np.ndarray:
-    """The first better place within the bounds, from the longest step on; `x` if there is none."""
+    """The first better point within the bounds, trying long steps first; `x` if there is none."""
     now = residuals(x)
     moves = np.eye(len(x)) * STEP
     slopes = np.stack([(residuals(x + move) - now) / STEP for move in moves], axis=1)
@@ -111,12 +110,12 @@ def _next(residuals: Residuals, x: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class FittedTable(Validation):
-    """Predictions of the rows of a table by shares that were fitted to them.
+    """Predictions of a table's rows by shares that were fitted to them.
 
     Args:
         mean_bar: the largest mean error allowed.
-        baseline: errors of a constant TFLOP/s, of each row.
-        shares: of the fit to all rows.
+        baseline: each row's error with a constant TFLOP/s.
+        shares: from the fit to all rows.
     """
 
     mean_bar: float
@@ -124,7 +123,7 @@ class FittedTable(Validation):
     shares: Mapping[str, float]
 
     def missed(self) -> list[str]:
-        """The bars that are missed, a sentence each."""
+        """The missed bars, one sentence each."""
         found = super().missed()
         if self.mean > self.mean_bar:
             found.append(f"mean: {self.mean:.1%} is above {self.mean_bar:.1%}")
@@ -148,9 +147,9 @@ def fitted_table(rows: Sequence[Row], accelerator: Accelerator, *, held_out: boo
     """Fits the shares to rows of one accelerator and predicts the same rows.
 
     Args:
-        rows: that ran on it.
+        rows: measured on that accelerator.
         accelerator: its limits; its shares are not read.
-        held_out: each row is predicted by a fit to the others.
+        held_out: whether each row is predicted by a fit to the others.
     """
     whole = fitted(accelerator, rows)
     machines = [fitted(accelerator, others) if held_out else whole for others in _others(rows)]
@@ -164,7 +163,7 @@ def fitted_table(rows: Sequence[Row], accelerator: Accelerator, *, held_out: boo
 
 
 def constant_rate(rows: Sequence[Row]) -> tuple[float, ...]:
-    """Errors of a constant TFLOP/s: of each row's own, predicted by the mean of the others."""
+    """Errors of a constant TFLOP/s: each row's is predicted by the mean of the others."""
     rates = [row.flops / row.parallelism.gpus / row.seconds for row in rows]
     return tuple(
         float(np.mean(others)) / rate - 1

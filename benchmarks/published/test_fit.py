@@ -1,4 +1,4 @@
-"""The fit finds shares that made its rows, always the same, and stays within its bounds."""
+"""The fit finds the shares that made its rows, is deterministic, and stays within its bounds."""
 
 import dataclasses
 

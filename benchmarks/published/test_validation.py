@@ -1,4 +1,4 @@
-"""Predictions of published rows meet their bars, and the table has the shares that were fitted."""
+"""Predictions of published rows meet their bars, and the table holds the fitted shares."""
 
 import dataclasses
 
@@ -42,7 +42,7 @@ def test_a_constant_rate_is_worse(held_out: FittedTable) -> None:
 
 
 def test_a_row_is_predicted_without_it(held_out: FittedTable) -> None:
-    """With one row slower its own prediction stays; a fit that saw it would move."""
+    """If one row is slower, its own prediction stays; a fit that saw the row would move."""
     rows = table_1()[:3]
     moved = [dataclasses.replace(rows[0], seconds=rows[0].seconds * 1.3), *rows[1:]]
     found = fitted_table(moved, A100, held_out=True)

@@ -1,1 +1,1 @@
-"""A long run that is killed again and again, and must end with the curve of one that was not."""
+"""A long run that is killed over and over, and must end with the curve of an undisturbed one."""

@@ -1,13 +1,13 @@
-"""A soak test: a small run is killed again and again, and must lose nothing.
+"""Soak test: kills a small run over and over; it must lose nothing.
 
 `python -m benchmarks.soak --minutes 120 --kills 200`
 
-Starts `jaxptd train` in float64, on another layout each time, and has an accident happen to it: it
-is killed at any moment, or during a save; one of two processes is killed; the disk is full; it is
-killed, and the newest checkpoint damaged. The same command goes on, until all steps are done. Then
-every logged loss must equal that of a run that nothing happened to, and each start must have
-resumed from the newest good checkpoint. Runs follow one another until the time is over or so many
-kills are made. Exit code 1: something was lost.
+Starts `jaxptd train` in float64, on a different layout each time, and causes an accident: the run
+is killed at any moment or during a save, one of two processes is killed, the disk is full, or the
+run is killed and its newest checkpoint damaged. Then the same command is started again, until all
+steps are done. Every logged loss must equal that of an undisturbed run, and each start must have
+resumed from the newest good checkpoint. Runs follow one another until the time is up or the number
+of kills is reached. Exit code 1 means that something was lost.
 """
 
 import collections
@@ -26,7 +26,7 @@ from benchmarks.soak.accidents import Leg, damage, saved, wait_a_while, wait_for
 from jaxptd.analysis.report import table, versions
 from jaxptd.errors import Parser, run_command
 
-# At this learning rate training does not amplify roundings: layouts have the same curve to 1e-15.
+# At this learning rate training does not amplify rounding: layouts give the same curve to 1e-15.
 MODEL = "--config test-tiny --model.hidden_size 32 --model.dtype float64"
 RUN = "--optimizer.learning_rate 1e-3 --checkpoint.every 25 "
 RUN += "--train.log_every 10 --train.eval_every 0 --train.sample_tokens 0 --checkpoint.keep 3"
@@ -42,21 +42,21 @@ LAYOUTS = (
     "--layout.dp 2 --layout.cp 2 --layout.zero 3",
 )
 EQUAL = 1e-12  # of losses, relative
-ROOM = 20_000  # bytes that a file may grow on a full disk: less than the arrays have
+ROOM = 20_000  # bytes that a file may grow to on a full disk: fewer than the arrays need
 KILLED, DEAD, REFUSED = -9, 3, 2  # exit codes
 MARGIN = 30.0  # seconds that a run may take to start and compile
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of accident, with its weight among all, and the wait to its moment."""
+    """A kind of accident, its weight among all kinds, and how long to wait for its moment."""
 
     name: str
     weight: int
     wait: Callable[[Leg, Path, random.Random, float], None] = wait_a_while
     processes: int = 1  # the first or the last of several is killed
-    full: bool = False  # the disk, instead of a kill
-    damaged: bool = False  # the newest checkpoint, afterwards
+    full: bool = False  # fills the disk instead of killing
+    damaged: bool = False  # damages the newest checkpoint afterwards
 
 
 KINDS = (
@@ -69,20 +69,20 @@ KINDS = (
 
 
 class Soak:
-    """Runs with accidents, and what was found.
+    """Runs with accidents, and what they revealed.
 
     Args:
-        folder: of everything.
-        seed: of what happens, and when.
-        steps: of a run.
-        longest: seconds after the start in which an accident may happen.
+        folder: where everything is written.
+        seed: decides what happens, and when.
+        steps: the length of a run.
+        longest: the last second after the start at which an accident may happen.
     """
 
     def __init__(self, folder: Path, *, seed: int, steps: int, longest: float) -> None:
         self.folder, self.steps, self.longest = folder, steps, longest
         self.draw = random.Random(seed)
         self.counts: collections.Counter[str] = collections.Counter()
-        self.runs: list[float] = []  # the worst difference of a loss, of each run
+        self.runs: list[float] = []  # the worst loss difference of each run
         self.wrong: list[str] = []
         self.resumed = 0
 
@@ -92,11 +92,11 @@ class Soak:
         return sum(n for name, n in self.counts.items() if "killed" in name)
 
     def run(self, number: int, goes_on: Callable[[], bool]) -> None:
-        """One run to its end, with accidents as long as `goes_on`."""
+        """Takes one run to its end, with accidents while `goes_on`."""
         whole, other = self.folder / f"whole-{number}", self.folder / f"run-{number}"
         leg = self._leg(whole, number, "")
         assert leg.end() == [0], leg.said()
-        expected, damaged = 0, 0  # step to resume at, at least; step of the damaged checkpoint
+        expected, damaged = 0, 0  # earliest step to resume at; step of the damaged checkpoint
         while True:
             accident, kind = goes_on(), self._kind()
             leg = self._leg(other, number, self._layout(kind), kind if accident else None)
@@ -106,7 +106,7 @@ class Soak:
                 break
             steps = saved(other / "checkpoints")
             if steps and steps[-1] > damaged:
-                damaged = 0  # the run has saved this step once more, and those after it
+                damaged = 0  # the run has saved this step and later ones again
             if kind.damaged and steps and KILLED in codes and not damaged:
                 damaged = steps[-1]
                 damage(other / "checkpoints" / f"{damaged:08d}", self.draw)
@@ -137,7 +137,7 @@ class Soak:
         return codes
 
     def _check(self, leg: Leg, kind: Kind, codes: Sequence[int], expected: int) -> None:
-        """Notes what should not be."""
+        """Notes everything that is wrong."""
         said = leg.said()
         if set(codes) - _allowed(kind, said) or "Traceback" in said:
             self.wrong.append(f"{kind.name}: exit codes {codes}: {said[-600:]}")
@@ -148,7 +148,7 @@ class Soak:
                 self.wrong.append(f"{kind.name}: saved was {expected}: {said[-600:]}")
 
     def _difference(self, whole: Path, other: Path) -> float:
-        """The largest relative difference of a loss; notes missing rows."""
+        """The largest relative difference between losses; notes missing rows."""
         curves = []
         for folder in (whole, other):
             rows = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -178,9 +178,9 @@ def report(soak: Soak, minutes: float, seed: int) -> str:
     rows = [
         ["accident", "times"],
         *([name, str(number)] for name, number in soak.counts.most_common()),
-        ["starts that resumed", str(soak.resumed)],
-        [f"runs of {soak.steps:,} steps done", str(len(soak.runs))],
-        ["worst difference of a loss", f"{max(soak.runs, default=0):.1e}"],
+        ["restarts that resumed", str(soak.resumed)],
+        [f"completed runs of {soak.steps:,} steps", str(len(soak.runs))],
+        ["largest difference between losses", f"{max(soak.runs, default=0):.1e}"],
         ["lost", str(len(soak.wrong))],
     ]
     about = f"seed {seed}, {minutes:.0f} minutes, {soak.kills} kills. {versions()}"
@@ -188,18 +188,20 @@ def report(soak: Soak, minutes: float, seed: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kills runs again and again, and compares their curves with those that nothing happened to."""
+    """Kills runs over and over, and compares their curves with those of undisturbed runs."""
     parser = Parser(prog="python -m benchmarks.soak", description=main.__doc__)
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1500, help="of a run")
-    parser.add_argument("--longest", type=float, default=MARGIN, help="seconds to an accident")
+    parser.add_argument("--steps", type=int, default=1500, help="steps per run")
+    parser.add_argument(
+        "--longest", type=float, default=MARGIN, help="longest time to an accident, in seconds"
+    )
     parser.add_argument("--out", help="a folder for soak.md")
     options = parser.parse_args(argv)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        # A cache of programs, as users have it: a start after a kill takes seconds.
+        # A program cache, as users have one: restarting after a kill takes seconds.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(name) / "programs")
         soak = Soak(Path(name), seed=options.seed, steps=options.steps, longest=options.longest)
 
@@ -214,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     if options.out:
         command = f"soak --seed {options.seed} --steps {options.steps}"
-        title = head("Soak: a run that is killed again and again", command)
+        title = head("Soak test: a run that is killed over and over", command)
         write(Path(options.out) / "soak.md", title + text)
     return int(bool(soak.wrong))
 

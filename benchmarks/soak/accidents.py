@@ -1,6 +1,6 @@
-"""What happens to a run: it is killed, at some moment, alone or as one of two processes, and worse.
+"""Accidents of a run: it is killed at some moment, alone or as one of two processes, and worse.
 
-A *leg* is what runs between two starts of the command. Each has a layout of its own.
+A *leg* is what runs between two starts of the command. Each leg has its own layout.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-PATIENCE = 240.0  # seconds to the end of a leg that should have ended by itself
+PATIENCE = 240.0  # seconds to wait for a leg that should end by itself
 COMMAND = (sys.executable, "-m", "jaxptd.train")
 
 
@@ -24,10 +24,10 @@ class Leg:
     """Processes of one start of the command.
 
     Args:
-        options: of the command.
-        folder: for their output.
-        processes: of them.
-        room: bytes that a file may have, as on a full disk; None: as many as it likes.
+        options: options of the command.
+        folder: where their output goes.
+        processes: how many there are.
+        room: bytes that a file may have, as on a full disk; None means no limit.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Leg:
         return any(each.poll() is None for each in self.processes)
 
     def kill(self, rank: int) -> None:
-        """Kills one of them; the others must end by themselves."""
+        """Kills one of the processes; the others must end by themselves."""
         self.processes[rank].send_signal(signal.SIGKILL)
 
     def end(self) -> list[int]:
-        """Exit codes, when all have ended. Those that do not end in time are killed."""
+        """Returns the exit codes when all have ended. Kills those that do not end in time."""
         deadline = time.monotonic() + PATIENCE
         for each in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -78,7 +78,7 @@ class Leg:
         return [each.returncode for each in self.processes]
 
     def said(self) -> str:
-        """The output of all of them."""
+        """The output of all processes."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.out")))
 
 
@@ -88,19 +88,19 @@ def _limit(room: int) -> None:
 
 
 def wait_a_while(leg: Leg, checkpoints: Path, draw: random.Random, longest: float) -> None:
-    """Waits up to so many seconds."""
+    """Waits for a random time up to this many seconds."""
     _wait(leg, draw.uniform(0, longest), lambda: False)
 
 
 def wait_for_a_save(leg: Leg, checkpoints: Path, draw: random.Random, longest: float) -> None:
-    """Waits until files of a save appear, some time after the start, and a moment more."""
+    """Waits until files of a save appear some time after the start, and then a moment longer."""
     wait_a_while(leg, checkpoints, draw, longest)
     _wait(leg, longest, lambda: _saves(checkpoints))
     time.sleep(draw.uniform(0, 0.02))
 
 
 def _saves(checkpoints: Path) -> bool:
-    """True while a folder of a save is not in its place yet."""
+    """True while the folder of a save has not been moved into place."""
     return any(path.name.startswith(".") for path in _folders(checkpoints))
 
 
@@ -111,7 +111,7 @@ def _wait(leg: Leg, seconds: float, until: Callable[[], bool]) -> None:
 
 
 def saved(checkpoints: Path) -> list[int]:
-    """Steps whose checkpoints are in their places."""
+    """The steps whose checkpoints are in place."""
     return sorted(int(path.name) for path in _folders(checkpoints) if path.name.isdigit())
 
 
@@ -120,7 +120,7 @@ def _folders(checkpoints: Path) -> list[Path]:
 
 
 def damage(folder: Path, draw: random.Random) -> None:
-    """Damages a checkpoint: a bit of a file, its end, or the file itself."""
+    """Damages a checkpoint: flips a bit of a file, cuts off its end, or deletes it."""
     path = draw.choice(sorted(each for each in folder.rglob("*") if each.is_file()))
     data = bytearray(path.read_bytes())
     kind = draw.choice(("bit", "end", "gone"))

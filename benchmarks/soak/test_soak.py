@@ -1,4 +1,4 @@
-"""Accidents lose nothing, and a soak test sees what is lost."""
+"""Accidents lose nothing, and the soak test notices when something is lost."""
 
 import json
 from pathlib import Path

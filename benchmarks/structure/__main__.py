@@ -1,15 +1,15 @@
-"""How many places a reader has to know: files and functions on three paths, and what stands twice.
+"""Counts what a reader has to know: files and functions on three paths, and repeated knowledge.
 
 `python -m benchmarks.structure [--verbose] [--json] [--out FILE]`
 
-Prints what there is beside what is wanted; `--verbose` adds the functions of each path, by file,
-and the places that are counted. `paths.py` says what is on a path. Counted in the syntax are
+Prints each count next to its target. `--verbose` adds the functions of each path by file, and the
+places that are counted. `paths.py` says what is on a path. The following are counted in the syntax:
 
-- questions what a part of a model is: `isinstance`, `type(x) is` or a `case` with a class that
+- code that asks what a part of a model is: `isinstance`, `type(x) is` or a `case` with a class that
   describes a part or its sizes (a class of `HOMES`), outside the file of that class;
-- comparisons with the name of a kind of ring, as `ring == "zigzag"`;
-- definitions of the columns of a gated MLP's first product: `2 if gated else 1`, `(2,) if gated
-  else ()` and `1 + gated`.
+- comparisons with the name of a kind of ring, such as `ring == "zigzag"`;
+- definitions of the number of columns of a gated MLP's first matmul: `2 if gated else 1`, `(2,) if
+  gated else ()` and `1 + gated`.
 """
 
 import ast
@@ -28,14 +28,14 @@ from jaxptd.run.devices import prepare
 
 HOMES = ("parts/", "vision/architecture")  # of parts
 SHORT, LONG, LONG_FUNCTION = 60, 600, 60  # lines
-HEAD = ("measure", "now", "wanted, at most", "where")
+HEAD = ("measure", "now", "target, at most", "where")
 Finder = Callable[[Any], bool]
 Nodes = dict[str, list[Any]]  # the nodes of each file of the package
-Measure = tuple[int, int, list[str]]  # what is there, what is wanted, and where
+Measure = tuple[int, int, list[str]]  # the count, its target, and where
 
 
 def questions(nodes: Nodes) -> list[str]:
-    """Lists where it is asked what a part is, outside the file of the part."""
+    """Lists the code that asks what a part is, outside the part's own file."""
     homes = [f"jaxptd.{file[:-3].replace('/', '.')}" for file in nodes if file.startswith(HOMES)]
     every = [x for file in nodes if file.startswith(HOMES) for x in nodes[file]]
     classes = {x.name for x in every if isinstance(x, ast.ClassDef)}
@@ -49,7 +49,7 @@ def questions(nodes: Nodes) -> list[str]:
 
 
 def asks(node: ast.AST, classes: set[str]) -> bool:
-    """True if an expression or a pattern asks whether something is of one of the classes."""
+    """True if an expression or pattern asks whether something is one of the classes."""
     match node:
         case ast.Call(ast.Name("isinstance" | "issubclass"), [_, kind]) | ast.MatchClass(kind):
             kinds = [kind]
@@ -68,7 +68,7 @@ def compares_ring(node: ast.AST) -> bool:
 
 
 def counts_gate(node: ast.AST) -> bool:
-    """True for an expression of how many matrices the first product of an MLP has."""
+    """True for an expression that says how many matrices an MLP's first matmul has."""
     match node:
         case ast.IfExp(gate, ast.Constant(2) | ast.Tuple([ast.Constant(2)])):
             return last_name(gate) == "gated"
@@ -93,7 +93,7 @@ def places(nodes: Nodes, is_meant: Finder) -> list[str]:
 
 
 def in_code() -> dict[str, Measure]:
-    """What is counted in the syntax, and the lengths of files and functions."""
+    """The counts from the syntax, and from the lengths of files and functions."""
     paths = {x.relative_to(PACKAGE).as_posix(): x.read_bytes() for x in PACKAGE.rglob("*.py")}
     nodes = {file: [*ast.walk(ast.parse(text))] for file, text in sorted(paths.items())}
     lines = {file: paths[file].count(b"\n") for file in nodes}
@@ -110,7 +110,7 @@ def in_code() -> dict[str, Measure]:
 
 
 def on_paths() -> dict[str, Measure]:
-    """What is on the paths, two measures each."""
+    """The counts of the paths, two for each."""
     measures: dict[str, Measure] = {}
     for name, route in ROUTES.items():
         found, (files, functions) = entered(route), route.wanted

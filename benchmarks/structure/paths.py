@@ -1,15 +1,15 @@
 """The functions of the package that Python enters on three paths through a training step.
 
-A run of a small GPT (`test-tiny` without dropout) reads its first batch, and JAX traces its step:
-then the package's Python runs. Functions of `jaxptd` are noted from the first call of one function
-to the first return of another. The config, the mesh, the shapes of parameters and state and the
-step that JAX will trace are made before, as a run makes them, and are on no path.
+A run of a small GPT (`test-tiny` without dropout) reads its first batch, and JAX traces its step,
+which runs the package's Python. A path records the functions of `jaxptd` from the first call of one
+function to the first return of another. The config, the mesh, the shapes of parameters and state,
+and the step that JAX will trace are made before that, as in a run, and are on no path.
 
-A function is a `def`, also one inside another, known by its file and qualified name and counted
-once; properties and wrappers of decorators are functions like others. A lambda or comprehension
-counts with the function that it stands in, a lambda of a module or a class as its own. Bodies of
-modules and classes do not count, nor do methods that `dataclass` and `NamedTuple` generate: they
-stand in no file.
+A function is a `def`, nested or not. It is identified by its file and qualified name and counted
+once; properties and wrappers of decorators are functions like any other. A lambda or comprehension
+belongs to the function around it; a lambda in a module or class counts by itself. Bodies of modules
+and classes do not count, nor do methods that `dataclass` and `NamedTuple` generate: they are in no
+file.
 """
 
 import functools
@@ -38,17 +38,17 @@ PACKAGE = Path(jaxptd.__file__).parent
 ROOT = f"{PACKAGE}{os.sep}"
 MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
 INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")  # calls before Python 3.12
-# A gradient's path begins where ZeRO gives each parameter the slot of its gradient. Not on it are
-# the layers' formulas with their derivatives, the same for every stage of ZeRO; the loop over
-# layers is (`zero/loop.py`), which reduces their gradients.
+# A gradient's path begins where ZeRO gives each parameter a slot for its gradient. The path leaves
+# out the layers' formulas and derivatives, which are the same at every stage of ZeRO, but includes
+# the loop over layers (`zero/loop.py`), which reduces their gradients.
 FORMULAS = r"(attention|config|kernels|layers|matmul|models|parts|vision)/"
 FORMULAS += r"|context_parallel|ring_attention|summa2d"
 
 
 class Route(NamedTuple):
-    """A path: the functions whose call begins it and whose return ends it.
+    """A path: the function whose call begins it, and the one whose return ends it.
 
-    wanted: files and functions, at most. without: a pattern of files that do not count.
+    wanted: the most files and functions allowed. without: a pattern of files that do not count.
     """
 
     begin: str
@@ -77,7 +77,7 @@ def entered(route: Route) -> dict[str, list[str]]:
     """The functions on a path by file, in the order in which they are entered.
 
     Raises:
-        UserError: no function has the name of the path's first or last.
+        UserError: the step calls no function with the name of the path's first or last.
     """
     found: dict[str, list[str]] = {}
     begun = over = False
@@ -102,7 +102,7 @@ def entered(route: Route) -> dict[str, list[str]]:
         return None if code.co_qualname == route.end else ignore
 
     jax.clear_caches()
-    for each in gc.get_objects():  # caches of the package: a step is traced as in a new process
+    for each in gc.get_objects():  # clears caches of the package, to trace as in a new process
         if isinstance(each, functools._lru_cache_wrapper) and "jaxptd" in str(each.__module__):
             each.cache_clear()
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ def first_step(route: Route, folder: str) -> Callable[[], object]:
 
 
 def watch(step: Callable[[], object], call: Callable[..., Any], leave: Callable[..., Any]) -> None:
-    """Runs a step; each call of a function in it, and each return, is told with its code."""
+    """Runs a step and reports each function call and return in it, with its code."""
     if MONITORING is None:  # Python 3.11
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:

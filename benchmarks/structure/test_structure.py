@@ -1,4 +1,4 @@
-"""What a reader has to know only falls, and what is counted is what is meant."""
+"""What a reader has to know never grows, and the counts count what they should."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ def test_measures_only_fall(capsys: pytest.CaptureFixture[str]) -> None:
     found = {name: each["now"] for name, each in json.loads(capsys.readouterr().out).items()}
     assert found.keys() == CEILINGS.keys()
     assert {name: n for name, n in found.items() if n > CEILINGS[name]} == {}
-    # Another way to count would find fewer: half of what is known to be there.
+    # A broken counter would find fewer: these are half of what is known to be there.
     assert found["functions of one dense block on tp=2"] > 25
     assert found["functions from read_batch to the update"] > 75
 

@@ -4,8 +4,9 @@
 #   on node01:   examples/cluster/two_hosts.sh node01 0
 #   on node02:   examples/cluster/two_hosts.sh node01 1
 #
-# The first argument is the first host, as the second reaches it; the second is the number of this
-# host; others are passed on. The run directory must be on a file system that both share.
+# The first argument is the first host's name as the second host reaches it; the second argument is
+# this host's number. Further arguments go to `train`. Both hosts must share the file system that
+# holds the run directory.
 set -euo pipefail
 usage="usage: two_hosts.sh FIRST_HOST 0|1 [options of jaxptd train]"
 first="${1:?$usage}"

@@ -55,8 +55,8 @@ class ProfileReport:
 
     def table(self) -> Table:
         """The parts, longest first."""
-        title = f"{self.title}: {1e3 * sum(self.times.values()):.3g} ms a step"
-        return Table(title, ("part", "kernels", "ms a step", "share"), lines(self.times))
+        title = f"{self.title}: {1e3 * sum(self.times.values()):.3g} ms per step"
+        return Table(title, ("part", "kernels", "ms per step", "share"), lines(self.times))
 
     def __repr__(self) -> str:
         return str(self.table())

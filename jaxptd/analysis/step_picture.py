@@ -22,7 +22,7 @@ def step_time(report: ProfileReport) -> Figure:
     Args:
         report: the result of `jaxptd.profile(config)`.
     """
-    return picture({report.title: report.times}, "ms a step, measured")
+    return picture({report.title: report.times}, "ms per step, measured")
 
 
 @styled

@@ -40,7 +40,7 @@ class Background:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the work for so many seconds (None: no limit); True once it is done.
+        """Waits this many seconds for the work (None: no limit); True once it is done.
 
         Raises:
             BaseException: what the work raised.

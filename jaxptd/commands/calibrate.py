@@ -84,7 +84,7 @@ def parser() -> Parser:
     parser.add_argument("--gpu", metavar="G", help=help_text)
     help_text = "a YAML file of accelerators, in addition to the packaged ones"
     parser.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
-    help_text = f"time budget: no program starts after so many seconds; default: {SECONDS:g}"
+    help_text = f"time budget: no program starts after this many seconds; default: {SECONDS:g}"
     parser.add_argument("--seconds", type=float, metavar="S", help=help_text)
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     add_words(parser, json="shares and times", quiet="print the shares only, no progress")

@@ -47,7 +47,7 @@ def parser() -> Parser:
 
 
 def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layout | None) -> Layout:
-    """A layout of so many devices; dp, unless given, is what the other sizes leave.
+    """A layout of this many devices; dp, unless given, is what the other sizes leave.
 
     Args:
         world_size: number of devices. None takes that of `base`.

@@ -120,7 +120,7 @@ def _yarn(
 ) -> tuple[np.ndarray, float]:
     """Interpolates by the index of the pairs, and scales vectors, as published."""
 
-    def pair_of(turns: float) -> float:  # the pair that makes so many turns in the original length
+    def pair_of(turns: float) -> float:  # the pair with this many turns in the original length
         length = (rope.original_length or 0) / (2 * math.pi * turns)
         return size * math.log(length) / (2 * math.log(rope.theta))
 
@@ -407,7 +407,7 @@ def block_options(model: Any) -> BlockOptions:
 
 
 def _looped(model: Any) -> bool:
-    """True if every loop over layers has several trips: XLA runs one trip without a loop."""
+    """True if every loop over layers has several iterations: XLA removes loops of one."""
     images = model.images
     depths = [model.num_layers, model.decoder_layers]
     if images:

@@ -78,7 +78,7 @@ class Images(Section):
         return min(self.window, self.rows(level))
 
     def in_strips(self, level: int, devices: int) -> bool:
-        """True if so many devices can share a level's images in strips of rows of windows."""
+        """True if this many devices can share a level's images in strips of rows of windows."""
         return windows_split(self.rows(level), self.window_at(level), devices)
 
     def shift(self, level: int) -> int:

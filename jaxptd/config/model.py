@@ -249,7 +249,7 @@ class ModelConfig:
 
     @property
     def keeps_inputs(self) -> bool:
-        """True if some layers keep for backward what their products take."""
+        """True if some layers save the inputs of their matmuls for backward."""
         return self.remat in ("none", "attention") or self.remat_layers is not None
 
     def remats(self, layers: int) -> tuple[tuple[Remat, int], ...]:

@@ -180,7 +180,7 @@ class Samples(abc.ABC):
 # tokens and a digest of some of them: files may be moved, copied or split, but not grown, replaced
 # or read with another tokenizer.
 
-PLACES, EACH = 16, 4096  # a digest reads so many evenly spaced places, so many tokens at each
+PLACES, EACH = 16, 4096  # a digest reads 4096 tokens at 16 evenly spaced places
 
 # Name of each source of a mixture, else "" -> its tokens and digest. Hosts may have other names.
 Identity = Mapping[str, Mapping[str, Any]]

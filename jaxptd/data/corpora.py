@@ -19,7 +19,7 @@ from jaxptd.errors import UserError
 
 TEXT = "text"  # the field of a record that holds its document
 LONGEST = 2**20  # characters of the first two lines to look at
-BLANK = 8  # up to so many ids of spaces after a text's own end mark are dropped
+BLANK = 8  # up to this many ids of spaces after a text's own end mark are dropped
 
 
 def read_documents(path: Path, text_field: str = TEXT) -> Iterator[str]:

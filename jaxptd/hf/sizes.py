@@ -66,7 +66,7 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
 
 
 def _length(options: Json) -> int:
-    """Default tokens in a sequence, for a model that allows so many positions."""
+    """Default tokens in a sequence, for a model that allows this many positions."""
     longest: int = options["max_positions"]
     return longest if options["positions"] == "learned" else min(longest, LONGEST)
 

@@ -251,7 +251,7 @@ class Chunk(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Pairs, number: Array, rows: int) -> "Chunk":
-        """Chunk `number` of so many rows."""
+        """Chunk `number` of this many rows."""
         first, chosen = number * rows, pairs.place_nK.shape[1]
         pair_r = lax.dynamic_slice_in_dim(pairs.pair_R, first, rows)
         ends_E = jnp.clip(pairs.ends_E - first, 0, rows)

@@ -228,7 +228,7 @@ class AttentionShape(Part):
             yield Kept("statistics of the norms of q and k", normed, MOST)
 
     def _whole_norm_kept(self, own: "HeadSizes", queries: int) -> Iterator[Kept]:
-        """The input of a norm: queries of so many bytes, and keys, or slices gathered later."""
+        """The input of a norm: queries of this many bytes, and keys, or slices gathered later."""
         sizes, shards = own.sizes, own.sizes.matrix_shards
         keys = self.of_keys(sizes.tokens) * own.made_keys * sizes.itemsize // shards
         factors = (own.inner + own.made_keys) * sizes.master_itemsize // sizes.inner_devices

@@ -60,7 +60,7 @@ class Compiling:
             except UserError as error:
                 self.say(f"{words}dropped, {error}")
                 continue
-            known = f"{gib_text(compiled.bytes)} a device, {compiled.step.seconds:.3f} s a step"
+            known = f"{gib_text(compiled.bytes)} a device, {compiled.step.seconds:.3f} s per step"
             if compiled.bytes > self.limit:
                 self.say(f"{words}dropped, {known}: the limit is {gib_text(self.limit)}")
                 continue
@@ -202,8 +202,8 @@ class Plan:
     def note(self) -> str:
         """Lines that explain the table's ±, and its columns of unbalanced experts."""
         line = (
-            f"± is {self.error:.0%} of the prediction, the model's error on published runs; it is "
-            "no interval for GPUs that nobody ran"
+            f"± is {self.error:.0%} of the prediction, the model's error on published runs, "
+            "not a confidence interval for GPUs that nobody has measured"
         )
         if self.imbalance == (1.0,):
             return line

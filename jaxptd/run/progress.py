@@ -31,7 +31,7 @@ from jaxptd.step import Program
 
 Pause = Literal["evaluation", "save"]
 RECENT = 120.0  # seconds of recent steps to average over
-FEWEST = 10  # at least so many steps, however long they are
+FEWEST = 10  # at least this many steps, however long they are
 PAUSES = 3  # evaluations, or saves, to average over
 FORWARD = 1 / 3  # of the FLOPs of a step
 SLOWER = 1.5  # cap on the first evaluation, which compiles, as a multiple of its expected duration

@@ -156,10 +156,10 @@ def clip(grads: Params, norm: Array, limit: float) -> Params:
 
 
 # ---- the update of parameters and moments, one parameter after another ---------------------------
-# A state in host memory is copied to the device for it. XLA copies whatever waits for nothing as
-# early as it can: all of it at the beginning of a step, where a device has room. So the copies of
-# the first parameter wait for the norm of all gradients, and those of each other one for the
-# update before: while a parameter and its moments go back to the host, the next arrive.
+# A state in host memory is copied to the device for the update. XLA copies as early as it can,
+# which would be everything at the beginning of a step if it fits. So the first parameter's copies
+# wait for the norm of all gradients, and each later parameter's for the previous update: while a
+# parameter and its moments go back to the host, the next ones arrive.
 #
 # With `layout.update_on: host` gradients are copied to the host, whose CPUs compute the same.
 # Source: Ren et al., ZeRO-Offload, arXiv 2101.06840.

@@ -45,7 +45,7 @@ class ParamPlan:
             at the beginning of the step, while the first micro-batch runs forward (and then holds
             it), or each time a layer runs. Never: it is there.
         gather_dtype: the precision that moves then, in which it is read.
-        own_collective: whether it is a message of its own, in a loop's trip.
+        own_collective: whether it has a collective of its own in an iteration of a loop.
         reduce: when its gradient is summed over dp x ep x cp: after the last micro-batch, beside
             the layers of the last one, or beside the layers of each.
         accumulate: when a micro-batch's gradient is added to that of those before: after backward,
@@ -76,7 +76,7 @@ class ParamPlan:
 
     @property
     def joins_trips(self) -> bool:
-        """True if XLA for GPUs makes one of two trips of a loop, which fetches layers."""
+        """True if XLA for GPUs merges two iterations of a loop, which fetches layers, into one."""
         return self.gather == "layer" and self.runs == "loop"
 
     @property

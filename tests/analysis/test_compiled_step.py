@@ -1,4 +1,4 @@
-"""What is compiled to be read is the program that would run."""
+"""The program compiled for inspection is the program that would run."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,7 @@ def serialised(compiled: Any) -> bytes:
 
 
 def little() -> Any:
-    """A step of a product, what can be fused, and a sum over devices."""
+    """A step with a matmul, operations that can be fused, and a sum over devices."""
     mesh = make_mesh(Layout(tp=4))
     step = jax.shard_map(
         lambda w, x: w - lax.psum(2 * jnp.sin(x @ w), "tp"),

@@ -41,7 +41,7 @@ def test_a_layer_makes_four_all_reduces(remat: str) -> None:
 
 @pytest.mark.parametrize(("keeps", "gathers"), [(False, 6), slow(True, 4)])
 def test_a_layer_of_sequence_parallelism_makes_four_scatters(keeps: bool, gathers: int) -> None:
-    """And four gathers, or two more if it does not keep what products take."""
+    """Also four gathers, or two more if it does not save the inputs of matmuls."""
     layout = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=keeps)
     wanted = {ALL_GATHER: (gathers, gathers * B_T_D), REDUCE_SCATTER: (4, 4 * B_T_D)}
     assert by_kind(per_layer(tiny.program(layout, micro_batches=1))) == wanted

@@ -1,4 +1,4 @@
-"""Memory by formula: equal to the byte to what the step's program keeps; the published formulas."""
+"""Memory by formula equals what the step's program saves, to the byte; published formulas."""
 
 import dataclasses
 import math
@@ -161,7 +161,7 @@ def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, An
 
 @pytest.mark.parametrize("remat", ["none", "attention"])
 def test_sequence_parallelism_keeps_its_share_of_what_one_device_keeps(remat: Remat) -> None:
-    """All of it sharded, unless what was gathered for the two first products is kept."""
+    """All of it is sharded, unless the gathered inputs of the two first matmuls are saved."""
     keeping, sharded, one = (
         memory_model.activations(tiny.config(layout, remat=remat))
         for layout in (

@@ -28,7 +28,7 @@ MOST_CALLS = 1_500_000
 
 
 def with_memory(monkeypatch, per_device: float, layout: Layout) -> None:
-    """Makes this machine have so many bytes for each device of a layout."""
+    """Gives this machine that many bytes for each device of a layout."""
     total = int(per_device * layout.num_devices)
     monkeypatch.setattr(memory_needs, "host_memory", lambda: total)
 

@@ -288,7 +288,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("as_on_gpus")
 def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
-    """SUMMA uses XLA's broadcast; fox cannot."""
+    """SUMMA uses XLA's broadcast, which Fox cannot."""
     for kind, some in (("summa", True), ("fox", False)):
         program = tiny.program(Layout(row=2, col=2, matmul2d=kind))
         wanted = add_up(expected(program.config, program.infos, on_gpus=True))

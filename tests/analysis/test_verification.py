@@ -213,7 +213,7 @@ def test_moments_on_another_device_are_found(monkeypatch) -> None:
 
 
 def test_the_tensor_that_differs_is_named() -> None:
-    """Of two outcomes in float64, by more than their roundings explain."""
+    """Two outcomes in float64 differ by more than rounding explains."""
     draw = np.random.default_rng(0)
     tensors = {name: draw.normal(size=6) for name in ("norm.w", "blocks.0.mlp.up.w")}
     right = Outcome(2.0, 1.0, 0.1, tensors, tensors, tensors)
@@ -246,7 +246,7 @@ def test_rows_come_in_the_order_of_backward() -> None:
 
 
 def test_a_step_is_verified_from_parameters_in_the_memory_that_training_has(monkeypatch) -> None:
-    """A step that changes nothing, so that nothing is compiled but what verify itself does."""
+    """A step that changes nothing, so only verify's own work is compiled."""
     found = []
 
     def unchanged(state, batch):

@@ -1,4 +1,4 @@
-"""A run that an interrupt ended after a few steps, as Python code has it."""
+"""A run from Python code that an interrupt ended after a few steps."""
 
 import dataclasses
 import signal

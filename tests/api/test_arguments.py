@@ -1,4 +1,4 @@
-"""Wrong arguments of every exported function are one line, with the argument and the remedy."""
+"""Wrong arguments of every exported function give one line with the argument and the remedy."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A run in Python: interrupted, looked at, evaluated, sampled, saved, loaded elsewhere."""
+"""A run in Python: interrupted, inspected, evaluated, sampled, saved, loaded elsewhere."""
 
 import math
 import re

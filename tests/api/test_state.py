@@ -1,4 +1,4 @@
-"""A run's state: replaced, refused where it does not fit, and never changed unseen."""
+"""A run's state: replaced, refused if it does not fit, and never changed silently."""
 
 import copy
 from typing import Any

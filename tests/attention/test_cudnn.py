@@ -163,7 +163,7 @@ def random_inputs(length: int) -> list[Array]:
 
 
 def assert_close(found: tuple, want: tuple) -> None:
-    """Each array to 1 % of its norm: a few roundings to bfloat16."""
+    """Each array agrees to 1 % of its norm: a few roundings to bfloat16."""
     for x, y in zip(found, want, strict=True):
         x, y = (np.asarray(z, np.float64) for z in (x, y))
         assert np.linalg.norm(x - y) <= 1e-2 * np.linalg.norm(y)

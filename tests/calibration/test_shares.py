@@ -1,4 +1,4 @@
-"""Shares of a machine of known shares, from the times that the cost model gives it."""
+"""Finds the known shares of a machine from the times that the cost model predicts for it."""
 
 import dataclasses
 
@@ -75,7 +75,7 @@ def test_short_collectives_tell_nothing() -> None:
 
 
 def test_a_share_is_at_most_one() -> None:
-    """A device that is faster than the limits that were named for it."""
+    """A device that is faster than the limits given for it."""
     fast = dataclasses.replace(MACHINE, bf16_flops=2 * TABLE.bf16_flops)
     sample = Product(8192, 8192, 8192)
     both = (seconds(sample, Cluster(fast)),) * 3

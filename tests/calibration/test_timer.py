@@ -1,4 +1,4 @@
-"""Programs that are timed: each trip of a loop computes the whole sample."""
+"""Timed programs: each iteration of a loop computes the whole sample."""
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def test_attention_has_the_project_s_kernel(backward: bool) -> None:
 
 
 def test_times_are_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that a loop of n trips moves by n seconds, and a call by nothing."""
+    """A clock that a loop of n iterations advances by n seconds, and a call not at all."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
 

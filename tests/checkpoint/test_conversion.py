@@ -113,7 +113,7 @@ def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("stored", "layout", "spec", "dtype"), PARAMS)
 def test_every_bit_arrives_in_its_place(stored: Stored, layout: Layout, spec: tuple, dtype) -> None:
-    """The whole array converted at once has the same bits, also where there is padding."""
+    """Converting the whole array at once gives the same bits, including the padding."""
     mesh = make_mesh(layout)
     form = dataclasses.replace(stored.info, stored_shape=stored.shape, spec=spec, rows=None)
     x = numbers(stored.shape, dtype)

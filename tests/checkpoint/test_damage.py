@@ -1,4 +1,4 @@
-"""Damaged checkpoints are named, skipped and kept."""
+"""Damaged checkpoints are named, skipped and left in place."""
 
 import os
 

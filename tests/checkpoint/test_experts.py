@@ -1,4 +1,4 @@
-"""A run with experts goes on with another number of devices along ep, and with other options."""
+"""A run with experts continues with another number of devices along ep, and other options."""
 
 import functools
 from pathlib import Path

@@ -39,7 +39,7 @@ ROW = ROWS / "h100_calibration.csv"
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two devices, and samples that take no time."""
+    """Two devices with samples that take no time."""
     monkeypatch.setattr(calibration, "CPU", TINY)
     quick = functools.partial(Timer, repetitions=2, long_enough=0.0)
     monkeypatch.setattr(calibration, "Timer", quick)
@@ -99,7 +99,7 @@ def test_a_calibration_is_a_hardware_file(
 def test_what_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The times of A100s with the limits of A100s have the shares of the table."""
+    """The times of A100s, with the limits of A100s, give the shares in the table."""
     monkeypatch.setattr(calibration, "measure", measured_a100)
     out = tmp_path / "a.yaml"
     argv = ["calibrate", "--out", str(out), "--gpu", "a100", "--name", "node-1"]

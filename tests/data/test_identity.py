@@ -1,4 +1,4 @@
-"""What tells the data of a run from other data."""
+"""What distinguishes the data of a run from other data."""
 
 import numpy as np
 import pytest

@@ -24,7 +24,7 @@ def make(seq_length=LENGTH, **shares):
 
 
 def windows(tokens=None, *, seq_length=LENGTH, seed=None):
-    """Windows over tokens each of which is its own place, unless given."""
+    """Windows over tokens that are their own positions, unless given."""
     tokens = np.arange(ORDINARY) if tokens is None else tokens
     if seed is None:
         return WindowsInOrder(tokens, seq_length - 3, IDS.vocab_size)

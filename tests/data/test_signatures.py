@@ -1,4 +1,4 @@
-"""Files that are something else than their names say: named, with what to do."""
+"""Files that are not what their names say are reported, with what to do."""
 
 import gzip
 import io

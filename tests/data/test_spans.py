@@ -23,7 +23,7 @@ def make(seq_length=64, decoder_seq_length=20, **shares):
 
 
 def windows(objective, *, tokens=ORDINARY, seed=None):
-    """Windows over tokens each of which is its own place."""
+    """Windows over tokens that are their own positions."""
     sizes = (np.arange(tokens), objective.window, ORDINARY)
     return WindowsInOrder(*sizes) if seed is None else ShuffledWindows(*sizes, seed)
 
@@ -56,7 +56,7 @@ def restored(source, targets):
 
 
 def t5_lengths(inputs, density, mean):
-    """T5's random_spans_helper, as its code has it: the window, and the length of the targets."""
+    """T5's random_spans_helper, as in its code: the window, and the length of the targets."""
 
     def lengths(tokens):
         noise = round(tokens * density)

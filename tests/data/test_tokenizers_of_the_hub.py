@@ -1,4 +1,4 @@
-"""Texts have the ids that transformers gives them, by tokenizers of the Hub's kinds."""
+"""Tokenizers of the Hub's kinds give texts the ids that transformers gives them."""
 
 import json
 import runpy

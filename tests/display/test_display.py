@@ -1,4 +1,4 @@
-"""Short texts and HTML tables of settings and of numbers; every value is escaped."""
+"""Short texts and HTML tables of settings and numbers; every value is escaped."""
 
 from xml.etree import ElementTree
 

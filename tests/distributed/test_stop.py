@@ -1,4 +1,4 @@
-"""Every process stops after the same step, whichever is asked, and whenever."""
+"""Every process stops after the same step, no matter which one is asked, and when."""
 
 import random
 import signal

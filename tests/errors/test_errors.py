@@ -1,4 +1,4 @@
-"""Bad input is one line and exit code 2; a closed output is no error."""
+"""Bad input gives one line and exit code 2; a closed output is not an error."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Small files of text that a person names: what is none is refused in a line."""
+"""Small text files named by the user: anything else is refused in one line."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Names of arguments that there are not: one line, with the name that is meant."""
+"""Unknown argument names: one line, with the name that was meant."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Values that are of a field's type, or become so."""
+"""Values that have a field's type, or are converted to it."""
 
 import enum
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A folder of files that no command can use, and a check that a command refuses its arguments."""
+"""A folder of files that no command can use, and a check that a command refuses them."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""However long a value is, the line that refuses it is not: what was typed is cut."""
+"""However long a value is, the line that refuses it is short: what was typed is cut off."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""An encoder-decoder answers: its prompt is a source, encoded once, and the answer has an end."""
+"""An encoder-decoder answers: its prompt is a source, encoded once, and the answer ends."""
 
 import functools
 import itertools
@@ -98,7 +98,7 @@ def without_cache() -> list[list[int]]:
     ids=str,
 )
 def test_an_answer_is_that_of_the_whole_source(layout: Layout) -> None:
-    """It has at most decoder_seq_length tokens, however many are asked for."""
+    """It has at most decoder_seq_length tokens, no matter how many are requested."""
     expected = without_cache()
     assert expected[0] != expected[1]
     for prompt, answer in zip(PROMPTS, expected, strict=True):

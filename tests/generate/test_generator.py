@@ -1,4 +1,4 @@
-"""Generating text: with and without the cache, on every layout, and drawing tokens."""
+"""Generating text with and without the cache, on every layout, and sampling tokens."""
 
 import functools
 from pathlib import Path

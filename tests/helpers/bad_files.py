@@ -1,4 +1,4 @@
-"""Files that a person can get wrong, as a table: data, tokenizers, run directories, checkpoints."""
+"""A table of files that users get wrong: data, tokenizers, run directories, checkpoints."""
 
 import dataclasses
 import functools

@@ -76,7 +76,7 @@ def residual_spec(tensor_parallel: TensorParallel) -> P:
 
 
 def between_spec(tensor_parallel: TensorParallel, dims: int, cut: int) -> P:
-    """How `h[B, T, *dims]` between two products of a pair does, cut along dim `cut` of `dims`."""
+    """How `h[B, T, *dims]` between a pair of matmuls does, sharded along dim `cut` of `dims`."""
     return P(
         SAMPLE_AXES,
         (Axis.CP, *tensor_parallel.axes.logit_tokens),

@@ -1,4 +1,4 @@
-"""Products on a grid under test: cases, their dense results, what they move by formula."""
+"""Matmuls on a grid under test: cases, dense results, and what they move by formula."""
 
 import dataclasses
 import functools
@@ -48,7 +48,7 @@ MOVES = {
 
 
 def dense(form: str, a: np.ndarray, b: np.ndarray, dc: np.ndarray) -> list[np.ndarray]:
-    """Product, gradients of a and b; leading dims are more rows."""
+    """The result and the gradients of a and b; leading dims are more rows."""
     a_2, b_2, dc_2 = (x.reshape(-1, x.shape[-1]) for x in (a, b, dc))
     if form == "A B":
         return [a @ b, dc @ b.T, a_2.T @ dc_2]

@@ -197,7 +197,7 @@ def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Colle
 
 
 def collected(layout: Layout, gathered: int, scattered: int) -> Iterator[Collective]:
-    """Gathers and scatters over ep and tp, of so many bytes in all on one device of ep."""
+    """Gathers and scatters over ep and tp, with a total of this many bytes on one device of ep."""
     for axis, size in ((Axis.EP, layout.ep), (Axis.TP, 1)):
         if axis == Axis.EP or layout.sequence_parallel:
             yield Collective(ALL_GATHER, (axis,), 7, size * gathered)

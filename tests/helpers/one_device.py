@@ -33,7 +33,7 @@ class FromZeros(Program):
 
 @functools.cache
 def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, list[Outcome]]:
-    """Parameters, a step from them, and steps from them changed by one rounding error each."""
+    """Parameters, a step from them, and steps from parameters off by one rounding error each."""
     one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
     draw, wide = np.random.default_rng(1), one.resolved.master_dtype
     eps = float(np.finfo(wide).eps)

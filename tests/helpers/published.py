@@ -1,4 +1,4 @@
-"""Rows of measured steps that others have published, from `benchmarks/published`."""
+"""Measured steps that others have published, from `benchmarks/published`."""
 
 from pathlib import Path
 

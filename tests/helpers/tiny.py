@@ -1,4 +1,4 @@
-"""The tiny model that tests share, so that they share compiled programs, too."""
+"""The tiny model that tests share, so that they also share compiled programs."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which cases run: choices take turns, by default over layouts, in slow tests over pairs."""
+"""Selects the cases to run: choices alternate over layouts, and in slow tests over pairs."""
 
 from collections.abc import Sequence
 from typing import Any

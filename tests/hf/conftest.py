@@ -14,5 +14,5 @@ def tensors() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="package")
 def gpt2(tmp_path_factory: pytest.TempPathFactory, tensors) -> Path:
-    """Three shards with an index."""
+    """A directory with three shards and an index."""
     return write_directory(tmp_path_factory.mktemp("hf") / "gpt2", tensors, shards=3)

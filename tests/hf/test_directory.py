@@ -1,4 +1,4 @@
-"""Directories that are damaged, pickled or of another model are refused in one line each."""
+"""Damaged or pickled directories, and those of other models, are refused in one line each."""
 
 import json
 from collections.abc import Callable
@@ -256,7 +256,7 @@ def test_flags_that_are_none_are_refused(tmp_path: Path, flag: object) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_a_llama_without_the_key_is_not_tied(tmp_path: Path, kind: str) -> None:
-    """As its head would be drawn anew by transformers, which says so, it is refused."""
+    """transformers would reinitialise the head, and says so; here the directory is refused."""
     write_directory(tmp_path, {"model.embed_tokens.weight": np.zeros((3, 2))}, base=NO_KEYS[kind])
     assert refusal(tmp_path, sizes_of).startswith(
         "DIR has no lm_head.weight, and tie_word_embeddings is false, "

@@ -1,4 +1,4 @@
-"""A model of Hugging Face's is fine-tuned by one command, from a directory of random weights."""
+"""One command fine-tunes a Hugging Face model, from a directory of random weights."""
 
 import json
 import math

@@ -128,7 +128,7 @@ EACH = pytest.mark.parametrize(("tensors", "name", "shape"), CASES)
 
 
 def rules_for(tensors: Tensors, name: str, rank: int | None = None) -> list[Rule]:
-    """The rules of a parameter with so many dims, or any."""
+    """The rules of a parameter with this many dims, or any number."""
     return [r for r in tensors.rules if r.ours == name and rank in (None, r.rank)]
 
 

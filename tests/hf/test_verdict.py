@@ -1,4 +1,4 @@
-"""`jaxptd convert --check`: what a directory has, and whether it can be trained."""
+"""`jaxptd convert --check`: what a directory contains, and whether it can be trained."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Activations with bias and gate: their kernels, run operation by operation, beside the formula."""
+"""Kernels of activations with bias and gate, run operation by operation, against the formula."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Matmuls of rows in groups, run operation by operation, beside loops over groups in float64."""
+"""Grouped matmuls, run operation by operation, against loops over groups in float64."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Single instructions beside their formulas, and how many of them kernels take for each number."""
+"""Single instructions against their formulas, and how many of them kernels use per element."""
 
 from collections.abc import Iterator
 from typing import Any

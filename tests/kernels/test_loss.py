@@ -1,4 +1,4 @@
-"""The loss's kernels, run operation by operation, beside the formula."""
+"""The loss kernels, run operation by operation, against the formula."""
 
 from typing import Any
 

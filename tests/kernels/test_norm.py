@@ -1,4 +1,4 @@
-"""Norms in one kernel each way: the kernels, run operation by operation, beside the formula."""
+"""Norms in one kernel each way, run operation by operation, against the formula."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Products in 8 bits: rounded as the formats say, the same on every layout, without messages."""
+"""8-bit matmuls: rounded as the formats say, the same on every layout, no communication."""
 
 import dataclasses
 import functools
@@ -157,7 +157,7 @@ GROUPS = {"family": "qwen2", "num_kv_heads": 2}
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), PIPELINE], ids=str)
 def test_groups_of_heads_too(layout):
-    """Queries, keys and values are one product of joined weights."""
+    """Queries, keys and values are one matmul with concatenated weights."""
     want = gradients(program(Layout(), **GROUPS))
     native = gradients(program(Layout(), products="native", **GROUPS))
     assert 0.02 < worst(want, native) < 0.3
@@ -192,7 +192,7 @@ def test_nothing_more_is_moved(layout):
     ids=["alone", "groups", "t5"],
 )
 def test_products_of_a_block_with_their_gradients_and_no_others_are_in_8_bits(choice, products):
-    """Queries and the keys and values of groups are one product; cross-attention has three."""
+    """Queries and grouped keys and values are one matmul; cross-attention has three."""
     run = program(Layout(), dtype="bfloat16", **choice)
     every = list(equations(trace(run)))
     made_by = {id(made): e for e in every for made in e.outvars}
@@ -208,7 +208,7 @@ def test_products_of_a_block_with_their_gradients_and_no_others_are_in_8_bits(ch
 
 
 def format_of(operand, made_by) -> str:
-    """The type of a product's operand before it was widened and scaled."""
+    """The type of a matmul's operand before it was widened and scaled."""
     scaled = made_by.get(id(operand))
     if scaled is None or scaled.primitive.name != "mul":
         return operand.aval.dtype.name

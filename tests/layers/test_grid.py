@@ -1,4 +1,4 @@
-"""Generation on a grid against dense products, tables and heads."""
+"""Generation on a grid against dense matmuls, tables and heads."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Attention by products on a grid against plain attention to the whole sequence."""
+"""Attention by matmuls on a grid against plain attention to the whole sequence."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""The bias of the linear layers; their products are rows of the contract's table."""
+"""The bias of the linear layers; their matmuls are rows of the contract's table."""
 
 import jax
 import jax.numpy as jnp

@@ -182,7 +182,7 @@ def test_an_odd_number_of_tokens() -> None:
 
 
 def test_a_loop_writes_the_gradient_over_the_logits() -> None:
-    """In two trips, since XLA makes no loop of one."""
+    """In two iterations, since XLA removes a loop of one."""
     logits, targets = np.zeros((B, T, 8), np.float32), np.zeros((B, T), np.int32)
     step = partial(run, layout=Layout(), vocab_size=8, traced=True)
     made = list(equations(step(logits, targets, np.ones((B, T), np.float32))))

@@ -1,4 +1,4 @@
-"""Experts against loops over tokens and experts, where choices are as uneven as they can be."""
+"""Experts against loops over tokens and experts, with choices as uneven as possible."""
 
 import functools
 from collections.abc import Callable, Mapping

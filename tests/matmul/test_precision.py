@@ -1,4 +1,4 @@
-"""Products of float32 are exact on GPUs, whose default rounds their factors to TF32."""
+"""float32 matmuls are exact on GPUs, whose default rounds the operands to TF32."""
 
 import dataclasses
 from typing import Any

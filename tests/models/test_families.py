@@ -76,7 +76,7 @@ def test_what_has_no_times_is_said() -> None:
     ids=str,
 )
 def test_flops_are_those_of_every_matrix_that_is_multiplied(model: dict[str, Any]) -> None:
-    """6 a weight, and 12 T a query's number (arXiv 2204.02311, appendix B)."""
+    """6 per weight, and 12 T per element of a query (arXiv 2204.02311, appendix B)."""
     sizes = ModelConfig(**{**SIZES, **model})
     program = Program(Config(sizes), make_mesh(Layout()))
     looked_up = {"positions.table"} | (set() if sizes.tie_embeddings else {"tokens.table"})

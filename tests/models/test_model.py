@@ -1,4 +1,4 @@
-"""The way of a batch through the stacks of a model."""
+"""How a batch passes through the stacks of a model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +56,7 @@ def test_layers_are_numbered_through_all_stacks_and_read_the_common_parameters(s
 def test_what_is_recomputed_is_kept_apart_where_xla_runs_no_loop(
     choice: dict[str, Any], looped: bool
 ) -> None:
-    """XLA runs a loop of one trip without it, and would take the first computation's numbers."""
+    """XLA removes a loop of one iteration, and would reuse the first computation's results."""
     program = tiny.program(Layout(), remat="dots", **choice)
     remats = [e.params for e in equations(traced(program).jaxpr) if "prevent_cse" in e.params]
     # Slices of weights, which are made again, may be one with the first.

@@ -1,4 +1,4 @@
-"""Options that a family does not have are refused in a line, not silently ignored."""
+"""Options that a family lacks are refused in one line, not silently ignored."""
 
 import pytest
 

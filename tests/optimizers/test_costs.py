@@ -118,7 +118,7 @@ def test_names_of_moments_are_the_matrices_rows_and_columns() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_skipped_step_leaves_every_moment_as_it_was(name) -> None:
-    """In float16 too, whose loss is scaled."""
+    """Also in float16, whose loss is scaled."""
     found = tiny.program(Layout(dp=2, tp=2, zero=1), optimizer=name)
     config = dataclasses.replace(
         found.config, model=dataclasses.replace(tiny.MODEL, dtype="float16")

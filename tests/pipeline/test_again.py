@@ -1,4 +1,4 @@
-"""What W of a split backward computes again instead of being passed it."""
+"""What W of a split backward recomputes instead of receiving it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ T, D, F = 4, 3, 6
 
 
 def ring(arguments: tuple, dy: Array) -> tuple:
-    """A second piece comes from the first, behind a barrier that waits for a product, too."""
+    """A second piece comes from the first, behind a barrier that also waits for a matmul."""
     x, a, b = arguments
     product = dy @ a.T
     piece, product = lax.optimization_barrier((dy, product))
@@ -45,7 +45,7 @@ def part_of_larger(arguments: tuple, dy: Array) -> tuple:
 
 
 def named_product(arguments: tuple, dy: Array) -> tuple:
-    """An array that is named, but takes a product."""
+    """An array that has a name but needs a matmul."""
     x, a, b = arguments
     other = checkpoint_name(dy @ (a.T @ b), AGAIN)
     return (x.T @ dy, x.T @ other), other @ a.T

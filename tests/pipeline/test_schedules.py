@@ -1,4 +1,4 @@
-"""The named schedules against what the papers say of them; sizes that do not exist."""
+"""The named schedules against what the papers say about them; impossible sizes."""
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ T, D, F = 4, 3, 5  # all different, so that a shape identifies an array
 
 
 def dense(params: dict, inputs: LayerInputs, x: Array) -> Array:
-    """Two products; a mask computed from the inputs alone."""
+    """Two matmuls, and a mask computed from the inputs alone."""
     mask_TF = jnp.cos(inputs.token_info[:, None] * jnp.arange(1.0, F + 1))
     return x + jnp.tanh(x @ params["a"] + params["c"]) * mask_TF @ params["b"]
 
@@ -48,7 +48,7 @@ def with_rule(params: dict, inputs: LayerInputs, x: Array) -> Array:
 
 
 def scanned(params: dict, inputs: LayerInputs, x: Array) -> Array:
-    """Several layers in a loop, and a product after it."""
+    """Several layers in a loop, and a matmul after it."""
 
     def one(x: Array, scale: Array) -> tuple[Array, None]:
         return jnp.tanh(x @ params["a"] * scale) @ params["b"] + x, None
@@ -142,14 +142,14 @@ def test_passed_arrays_may_replace_saved_ones_that_only_b_reads(name: str) -> No
 
 
 def products(program: Callable, *arguments: Any) -> list[tuple[int, ...]]:
-    """Shapes of the results of all matrix products."""
+    """Shapes of the results of all matmuls."""
     traced = jax.make_jaxpr(program)(*arguments)
     dots = [eqn for eqn in equations(traced) if eqn.primitive.name == "dot_general"]
     return sorted(eqn.outvars[0].aval.shape for eqn in dots)
 
 
 def products_of_both(run: Callable) -> list[list[tuple[int, ...]]]:
-    """The products of the whole backward, of B and of W."""
+    """The matmuls of the whole backward, of B and of W."""
     params, inputs, _, dy = arguments()
     layer, saved, split = trace(run)
     example = (saved, params, inputs)
@@ -176,7 +176,7 @@ def test_no_product_is_computed_twice(name: str) -> None:
 
 
 def test_b_recomputes_what_remat_recomputes() -> None:
-    """The first of forward's two products is recomputed; nothing needs the second."""
+    """The first of forward's two matmuls is recomputed; nothing needs the second."""
     _, of_b, of_w = products_of_both(LAYERS["checkpoint"])
     assert of_b == sorted([(T, F), (T, D), (T, F)])
     assert len(of_w) == 2

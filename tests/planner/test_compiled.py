@@ -1,4 +1,4 @@
-"""The best layouts compiled: what does not fit is dropped, the others are ranked again."""
+"""The best layouts are compiled: those that do not fit are dropped, the rest ranked again."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Planning, and predicting measured steps, needs no jax: it would take half of the start."""
+"""Planning and predicting measured steps import no jax, which would double start-up time."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Runs are predicted as `jaxptd plan` predicts their layouts, and held against what they logged."""
+"""Runs are predicted as `jaxptd plan` predicts layouts, and compared with what they logged."""
 
 import json
 from collections.abc import Sequence

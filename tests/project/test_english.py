@@ -1,5 +1,6 @@
 """Pages, docstrings, comments and messages keep clear of phrases that read as translated."""
 
+import functools
 import io
 import re
 import tokenize
@@ -8,8 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
-CODE = (*(ROOT / "jaxptd").rglob("*.py"), *ROOT.glob("examples/*.py"), *ROOT.glob("notebooks/*.py"))
+MUTATIONS = ROOT / "benchmarks" / "results" / "mutations.md"  # lists the names of rows
+FOLDERS = ("jaxptd", "examples", "notebooks", "benchmarks")
+PAGES = (
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(page for page in (ROOT / "benchmarks").rglob("*.md") if page != MUTATIONS),
+)
+CODE = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+F_STRING = getattr(tokenize, "FSTRING_MIDDLE", None)  # from Python 3.12 on
 # A phrase: how it is found, how often it may stand (where it is right), and what to write instead.
 PHRASES = {
     "5.1 GiB for 4.9": (
@@ -20,15 +28,39 @@ PHRASES = {
     "Of ten layers two": (r"(?:^|[.:!?] |\n\n)Of (?!course)", 3, "two of ten layers"),
     "that are not there": (r"\b(?:that|which) (?:are|is) not (?:there|here)\b", 0, "absent"),
     ", too": (r", too\b(?! (?:many|much|few|long|large|small|big|little))", 3, "also"),
-    "by turns": (r"\b(?:by turns|in vain|anyhow)\b", 1, "alternately, for nothing, anyway"),
+    "by turns": (
+        r"\b(?:(?:by|in) turns|again and again|in vain|anyhow)\b",
+        0,
+        "alternately, over and over, for nothing, anyway",
+    ),
     "has 2.5 TB/s": (
         r"\b(?:has|have|had) (?:about |some )?\d[\d.,]* ?(?:[TGMK]i?B/s|T?FLOPS?|tokens/s|GB/s)",
         0,
         "reaches 2.5 TB/s",
     ),
+    "7 ms a step": (
+        r"\b(?:ms|us|s|[TGMK]i?B(?:/s)?|TFLOP/s) an? (?:GPU|step|device|second|layer|token|node)\b",
+        1,  # what `jaxptd plan` prints, in a tutorial
+        "7 ms per step",
+    ),
+    "a loop of one trip": (
+        r"\b(?:one|two|several|each|first|last|loop's) trips?\b",
+        0,
+        "one iteration",
+    ),
+    "kept for backward": (r"\b(?:keeps?|kept) for backward\b", 0, "saved for backward"),
+    "a command whose head says": (r"\bwhose head\b", 0, "its docstring says"),
+    "beside PyTorch": (
+        r"\bbeside (?:PyTorch|Megatron's|plain|one device|(?:its|the) (?:pee|pape)rs?)\b",
+        0,
+        "compared with PyTorch",
+    ),
+    "on so many GPUs": (r"\bso many (?![\w-]+ that\b)", 1, "on this many GPUs"),
+    "no GPU has room": (r"\b(?:has|have|had) (?:no )?room\b", 0, "it does not fit"),
 }
 
 
+@functools.cache
 def prose(path: Path) -> str:
     """A page without its code, or the docstrings, strings and comments of a module."""
     text = path.read_text(encoding="utf-8")
@@ -40,6 +72,8 @@ def prose(path: Path) -> str:
             words.append(token.string.lstrip("# "))
         elif token.type == tokenize.STRING:
             words.append("\n\n" + token.string.strip("rfb\"'"))
+        elif token.type == F_STRING:
+            words.append("\n\n" + token.string)
     return "\n".join(words)
 
 

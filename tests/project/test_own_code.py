@@ -1,4 +1,4 @@
-"""`examples/own_part.py` and `examples/own_model.py`: every command works on them, and is right."""
+"""`examples/own_part.py` and `examples/own_model.py`: every command works on them correctly."""
 
 import json
 import os
@@ -177,7 +177,7 @@ def test_images_have_no_such_mlp() -> None:
 
 def test_parallel_layers_have_no_norms_of_sums() -> None:
     config = tiny.config(Layout(), norm_order="post", **MODEL)
-    with pytest.raises(UserError, match="model.norm_order=post: parallel layers have pre"):
+    with pytest.raises(UserError, match="model.norm_order=post: parallel layers need pre"):
         FAMILIES["parallel-gpt"].check(config)
 
 

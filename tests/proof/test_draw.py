@@ -1,4 +1,4 @@
-"""Cases are drawn over every field, so that pairs of values meet, and alike each time."""
+"""Cases cover every field, so that pairs of values meet, and are the same each time."""
 
 import itertools
 import random

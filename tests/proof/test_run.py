@@ -1,4 +1,4 @@
-"""`jaxptd verify --random`: its endings, its record, and how a failing case is made smaller."""
+"""`jaxptd verify --random`: how it ends, its record, and how it shrinks a failing case."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Two configs are the same run where a field spells out what null stands for in the other."""
+"""Two configs are the same run if a field spells out what null stands for in the other."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Only one run at a time has a run directory, and a lock that was left behind is understood."""
+"""Only one run at a time uses a run directory, and a stale lock is recognised."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""State and activations in host memory: memory kinds of arrays, and numbers that do not change."""
+"""State and activations in host memory: memory kinds of arrays, and unchanged results."""
 
 import dataclasses
 

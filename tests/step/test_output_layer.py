@@ -1,4 +1,4 @@
-"""A table's gradient is there before backward leaves the output layer."""
+"""A table's gradient is complete before backward leaves the output layer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The step: the same numbers however they are computed, one reduction of gradients, its errors."""
+"""The step: the same results however computed, one reduction of gradients, its errors."""
 
 import functools
 from typing import Any
@@ -146,7 +146,7 @@ def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
 
 
 def test_initial_weights_are_normal() -> None:
-    """GPT-2's 0.02, smaller for products into the residual stream; norms one, biases zero."""
+    """GPT-2's 0.02, smaller for matmuls into the residual stream; norms one, biases zero."""
     program = tiny.program(Layout(), hidden_size=64, seq_length=64, vocab_size=500)
     params = program.init_state()["params"]
     table = np.asarray(params["tokens.table"]) / 0.02

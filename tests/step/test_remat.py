@@ -44,7 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("layout", "choice", "core", "scores"), CASES, ids=str)
 def test_backward_recomputes_what_the_policy_says(layout, choice, core, scores) -> None:
-    """The core is the scores, where whole rows of them are made; full skips the last product."""
+    """The core is the scores, if whole rows of them are made; full skips the last matmul."""
     attention = scores or core
     first = 1 if layout.has_grid else 3  # products for queries, keys and values
     want = {"none": 0, "attention": attention, "dots": scores, "full": first + 2 + core}

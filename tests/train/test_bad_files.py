@@ -1,4 +1,4 @@
-"""Files that a person can get wrong: each is one line, exit code 2, and nothing is written.
+"""Files that users get wrong: each gives one line and exit code 2, and nothing is written.
 
 `tests/checkpoint/test_manifests.py` has the manifests of checkpoints.
 """

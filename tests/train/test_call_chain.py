@@ -1,4 +1,4 @@
-"""The call chain from the training command to the first matrix product is short enough to read."""
+"""The call chain from the training command to the first matmul is short enough to read."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ BELOW = ("step/", "models/", "layers/", "zero/")  # what the training loop calls
 
 
 class FoundError(Exception):
-    """Ends the run at its first matrix product."""
+    """Ends the run at its first matmul."""
 
 
 def chain() -> list[str]:

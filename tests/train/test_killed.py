@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends as if nobody had touched it."""
+"""A run that is killed over and over ends as if nobody had touched it."""
 
 import itertools
 import json
@@ -57,7 +57,7 @@ run_command(main)
 
 
 def moments():
-    """Moments in start-up, steps and saves: a function, the number of its call, seconds after."""
+    """Moments in start-up, steps and saves: a function, which of its calls, seconds after it."""
     draw = random.Random(0)
     places = [
         "run:start",

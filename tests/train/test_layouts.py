@@ -56,7 +56,7 @@ def curve(*overrides: str, roundings: float = 0) -> np.ndarray:
 
 
 def moved(p: jax.Array, roundings: float, seed: int) -> jax.Array:
-    """A parameter with each element changed by so many rounding errors, up or down."""
+    """A parameter with each element changed by this many rounding errors, up or down."""
     signs = np.random.default_rng(seed).choice([-1, 1], p.shape)
     return (p * (1 + roundings * float(np.finfo(p.dtype).eps) * signs)).astype(p.dtype)
 

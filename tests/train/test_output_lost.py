@@ -1,4 +1,4 @@
-"""Training goes on when its output cannot be written."""
+"""Training continues when its output cannot be written."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Bad input is one line, and changes no file."""
+"""Bad input gives one line and changes no file."""
 
 from pathlib import Path
 
@@ -117,7 +117,7 @@ def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, ShuffledWindows]
 
 @pytest.mark.slow
 def test_an_id_outside_the_vocabulary_stops_the_run_and_spoils_nothing(train, monkeypatch):
-    """One that was not found before the run, as in a file that is too large to be read then."""
+    """An error that was not found before the run, such as in a file too large to read then."""
     monkeypatch.setattr(batches, "SCANNED", 0)
     path, windows = token_file(train.folder, vocab_size=257)
     place = int(windows.starts(np.arange(8 * 6, 8 * 7))[3]) + 5  # in a batch of step 7

@@ -61,7 +61,7 @@ def test_a_run_goes_on_with_its_own_data_or_with_what_it_is_told_to(train, tmp_p
 
 @pytest.mark.slow
 def test_a_run_is_made_longer_on_the_same_curve(train):
-    """The decay ends at a step of its own, so it does not matter that the run had other plans."""
+    """The decay ends at its own step, so it does not matter that the run was planned otherwise."""
     horizon = ("--optimizer.decay=wsd", "--optimizer.decay_steps=8", "--optimizer.cooldown_steps=4")
     few = ("--checkpoint.every=6", "--train.eval_every=0")
     train("--train.steps=6", *horizon, *few)

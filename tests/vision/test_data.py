@@ -142,7 +142,7 @@ CLASSES = ModelConfig(
 
 
 def test_figures_have_a_class_each() -> None:
-    """Those of a kind alike, of different kinds not: rings have no middle, discs one."""
+    """Phantoms of one kind look alike, of different kinds do not: rings are hollow, discs full."""
     train, held = open_images(SHAPES, CLASSES, seed=1, of_pixels=False)
     assert held is not None
     numbers = np.arange(200)

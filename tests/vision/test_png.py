@@ -38,7 +38,7 @@ def checksum(data: bytes) -> bytes:
 
 
 def rows(number: np.ndarray, bits: int) -> bytes:
-    """Rows of numbers `[Y, X]` of so many bits, without a filter."""
+    """Rows of numbers `[Y, X]` with this many bits, without a filter."""
     bit = np.unpackbits(number.astype(">u2")[..., None].view(np.uint8), axis=-1)[..., -bits:]
     return np.pad(np.packbits(bit.reshape(len(number), -1), axis=1), ((0, 0), (1, 0))).tobytes()
 

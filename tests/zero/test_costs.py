@@ -59,7 +59,7 @@ def as_compiled(layout: Layout, choice: dict) -> tuple[Layout, dict]:
     """XLA looks positions up once for all micro-batches, and gathers a stage's only layer once.
 
     Without a pipeline the layers that are gathered outside of the loop over layers depend on no
-    micro-batch, and a loop of one trip is unrolled, without its gather in vain.
+    micro-batch, and a loop of one iteration is unrolled, without its needless gather.
     """
     choice = choice | {"micro_batches": 1} if layout.has_grid or layout.pp == 1 else choice
     if layout.pp == 1:

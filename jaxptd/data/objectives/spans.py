@@ -127,7 +127,7 @@ class SpanCorruption:
     def _mark(
         self, token_BN: np.ndarray, before_BP: np.ndarray, *, length: int, fill: int
     ) -> np.ndarray:
-        """Inserts sentinels after so many tokens, adds the end, and pads: `[B, length]`."""
+        """Inserts sentinels after this many tokens, adds the end, and pads: `[B, length]`."""
         (batch, count), spans = token_BN.shape, before_BP.shape[1]
         place_BP = before_BP + np.arange(spans)
         is_text = np.ones((batch, count + spans), dtype=bool)

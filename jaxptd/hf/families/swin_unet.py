@@ -37,7 +37,7 @@ _BLOCK = (
 
 
 def rules(levels: int, patch: int) -> tuple[Rule, ...]:
-    """The rules of a model with so many levels and patches of so many pixels per side."""
+    """The rules of a model with this many levels and patches of this many pixels per side."""
     all_rules = [
         Rule("patches.w", "S Y X D", f"{PREFIX}patch_embed.proj.weight", "D S Y X"),
         Rule("patches.b", "D", f"{PREFIX}patch_embed.proj.bias", "D"),

@@ -95,7 +95,7 @@ class FrameworkPlan:
         """Lines that explain the table's ±."""
         return (
             f"± is {self.error:.0%} of the prediction, the cost model's error where least is "
-            "known; it is no interval for GPUs that nobody ran\n"
+            "known, not a confidence interval for GPUs that nobody has measured\n"
             f"{self.framework.title.partition(' (')[0]}: {self.framework.evidence}"
         )
 

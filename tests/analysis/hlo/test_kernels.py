@@ -80,7 +80,7 @@ def test_memory_that_a_loop_will_fill_is_no_kernel() -> None:
 def test_a_copy_reads_and_writes_once_and_one_of_the_host_is_of_its_own_kind(
     memory: str, others: int
 ) -> None:
-    """Its result has the array that it reads, too."""
+    """Its result includes the array that it reads."""
     types = f"(f32[256,256]{{1,0}}, f32[256,256]{{1,0{memory}}}, u32[])"
     copy = f"  %c = {types} copy-start(%n)\n  %d = f32[256,256]{{1,0}} copy-done(%c)\n"
     text = KERNELS.replace("  ROOT %m", f"{copy}  ROOT %m")

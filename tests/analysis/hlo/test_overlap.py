@@ -1,4 +1,4 @@
-"""The work that runs beside each collective of a scheduled program."""
+"""The work that overlaps with each collective of a scheduled program."""
 
 from jaxptd.analysis.hlo.timeline import Move, Work, moves
 

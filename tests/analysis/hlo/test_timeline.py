@@ -1,4 +1,4 @@
-"""Estimated times of a scheduled program: kernels in their order, collectives beside them."""
+"""Estimated times of a scheduled program: kernels in order, overlapped with collectives."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The parts of the predicted peak against small cases by hand."""
+"""The parts of the predicted peak, checked with small cases computed by hand."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -117,7 +117,7 @@ def test_offloaded_state_is_not_on_the_device() -> None:
 
 
 def test_stage_1_of_one_micro_batch_is_as_stage_2() -> None:
-    """Where the update takes most."""
+    """Cases in which the update needs the most memory."""
     sizes = {"hidden_size": 1600, "num_heads": 25, "vocab_size": 50304, "num_layers": 4}
     choice = FUSED | sizes | {"remat": "full", "micro_batches": 1}
     one, two = (

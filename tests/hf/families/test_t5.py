@@ -116,7 +116,7 @@ def test_the_encoder_alone_is_refused_by_name(ours) -> None:
 def test_gates_and_the_factor_of_the_output_are_read(
     keys: dict, options: tuple, tied: bool
 ) -> None:
-    """The factor goes by the config alone."""
+    """The factor depends only on the config."""
     found = read({**CONFIG, **keys}, tied=tied)
     assert found["tie_embeddings"] is tied
     expected = options or (True, "gelu-tanh", 1.0)

@@ -1,4 +1,4 @@
-"""Seconds of kernels, by hand."""
+"""Seconds of kernels, computed by hand."""
 
 import dataclasses
 import math
@@ -53,7 +53,7 @@ def test_few_tiles_are_divided_along_k_over_free_multiprocessors() -> None:
     ],
 )
 def test_products_take_as_long_as_timed_on_an_h200(M: int, N: int, K: int, measured: float) -> None:
-    """Too long by up to a quarter where K is short: tiles begin while others end."""
+    """Too slow by up to a quarter for short K: tiles begin while others end."""
     predicted = kernels.product(find_accelerator("h200"), M, N, K).seconds
     assert 1 <= predicted / measured < 1.25
 

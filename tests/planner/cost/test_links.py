@@ -1,4 +1,4 @@
-"""Seconds of collectives, by hand."""
+"""Seconds of collectives, computed by hand."""
 
 import pytest
 

@@ -16,7 +16,7 @@ OF_EACH = 12  # layouts of a model
 
 
 def write(folder: Path, of_each: int = OF_EACH) -> list[Path]:
-    """Writes so many layouts of each model, drawn from all; the number of GPUs is in the name."""
+    """Writes this many layouts of each model, drawn from all; the name has the number of GPUs."""
     draw, paths = random.Random(0), []
     for name, framework in FRAMEWORKS.items():
         for number, (config, overrides, gpus) in enumerate(MODELS):

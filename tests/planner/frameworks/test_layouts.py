@@ -12,7 +12,7 @@ from jaxptd.planner.frameworks.search import FrameworkSearch, describe, setups, 
 
 
 def devices(name: str, found: dict) -> int:
-    """Devices that a config asks for."""
+    """The number of devices that a config asks for."""
     if name == "torchtitan":
         axes = ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel")
         axes += ("context_parallel", "pipeline_parallel")

@@ -71,7 +71,7 @@ def search(model: ModelConfig, gpus: int, batch: int, gib: float, **pins: object
 
 
 def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound]]:
-    """All that there is to evaluate, whatever its bounds are."""
+    """Everything that could be evaluated, whatever its bounds are."""
     for mesh_shape in found.space.mesh_shapes():
         for pipe in found.space.pipes(mesh_shape, fewer=2):
             for choice in found.space.choices:
@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_not_found() -> None:
 
 
 def test_gradients_that_nothing_sums_have_16_bits() -> None:
-    """In float32 they would not fit beside the state."""
+    """In float32 they would not fit next to the state."""
     deep = dataclasses.replace(GPT, num_layers=32)
     found = next(iter(search(deep, 1, 1, 23.5, model__remat="full", layout__offload="none")))
     state = ConfigStep(found.config).state

@@ -1,4 +1,4 @@
-"""The loggers that a config names: chosen, refused, and one that fails beside others."""
+"""The loggers that a config names: chosen, refused, and one that fails among others."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Output that fails while a run prints: dropped, and said once."""
+"""Output that fails while a run prints is dropped, and reported once."""
 
 import io
 import os
