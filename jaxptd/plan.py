@@ -16,10 +16,10 @@ import yaml
 from jaxptd import plot
 from jaxptd.atomic_files import explained, write_whole
 from jaxptd.commands.command_line import ConfigParser
-from jaxptd.commands.run_options import read_run, run_parser
+from jaxptd.commands.run_options import read_all, run_parser
 from jaxptd.commands.table import later
 from jaxptd.common_options import add_words, as_path, check_out, picture_path
-from jaxptd.config import Config
+from jaxptd.config import Config, ModelConfig
 from jaxptd.config.written import as_yaml
 from jaxptd.display import Table, callable_module
 from jaxptd.errors import UserError, run_command
@@ -34,6 +34,8 @@ from jaxptd.planner.search.space import PINNED, Space, checked_pins
 
 ACTIONS = ("validate", "calibrate")
 USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")
+DTYPE, PLANNED = "model.dtype", "bfloat16"  # where nothing sets it
+NAMING = ("--config", "--run-dir", "--from")  # options that name what to train
 HOURS = 24
 BALANCED = (1.0,)  # experts
 HALVINGS = 6  # how often to double the number of devices when nothing fits
@@ -167,13 +169,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = later(f"plan {argv[0]}").main(argv[1:])
         return code
     pins, others = _pins(argv)
-    config, options = read_run(parser(), others)
+    config, options, unset = _read(others)
     given = {name: options[name] for name in ("out", "hardware") if options[name]}
     options |= {name: as_path(path, f"--{name}") for name, path in given.items()}
     _check(options)
     picture = picture_path(options["picture"])
     if options["print"]:
-        return _print(config, options, pins)
+        return _print(config, options, pins, unset)
     if options["compile"]:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning runs nothing
     names = ("gpus", "gpu", "node", "hardware", "max_memory", "top", "compile", "imbalance")
@@ -184,15 +186,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         say=lambda line: None if options["quiet"] else print(line, file=sys.stderr, flush=True),
     )
     _check_row(options["explain"], len(planned.best))
+    _say_unset(unset, quiet=options["quiet"])
     if options["out"]:
         _write(options["out"], as_yaml(planned.best[0].config))
     if picture:
         plot.save(plot.plan(planned), picture)
     if options["json"]:
-        print(json.dumps(planned.as_dict()))
+        print(json.dumps(_with_unset(planned.as_dict(), unset)))
     else:
-        print("\n".join(_lines(planned, options, _given(others))))
+        print("\n".join(_lines(planned, options, [*_given(others), *unset])))
     return 0
+
+
+def _read(argv: Sequence[str]) -> tuple[Config, dict[str, Any], list[str]]:
+    """Reads a command line: the config, other options, and options for fields that nothing set.
+
+    GPUs train in 16 bits, so that is what is planned unless the config has a precision.
+    """
+    parsed = read_all(parser(), argv, defaults={DTYPE: PLANNED})
+    unset = [] if DTYPE in parsed.given else [f"--{DTYPE} {PLANNED}"]
+    return parsed.config, parsed.options, unset
+
+
+def _say_unset(unset: Sequence[str], *, quiet: bool) -> None:
+    """Says, once there is a plan, for which precision it is if nothing sets one."""
+    if unset and not quiet:
+        usual = ModelConfig().dtype
+        print(f"{DTYPE} is not set: planned for {PLANNED}, not for {usual}", file=sys.stderr)
+
+
+def _with_unset(found: dict[str, Any], unset: Sequence[str]) -> dict[str, Any]:
+    """A plan as in JSON, whose options train what was planned if nothing else sets a field."""
+    return found | {"best": [row | {"options": [*unset, *row["options"]]} for row in found["best"]]}
 
 
 def _check_row(number: int | None, rows: int) -> None:
@@ -204,7 +229,9 @@ def _check_row(number: int | None, rows: int) -> None:
 # ---- layouts in the words of another framework ---------------------------------------------------
 
 
-def _print(config: Config, options: dict[str, Any], pins: Mapping[str, Any]) -> int:
+def _print(
+    config: Config, options: dict[str, Any], pins: Mapping[str, Any], unset: Sequence[str]
+) -> int:
     """Prints, or writes, the layouts of another framework."""
     own = {"compile": 0, "picture": None, "imbalance": list(BALANCED)}
     for name, default in own.items():
@@ -218,6 +245,7 @@ def _print(config: Config, options: dict[str, Any], pins: Mapping[str, Any]) -> 
         options["print"], config, **{name: options[name] for name in names}, pins=pins
     )
     _check_row(options["explain"], len(planned.best))
+    _say_unset(unset, quiet=options["quiet"])
     chosen = planned.best[(options["explain"] or 1) - 1]
     written = planned.written(chosen)
     if options["out"]:
@@ -369,7 +397,7 @@ def _given(argv: Sequence[str]) -> list[str]:
     given, words = [], iter(argv)
     for word in words:
         name, equals, _ = word.partition("=")
-        if name.startswith("--") and (name in ("--config", "--run-dir") or "." in name):
+        if name.startswith("--") and (name in NAMING or "." in name):
             given.append(shlex.join([word] if equals else [word, next(words, "")]))
     return given
 

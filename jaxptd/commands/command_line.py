@@ -14,6 +14,7 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jaxptd.commands.help import add_help
@@ -196,13 +197,18 @@ def parse(parser: ConfigParser, argv: Sequence[str] | None) -> tuple[Config, dic
 
 
 def parse_all(
-    words: argparse.Namespace, *, check: Callable[[Parsed], None] = lambda parsed: None
+    words: argparse.Namespace,
+    *,
+    check: Callable[[Parsed], None] = lambda parsed: None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Parsed:
     """Makes the config of a command line.
 
     Args:
         words: the options, as a parser of `make_parser` reads them.
         check: raises UserError for options the command rejects, before anything is printed.
+        defaults: the command's own, by `section.field`, for fields that nothing sets. They do not
+            count as given.
     """
     options = dict(vars(words))
     fields = {name: options.pop(name) for name in field_types().keys() & options.keys()}
@@ -211,7 +217,7 @@ def parse_all(
     given, sources = _of_files(options.pop(CONFIG.removeprefix("--")))
     sources |= {dest: str(path) for dest, path in named.items()}
     _override(given, named_in_options(named) | fields)
-    config = from_dict(nested(given))
+    config = from_dict(nested({**defaults, **given}))
     source, sizes = sources.get(FROM), sources.get(SIZES)
     if source and config.checkpoint.start == source:
         check_sizes(config.model, source)

@@ -2,8 +2,9 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jaxptd.commands.command_line import (
@@ -13,7 +14,7 @@ from jaxptd.commands.command_line import (
     make_parser,
     parse_all,
 )
-from jaxptd.commands.sources import FROM, check_chosen
+from jaxptd.commands.sources import FROM, check_chosen, check_weights
 from jaxptd.common_options import path_option
 from jaxptd.config import Config
 from jaxptd.config.written import RUN_CONFIG
@@ -59,15 +60,34 @@ def read_run(
     Raises:
         UserError: as `parse`, or there is no such run.
     """
-    check = _check_chosen if new else lambda parsed: None
-    words = parser.parse_args(argv)
-    _name_config(words, words.__dict__.pop("run_dir"), new=new)
-    parsed = parse_all(words, check=check)
+    parsed = read_all(parser, argv, new=new)
     return parsed.config, parsed.options
 
 
+def read_all(
+    parser: ConfigParser,
+    argv: Sequence[str] | None,
+    *,
+    new: bool = False,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Parsed:
+    """Reads a command line as `read_run` does; the result also says which fields were given.
+
+    `defaults` are the command's own, by `section.field`, for fields that nothing sets.
+    """
+    check = _check_chosen if new else lambda parsed: None
+    words = parser.parse_args(argv)
+    _name_config(words, words.__dict__.pop("run_dir"), new=new)
+    return parse_all(words, check=check, defaults=defaults)
+
+
 def _check_chosen(parsed: Parsed) -> None:
-    """Raises UserError for random weights or the byte tokenizer that nobody asked for."""
+    """Raises UserError for random weights or the byte tokenizer that nobody asked for.
+
+    Also for a directory whose weights are to be trained, and which has none.
+    """
+    if parsed.source and parsed.config.checkpoint.start == parsed.source:
+        check_weights(parsed.source)
     if parsed.sizes:
         check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
 

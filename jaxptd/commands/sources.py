@@ -80,6 +80,11 @@ def check_sizes(model: Any, directory: str) -> None:
     _reader().check(model, Path(directory))
 
 
+def check_weights(directory: str) -> None:
+    """Raises UserError for a directory without weights: its `config.json` only gives sizes."""
+    _reader().check_weights(Path(directory))
+
+
 def check_chosen(config: Any, directory: str, *, tokenizer: bool) -> None:
     """Raises UserError if a run would silently use only the sizes of a directory.
 

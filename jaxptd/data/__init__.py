@@ -24,6 +24,7 @@ from jaxptd.data.batches import (
     identity_of,
     number_documents,
 )
+from jaxptd.data.corpora import about_prompts
 from jaxptd.data.corpus import check_vocabulary, read_corpus, split_corpus
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
@@ -115,7 +116,8 @@ def open_data(
     if config.augment:
         raise UserError("data.augment=true is for images, but this is text; leave it out")
     if objective is None:
-        return _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
+        data = _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
+        return dataclasses.replace(data, remarks=(*data.remarks, *_about_prompts(config)))
     _check_objective(objective, config, vocab_size)
     config = dataclasses.replace(config, special_tokens="parse")  # no remark may suggest otherwise
     data = _open_sources(config, tokenizer, (objective.window, vocab_size), seed)
@@ -125,6 +127,14 @@ def open_data(
         remarks=data.remarks,
         identity=data.identity,
     )
+
+
+def _about_prompts(config: "DataConfig") -> Iterator[str]:
+    """Warns of prompts that records have and nothing reads; looks at the first file of a source."""
+    if config.prompt_field is None:
+        names = [config.source] if isinstance(config.source, str) else list(config.source)
+        firsts = [files[0] for files in find_each(names).values()]
+        yield from about_prompts(firsts, config.text_field)
 
 
 def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int) -> None:

@@ -13,12 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxptd.data.records import decoded, explained, has_records, open_bytes, read_records
+from jaxptd.data.records import (
+    decoded,
+    explained,
+    first_fields,
+    has_records,
+    open_bytes,
+    read_records,
+)
 from jaxptd.data.tokenizers import Tokenizer, spellings, with_begin
 from jaxptd.errors import UserError
 
 TEXT = "text"  # the field of a record that holds its document
 LONGEST = 2**20  # characters of the first two lines to look at
+PROMPTS = ("prompt", "instruction", "question", "input")  # usual names of their field
 BLANK = 8  # up to this many ids of spaces after a text's own end mark are dropped
 
 
@@ -105,6 +113,25 @@ def tokenize_answers(
             given = with_begin(tokenizer, tokenizer.encode(prompt).tolist())
             ids = _document(tokenizer, [np.array(given, answer_ids.dtype), answer_ids])
             yield ids, np.arange(len(ids)) >= len(given)
+
+
+def about_prompts(files: Iterable[Path], text_field: str) -> Iterator[str]:
+    """Warns of fields that are named like a prompt and are not read, in the first file with some.
+
+    Args:
+        files: of text, read without `data.prompt_field`.
+        text_field: the field that is read.
+    """
+    for path in filter(has_records, files):
+        named = {name.lower(): name for name in first_fields(path) if name != text_field}
+        if names := [named[usual] for usual in PROMPTS if usual in named]:
+            shown, many = " and ".join(map(json.dumps, names)), len(names) > 1
+            yield (
+                f"warning: {path}: the field{'s' * many} {shown} {'are' if many else 'is'} not "
+                f"read, only {json.dumps(text_field)}; data.prompt_field={names[0]} reads "
+                f"{'the first' if many else 'it'}, as a prompt"
+            )
+            return
 
 
 def _document(tokenizer: Tokenizer, parts: Sequence[np.ndarray]) -> np.ndarray:

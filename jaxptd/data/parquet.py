@@ -42,6 +42,11 @@ def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
                 yield list(texts)
 
 
+def columns_of(path: Path) -> list[str]:
+    """Names of a file's columns. Raises UserError as `read_records`."""
+    return list(_opened(path).schema_arrow.names)
+
+
 def _column(batch: Any, name: str, path: Path, before: int) -> list[Any]:
     """The values of a column. Raises UserError for text that is not UTF-8."""
     column = batch.column(name)

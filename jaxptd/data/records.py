@@ -71,6 +71,7 @@ def is_pointer(start: bytes) -> bool:
 
 LINES, ARRAY, TABLES = (".jsonl", ".ndjson", ".jsonlines"), ".json", {".csv": ",", ".tsv": "\t"}
 READ = 2**17  # bytes of a compressed file to read at a time
+START = 2**20  # bytes of a file in which the first record is looked for
 LISTED = 8  # most fields that an error lists
 
 _JSON = {"NoneType": "null", "dict": "an object", "list": "an array", "int": "a number"}
@@ -195,6 +196,26 @@ def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
     else:
         records = _objects(path, fields)
     yield from (texts for texts in records if texts[-1])
+
+
+def first_fields(path: Path) -> list[str]:
+    """Names of the fields of text in a file's first record, or of its columns.
+
+    None if the first `START` bytes do not hold a whole record.
+    """
+    kind = kind_of(path)
+    if kind == parquet.SUFFIX:
+        return parquet.columns_of(path)
+    with open_bytes(path) as file:
+        text = file.read(START).decode("utf-8-sig", errors="ignore").lstrip()
+    if kind in TABLES:
+        return next(csv.reader([text.partition("\n")[0]], delimiter=TABLES[kind]), [])
+    try:
+        record, _ = json.JSONDecoder().raw_decode(text.removeprefix("[").lstrip())
+    except (ValueError, RecursionError):
+        return []
+    names = record if isinstance(record, dict) else {}
+    return [name for name in names if isinstance(names[name], str)]
 
 
 # ---- JSON ----------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Directory:
     def _keys(self) -> dict[str, tuple[Any, list[str]]]:
         """Name of each file -> the open file, and the names of its tensors."""
         files = {}
-        for name in self._files:
+        for name in self.weight_files():
             with _explained(self.path / name):
                 file = _safe_open(self.path / name)
                 files[name] = file, list(file.keys())
@@ -70,10 +70,17 @@ class Directory:
         return {key: file for file, keys in self._keys.values() for key in keys}
 
     @property
-    def _files(self) -> list[str]:
+    def has_weights(self) -> bool:
+        """False if there is only a `config.json`, which is enough for sizes."""
+        return any(os.path.lexists(self.path / name) for name in (SINGLE, INDEX))
+
+    def weight_files(self) -> list[str]:
         """The names of the files with tensors, in the order in which transformers reads them.
 
         An index counts only if there is no single file, and only names files.
+
+        Raises:
+            UserError: there are none, or they are pickled.
         """
         other = self.config.get("transformers_weights")
         if other not in (None, SINGLE):
@@ -95,7 +102,7 @@ class Directory:
     def remarks(self) -> list[str]:
         """Remarks on files without effect and on duplicate tensors."""
         lines = []
-        if self._files == [SINGLE] and os.path.lexists(self.path / INDEX):
+        if self.weight_files() == [SINGLE] and os.path.lexists(self.path / INDEX):
             lines.append(f"{INDEX} is ignored: {SINGLE} takes precedence, as in transformers")
         names = [key for _, keys in self._keys.values() for key in keys]
         if twice := [key for key, times in Counter(names).items() if times > 1]:

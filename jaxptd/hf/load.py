@@ -16,7 +16,7 @@ from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.directory import Directory, is_directory
-from jaxptd.hf.read import read_params, remarks_of, sizes_of
+from jaxptd.hf.read import read_params, remarks_of, sizes_of, sizes_without_weights
 from jaxptd.hf.sizes import check_sizes
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import FAMILIES, family_of
@@ -132,7 +132,13 @@ def _sizes(path: Path) -> dict[str, Any]:
             f"{path} is the directory of a run; use --run-dir {path} to continue it, or --config "
             f"{path / RUN_CONFIG} --checkpoint.start {path} to start another from its weights"
         )
-    return sizes_of(Directory(path))
+    directory = Directory(path)
+    return sizes_of(directory) if directory.has_weights else sizes_without_weights(directory)
+
+
+def check_weights(path: Path) -> None:
+    """Raises UserError if a directory has only a `config.json`, which gives sizes."""
+    Directory(path).weight_files()
 
 
 def _as_start(path: Path) -> str:

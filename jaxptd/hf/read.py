@@ -53,6 +53,19 @@ def sizes_of(directory: Directory) -> dict:
     return sizes
 
 
+def sizes_without_weights(directory: Directory) -> dict:
+    """The fields of `ModelConfig` in a `config.json` alone, without files of tensors.
+
+    The output layer is tied as `tie_word_embeddings` says.
+
+    Raises:
+        UserError: as `read_sizes`.
+    """
+    family = FAMILIES.get(str(directory.config.get("model_type")))
+    tied = family is None or _says_tied(directory, family)
+    return read_sizes(directory.config, tied=tied, where=directory)
+
+
 def remarks_of(directory: Directory) -> list[str]:
     """Remarks for whoever reads a directory: duplicates, and keys without effect.
 

@@ -11,6 +11,7 @@ from hugging.tokenizer import WORDS, write_tokenizer
 import jaxptd
 from jaxptd.commands.command_line import as_yaml
 from jaxptd.commands.run_options import read_run, run_parser
+from jaxptd.comms import main as comms
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.hf.directory import Directory
@@ -178,6 +179,31 @@ def test_a_run_directory_may_be_new(home: Path) -> None:
 def test_commands_that_read_no_data_need_no_tokenizer(capsys) -> None:
     assert memory(["--from=~/n", "--compiled=false", "--json"]) in (None, 0)
     assert json.loads(capsys.readouterr().out)["rows"][0]["formula"] == 9792 * 4
+
+
+def test_a_lone_config_is_enough_for_sizes(home: Path, capsys: pytest.CaptureFixture) -> None:
+    Path("lone").mkdir()
+    Path("lone/config.json").write_text((home / "m" / "config.json").read_text())
+    for option in ("--from=lone", "--model.from=lone"):
+        assert memory([option, "--compiled=false", "--json"]) in (None, 0)
+        assert json.loads(capsys.readouterr().out)["rows"][0]["formula"] == 9792 * 4
+        assert comms([option, "--layout.dp=2", "--quiet"]) == 0
+        assert read(option, new=False).model == read("--from=~/m", new=False).model
+        capsys.readouterr()
+    Path("c.yaml").write_text("from: lone\nmodel: {seq_length: 8}")
+    assert read("--config=c.yaml", new=False).model.num_layers == 5
+    line = "lone has neither model.safetensors nor model.safetensors.index.json; download the dir"
+    for argv in (["--from=lone"], ["--config=c.yaml"]):
+        assert line in refused(capsys, train, [*argv, "--train.run_dir=out"])
+    assert not Path("out").exists()
+    with pytest.raises(UserError, match="lone has neither model.safetensors"):
+        jaxptd.from_hf("lone")
+    read("--from=lone", "--checkpoint.start=random")
+    Path("text.txt").write_text("a text of some words. " * 40)
+    data = ["--data.source=text.txt", "--train.run_dir=out", "--train.platform=cpu"]
+    steps = ["--train.steps=1", "--train.sample_tokens=0", "--checkpoint.every=0"]
+    meant = ["--checkpoint.start=random", "--model.vocab_size=257"]
+    assert train(["--model.from=lone", *meant, *data, *steps, "--quiet"]) == 0
 
 
 def test_home_is_written_out_in_every_path(home: Path) -> None:

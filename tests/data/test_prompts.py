@@ -1,15 +1,27 @@
 """Records with prompts: their tokens, which of them are targets, and sources that have none."""
 
+import csv
+import gzip
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxptd.config import DataConfig
-from jaxptd.data import ByteTokenizer, ShuffledWindows, WindowsInOrder, number_documents, open_data
+from jaxptd.data import (
+    ByteTokenizer,
+    MaskedPairs,
+    ShuffledWindows,
+    WindowsInOrder,
+    number_documents,
+    open_data,
+)
 from jaxptd.data.corpora import tokenize_answers
+from jaxptd.data.objectives import MASK_TOKENS, MaskIds
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import UserError
 
@@ -119,6 +131,65 @@ def test_a_source_without_prompts_is_an_error(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         opened(tmp_path / name)
+
+
+def said(path, **fields):
+    config = DataConfig(source=str(path), validation_fraction=0, **fields)
+    sizes = {"seq_length": 5, "vocab_size": 257}
+    return [x for x in open_data(config, ByteTokenizer(), **sizes, seed=3).remarks if "field" in x]
+
+
+@pytest.mark.parametrize("field", ["prompt", "instruction", "question", "input", "Question"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".jsonl.gz"])
+def test_a_prompt_that_is_not_read_is_said(tmp_path, field, suffix):
+    path = tmp_path / f"a{suffix}"
+    records = [{"n": 1, field: prompt, "text": answer} for prompt, answer in RECORDS]
+    write_records(path, records)
+    assert said(path) == [
+        f'warning: {path}: the field "{field}" is not read, only "text"; data.prompt_field={field} '
+        "reads it, as a prompt"
+    ]
+    assert said(path, prompt_field=field) == said(path, text_field=field) == []
+    write_records(path, [{"title": prompt, "text": answer} for prompt, answer in RECORDS])
+    assert said(path) == []
+
+
+def write_records(path, records):
+    """Writes records in the format that the name says."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif path.suffix in (".csv", ".tsv"):
+        rows = [list(records[0]), *(record.values() for record in records)]
+        with open(path, "w", newline="") as file:
+            csv.writer(file, delimiter="," if path.suffix == ".csv" else "\t").writerows(rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(records, indent=1))
+    else:
+        lines = "\n".join(map(json.dumps, records)).encode()
+        path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
+
+
+def test_prompts_of_a_mixture_are_said_once(tmp_path):
+    record = {"input": "", "instruction": "sum up", "prompt": None, "text": "an answer"}
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record))
+    (tmp_path / "c.txt").write_text("no record: a prompt")
+    names = [str(tmp_path / name) for name in ("c.txt", "a.jsonl", "b.jsonl")]
+    config = DataConfig(source=dict.fromkeys(names, 1.0), validation_fraction=0)
+    data = open_data(config, ByteTokenizer(), seq_length=5, vocab_size=257, seed=3)
+    assert data.remarks == (
+        f'warning: {tmp_path}/a.jsonl: the fields "instruction" and "input" are not read, only '
+        '"text"; data.prompt_field=instruction reads the first, as a prompt',
+    )
+
+
+def test_a_model_that_reads_no_prompts_is_told_of_none(tmp_path):
+    path = write(tmp_path / "a.jsonl", RECORDS * 9)
+    tokenizer = ByteTokenizer(MASK_TOKENS)
+    objective = MaskedPairs(MaskIds.of(tokenizer), seq_length=16)
+    config = DataConfig(source=str(path), validation_fraction=0)
+    sizes = {"seq_length": 16, "vocab_size": tokenizer.vocab_size}
+    assert open_data(config, tokenizer, **sizes, seed=3, objective=objective).remarks == ()
 
 
 def test_token_files_do_not_tell_prompts_from_answers(tmp_path):

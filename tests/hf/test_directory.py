@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxptd.errors import UserError, install
 from jaxptd.hf.directory import Directory
-from jaxptd.hf.read import remarks_of, sizes_of
+from jaxptd.hf.read import remarks_of, sizes_of, sizes_without_weights
 
 ONE = "model.safetensors"
 INDEX = f"{ONE}.index.json"
@@ -243,6 +243,20 @@ def test_the_output_layer_is_that_of_transformers(
             f"{tmp_path}: tie_word_embeddings is true, but {HEAD} and {TABLE} have different "
             "numbers: they are not tied, as in transformers"
         ]
+
+
+@pytest.mark.parametrize("flag", [True, False, None])
+def test_without_weights_the_output_layer_is_tied_as_the_config_says(
+    tmp_path: Path, flag: bool | None
+) -> None:
+    directory = head(tmp_path, "none", **({} if flag is None else {"tie_word_embeddings": flag}))
+    assert directory.has_weights
+    if flag is not False:
+        assert sizes_without_weights(directory) == sizes_of(directory)
+    (tmp_path / "model.safetensors").unlink()
+    directory = Directory(tmp_path)
+    assert not directory.has_weights
+    assert sizes_without_weights(directory)["tie_embeddings"] is (flag is not False)
 
 
 @pytest.mark.parametrize("flag", [None, 0, "false"])

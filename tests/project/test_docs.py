@@ -24,6 +24,7 @@ import jaxptd
 from jaxptd.commands.command_line import describe_type
 from jaxptd.commands.table import COMMANDS
 from jaxptd.config import Config, ModelConfig, from_dict
+from jaxptd.config.block import FAMILIES
 from jaxptd.config.written import sections
 from jaxptd.run.folder import difference
 
@@ -165,6 +166,35 @@ def test_fields_that_how_to_pages_name_are_there() -> None:
         found |= set(re.findall(rf"`((?:{sections})\.\w+)(?=[`:])", ours))
     assert found - fields == set()
     assert len(found) > 60
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table under a row of headings."""
+    text = (DOCS / page).read_text(encoding="utf-8").partition(heading)[2].partition("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+
+
+def test_the_table_of_families_has_all_of_them() -> None:
+    for cells in (rows := rows_of("models.md", "| family | ")):
+        for name in re.findall(r"`([\w-]+)`", cells[0]):
+            family = FAMILIES[name]
+            norm, shown = cells[1].partition(",")[0], cells[5]
+            assert (norm, float(cells[2])) == (family["norm"], family["norm_eps"]), name
+            assert shown == family["positions"], name
+            if shown == "rope":
+                assert float(cells[6].replace(",", "")) == family["rope"].theta, name
+    listed = {name for cells in rows for name in re.findall(r"`([\w-]+)`", cells[0])}
+    assert listed == {*FAMILIES}
+
+
+def test_the_layout_to_choose_has_the_figures_of_its_plan() -> None:
+    """Of the same layout: seconds predicted and compiled, and what a device holds."""
+    compiled_rows = rows_of("planning.md", "| layout | micro-batch | s/step predicted")
+    of_plan = {row[0]: row for row in compiled_rows}
+    for layout, predicted, compiled, held, _ in rows_of("howto/choose_layout.md", "| layout | s/s"):
+        (row,) = (each for name, each in of_plan.items() if name.startswith(layout.rstrip("`")))
+        assert [predicted, compiled] == row[2:4], layout
+        assert float(held) == round(float(row[4])), layout
 
 
 def test_the_reference_has_all_that_is_exported() -> None:

@@ -65,6 +65,11 @@ def broken(page: Path) -> list[str]:
     return wrong
 
 
+def nameless(text: str) -> list[str]:
+    """Links of a page without a text."""
+    return re.findall(r"(?<!!)\[\s*\]\([^)]*\)", prose(text))
+
+
 def addresses(text: str) -> set[str]:
     return {address.rstrip(".,;:!?*") for address in ADDRESS.findall(text)}
 
@@ -89,6 +94,12 @@ def test_files_and_anchors_that_a_page_links_are_there(page: Path) -> None:
     assert broken(page) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_has_a_text(page: Path) -> None:
+    """Sphinx fills an empty one with the title of its target; elsewhere it shows nothing."""
+    assert nameless(page.read_text(encoding="utf-8")) == []
+
+
 def test_addresses_elsewhere_are_well_formed_and_listed_once() -> None:
     used = {address for page in PAGES for address in addresses(page.read_text(encoding="utf-8"))}
     assert [address for address in sorted(used) if not well_formed(address)] == []
@@ -109,6 +120,11 @@ def test_each_address_says_when_it_was_checked_and_how() -> None:
 
 
 # --- The finders
+
+
+def test_links_without_a_text_are_found() -> None:
+    text = "[](a.md) [ ](b.md#c) [d](e.md) ![](f.svg)\n```\n[](g.md)\n```\n"
+    assert nameless(text) == ["[](a.md)", "[ ](b.md#c)"]
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
