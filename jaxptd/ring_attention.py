@@ -99,7 +99,8 @@ def _forward(
     visit = _by_window(partial(_visit, q=q), inputs, spec)
     hops = hops_for(spec.ring, k.shape[1], inputs.furthest(spec.scores))
     o, lse = travel(jnp.stack((k, v)), spec.ring, total, visit, hops=hops)
-    o, lse = with_sinks(o, lse, inputs.sink_N)
+    if inputs.sink_N is not None:
+        o, lse = with_sinks(o, lse, inputs.sink_N)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
@@ -199,7 +200,7 @@ def _backward(
     dk, dv = local_dkv + dkv
     primals, gradients = (saved.q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
     dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, gradients)
-    sink = sink_gradient(saved, do, inputs.sink_N)
+    sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
     return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
 
 

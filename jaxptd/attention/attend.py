@@ -255,7 +255,8 @@ def _forward(
     o, lse = by_window(
         inputs.windowed, scores, lambda scores: kernel.fwd(q, k, v, coordinates, scores=scores)
     )
-    o, lse = with_sinks(o, lse, inputs.sink_N)
+    if inputs.sink_N is not None:
+        o, lse = with_sinks(o, lse, inputs.sink_N)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
     return o, (Saved(q, k, v, o, lse), inputs)
 
@@ -275,7 +276,7 @@ def _backward(
     )
     primals = (q, saved.k, saved.v, inputs.bias_NR)
     dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
-    sink = sink_gradient(saved, do, inputs.sink_N)
+    sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
     return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
 
 

@@ -153,18 +153,14 @@ def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, 
 # Source: Xiao et al., arXiv 2309.17453 (keys that take what no token should get); gpt-oss.
 
 
-def with_sinks(o: Array, lse: Array, sink_N: Array | None) -> tuple[Array, Array]:
-    """Output `[B, T, N, H]` and logsumexp `[B, T, N]` of whole rows: -> with sinks, if any."""
-    if sink_N is None:
-        return o, lse
+def with_sinks(o: Array, lse: Array, sink_N: Array) -> tuple[Array, Array]:
+    """Output `[B, T, N, H]` and logsumexp `[B, T, N]` of whole rows: -> the same with sinks."""
     both = jnp.logaddexp(lse, sink_N.astype(lse.dtype))
     return o * jnp.exp(lse - both)[..., None], both
 
 
-def sink_gradient(saved: Saved, do: Array, sink_N: Array | None) -> Array | None:
+def sink_gradient(saved: Saved, do: Array, sink_N: Array) -> Array:
     """The gradient of sinks from that of an output that they are part of."""
-    if sink_N is None:
-        return None
     share_BTN = jnp.exp(sink_N.astype(saved.lse.dtype) - saved.lse)
     product_BTN = (do * saved.o).sum(-1, dtype=share_BTN.dtype)
     return -(share_BTN * product_BTN).sum((0, 1)).astype(sink_N.dtype)

@@ -128,11 +128,6 @@ class Heads(nnx.Module):
         self.windowed = config.windowed if some else None  # by layer; None if all are alike
 
     @property
-    def sink_N(self) -> Array | None:
-        """The logits of this device's heads beside their scores, if they have any."""
-        return None if self.sinks is None else self.sinks[...]
-
-    @property
     def local_kv_heads(self) -> int:
         """Heads of keys and values in a device's cache."""
         if self.gathers_kv:
@@ -158,7 +153,8 @@ class Heads(nnx.Module):
         o_BTNH, lse_BTN = Xla(Dropout(0.0, keep_mask)).fwd(
             q_BTNH, k, v, coordinates, scores=scores
         )
-        o_BTNH, _ = with_sinks(o_BTNH, lse_BTN, self.sink_N)
+        if self.sinks is not None:
+            o_BTNH, _ = with_sinks(o_BTNH, lse_BTN, self.sinks[...])
         return self.tensor_parallel.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
 
     def seed(self, token_info: TokenInfo, heads: int) -> Array:

@@ -79,6 +79,7 @@ class SelfAttention(Heads):
         k_BTKH = self._placed(k_BTKH, self.k_norm, token_info)
         every = self.windowed
         windowed = None if every is None else of_layer(np.array(every), token_info)
+        sink_N = None if self.sinks is None else self.sinks[...]
         if cache is None:
             segment = token_info.segment_BCT
             seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
@@ -86,7 +87,7 @@ class SelfAttention(Heads):
                 q_BTNH,
                 k_BTKH,
                 v_BTKH,
-                AttentionInputs(segment, segment, seed, bias_NR, windowed, self.sink_N),
+                AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N),
                 kernel=self.kernel,
                 scores=self.scores,
             )
