@@ -146,10 +146,10 @@ def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, 
     return o * weight + other * other_weight, both
 
 
-# ---- sinks: a logit of each head beside its scores, which takes a share of the probabilities ------
+# ---- sinks: a logit of each head beside its scores, which takes a share of probabilities ---------
 # With Z the sum of exp(score) over the keys that a row sees, o' = o Z / (Z + exp(sink)). A kernel's
-# backward needs nothing but o' and log(Z + exp(sink)) in place of o and log Z: a sink is a key whose
-# value is zero.
+# backward needs nothing but o' and log(Z + exp(sink)) in place of o and log Z: a sink is a key with
+# the value zero.
 # Source: Xiao et al., arXiv 2309.17453 (keys that take what no token should get); gpt-oss.
 
 

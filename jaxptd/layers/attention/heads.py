@@ -150,9 +150,7 @@ class Heads(nnx.Module):
         self, q_BTNH: Array, k: Array, v: Array, *, coordinates: ScoreCoordinates, scores: Scores
     ) -> Array:
         """Attends with whole heads to all keys, without dropout."""
-        o_BTNH, lse_BTN = Xla(Dropout(0.0, keep_mask)).fwd(
-            q_BTNH, k, v, coordinates, scores=scores
-        )
+        o_BTNH, lse_BTN = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, coordinates, scores=scores)
         if self.sinks is not None:
             o_BTNH, _ = with_sinks(o_BTNH, lse_BTN, self.sinks[...])
         return self.tensor_parallel.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
