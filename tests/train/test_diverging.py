@@ -106,7 +106,7 @@ def test_explosions_are_skipped_and_a_killed_run_remembers_them(train, whole, mo
 def test_a_learning_rate_that_is_too_large_says_so(train):
     options = ("--checkpoint.every=1", "--train.eval_every=0", "--train.max_skipped=4")
     line = train.refused("--optimizer.learning_rate=2e9", *options)
-    assert " is nan at step 6, the last of 4 in a row " in line
+    assert " is nan at step 6, the last of 4 skipped steps in a row " in line
     assert "the last good checkpoint is step 2; " in line
     assert "with a smaller optimizer.learning_rate" in line
     assert train.steps == [1, 2]

@@ -138,7 +138,7 @@ def test_a_run_that_is_at_its_end_or_beyond_writes_nothing(train):
         assert (outcome.code, outcome.err) == (0, "")
         assert (
             f"nothing left to do: {train.run_dir.path} is at step 6 of train.steps={steps}; raise "
-            "train.steps to train on\n"
+            "train.steps to train further\n"
         ) in outcome.out
         assert len(outcome.out.split("-" * 72)[1]) > 2  # a sample is written all the same
         assert train.contents() == before
