@@ -77,12 +77,14 @@ class Scores(NamedTuple):
     """The scores of an attention: their factor, and the distances of keys that a query sees.
 
     scale: factor of q k. causal: a query sees no key after its own position. window: it sees no key
-    that is `window` positions or more before its own; None: any.
+    that is `window` positions or more before its own; None: any. cap: limit of scaled scores, by
+    tanh; None: none.
     """
 
     scale: float
     causal: bool = True
     window: int | None = None
+    cap: float | None = None
 
 
 class Dropout(NamedTuple):

@@ -10,6 +10,7 @@ def obstacle(
     documents: bool,
     window_in_ring: bool = False,
     bias: bool = False,
+    capped: bool = False,
     capability: float = 9.0,
 ) -> str | None:
     """The reason why cuDNN's kernel cannot be used; None if it can.
@@ -22,6 +23,7 @@ def obstacle(
         documents: whether attention is restricted to a token's own document, or sees no padding.
         window_in_ring: whether a window ends within a block of another device's keys.
         bias: whether scores have a bias by distance.
+        capped: whether they have a limit.
         capability: compute capability of the GPU.
     """
     if platform not in ("gpu", "cuda"):
@@ -37,6 +39,8 @@ def obstacle(
         return f"it has no dropout (model.dropout={dropout})"
     if bias:
         return "scores have a bias by distance"
+    if capped:
+        return "scores have a limit (model.attention_softcap)"
     if documents:
         return "it keeps neither documents (data.documents=apart) nor padding apart"
     if window_in_ring:

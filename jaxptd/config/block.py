@@ -440,7 +440,7 @@ def check_block(model: Any) -> None:
             "model.causal=false a token also attends to those after it; leave one of them out"
         )
     _check_patterns(model)
-    _check_sinks(model)
+    _check_scores(model)
     if model.rope:
         _check_scaling(model.rope)
     if model.images:
@@ -461,13 +461,15 @@ def _check_positions(model: Any, options: BlockOptions) -> None:
         )
 
 
-def _check_sinks(model: Any) -> None:
-    """Raises UserError for sinks of a model with two texts or with images."""
-    if model.block.attention_sinks and (model.encoder_decoder or model.images):
-        raise UserError(
-            f"model.attention_sinks=true with model.family={model.family}: models of one text have "
-            "sinks; use model.attention_sinks=false"
-        )
+def _check_scores(model: Any) -> None:
+    """Raises UserError for sinks or capped scores of an encoder-decoder."""
+    for name, plain in {"attention_sinks": False, "attention_softcap": None}.items():
+        value = getattr(model, name)
+        if value not in (None, plain) and model.encoder_decoder:
+            raise UserError(
+                f"model.{name}={quoted(value)} with model.family={model.family}: it is for models "
+                "of one text; leave it out"
+            )
 
 
 def _check_patterns(model: Any) -> None:

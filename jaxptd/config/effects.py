@@ -144,11 +144,15 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
             "layout.col) splits them; use model.kernels=xla"
         )
     _check_offload(model, layout)
-    if model.block.attention_sinks and layout.unfused_attention:
-        raise UserError(
-            f"model.attention_sinks=true with {layout.unfused_attention}: it normalises whole rows "
-            "of scores, without sinks; use another ring, or layout.attention2d=heads"
-        )
+    for name, there in (
+        ("attention_sinks=true", model.block.attention_sinks),
+        (f"attention_softcap={model.attention_softcap}", model.attention_softcap),
+    ):
+        if there and layout.unfused_attention:
+            raise UserError(
+                f"model.{name} with {layout.unfused_attention}: it makes whole rows of scores, and "
+                "has neither sinks nor a cap; use another ring, or layout.attention2d=heads"
+            )
     if model.moe:
         check_experts(model, layout)
 

@@ -69,6 +69,7 @@ class ModelConfig:
         token_types: number of token types (segments), each with an embedding; null is the family's.
         attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5,
             1 / 64 in granitemoe).
+        attention_softcap: caps attention scores, as limit * tanh(scores / limit); null does not.
         embedding_scale: factor on x after the embedding; null is the family's.
         residual_scale: factor on what attention and MLP add to the residual stream; null is the
             family's.
@@ -127,6 +128,7 @@ class ModelConfig:
     causal: bool | None = None
     token_types: int | None = None
     attention_scale: float | None = None
+    attention_softcap: float | None = None
     embedding_scale: float | None = None
     residual_scale: float | None = None
     logit_divisor: float | None = None
@@ -163,7 +165,7 @@ class ModelConfig:
         require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
         require_positive("model", self, "max_positions", "logit_softcap", "window")
         require_positive("model", self, "attention_scale", "embedding_scale", "residual_scale")
-        require_positive("model", self, "logit_divisor")
+        require_positive("model", self, "logit_divisor", "attention_softcap")
         require_share("model", self, "dropout")
         require_not_negative("model", self, "remat_layers", "z_loss", "token_types")
         most = max(self.num_layers, self.decoder_layers)

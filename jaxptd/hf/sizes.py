@@ -23,7 +23,9 @@ LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary model
 # Options that are null, the family's, unless a family has keys for them.
 _SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
 # Options that a family lacks unless it says so.
-_UNUSUAL: Mapping[str, Any] = MappingProxyType({"attention_sinks": False})
+_UNUSUAL: Mapping[str, Any] = MappingProxyType(
+    {"attention_sinks": False, "attention_softcap": None}
+)
 # How to read options other than positive whole numbers.
 _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {

@@ -106,6 +106,7 @@ def _has_fused_attention(config: Config) -> bool:
         dropout=model.dropout,
         documents=family_of(model).has_documents(config),
         bias=model.block.relative is not None,
+        capped=model.attention_softcap is not None,
         window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
     )
     return reason is None

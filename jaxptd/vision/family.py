@@ -71,6 +71,7 @@ _OF_TOKENS = (
     *("positions", "qk_norm", "causal", "token_types", "window", "seq_length"),
     *("max_positions", "vocab_size", "vocab_multiple"),
     *("products", "tie_embeddings", "logit_softcap", "z_loss", "attention"),
+    *("attention_sinks", "attention_softcap"),
     *("remat_layers", "embedding_scale", "residual_scale", "logit_divisor"),
 )
 

@@ -127,6 +127,7 @@ def test_a_window_and_a_factor_are_the_kernels_own() -> None:
         ("gpu", "bfloat16", {"dropout": 0.1}, "no dropout (model.dropout=0.1)"),
         ("gpu", "bfloat16", {"documents": True}, "data.documents=apart"),
         ("gpu", "bfloat16", {"bias": True}, "scores have a bias by distance"),
+        ("gpu", "bfloat16", {"capped": True}, "scores have a limit (model.attention_softcap)"),
         (
             "gpu",
             "bfloat16",

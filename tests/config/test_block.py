@@ -103,7 +103,12 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             {"causal": False, "window": 8},
             "model.window=8 covers a token and those before it, but with model.causal=fals",
         ),
-        ({"family": "t5", "attention_sinks": True}, "model.attention_sinks=true with model.fami"),
+        ({"family": "t5", "attention_sinks": True}, "model.attention_sinks=True with model.fami"),
+        (
+            {"family": "t5", "attention_softcap": 30.0},
+            "model.attention_softcap=30.0 with model.family=t5: it is for models of one text",
+        ),
+        ({"attention_softcap": 0.0}, "model.attention_softcap=0.0 must be a number above 0"),
         ({"window_layers": (True, False)}, "model.window_layers has no effect without model.windo"),
         (
             {"window": 8, "window_layers": (True,) * 5},

@@ -39,7 +39,8 @@ def make_kernel(config: ModelConfig) -> Kernel:
 def make_scores(config: ModelConfig) -> Scores:
     """The scores that the config names, without a window if it is as long as the sequence."""
     window = config.block.window if config.reach < config.seq_length else None
-    return Scores(config.block.attention_scale, config.block.causal, window)
+    options, cap = config.block, config.attention_softcap
+    return Scores(options.attention_scale, options.causal, window, cap)
 
 
 def choose_kernel(
@@ -63,6 +64,7 @@ def choose_kernel(
         dropout=model.dropout,
         documents=documents,
         bias=model.block.relative is not None,
+        capped=model.attention_softcap is not None,
         window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
         capability=float(getattr(device, "compute_capability", 9.0)),
     )

@@ -326,6 +326,7 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         f"model.residual_scale={options.residual_scale}": options.residual_scale != 1,
         f"model.logit_divisor={options.logit_divisor}": options.logit_divisor != 1,
         f"model.attention_scale={model.attention_scale}": model.attention_scale is not None,
+        f"model.attention_softcap={model.attention_softcap}": model.attention_softcap is not None,
         f"model.logit_softcap={model.logit_softcap}": model.logit_softcap is not None,
         f"model.z_loss={model.z_loss}": model.z_loss != 0,
         f"model.qk_norm={options.qk_norm}": options.qk_norm == "whole",

@@ -126,8 +126,9 @@ PATTERN = Case(
 )
 SINKS = Case(
     "llama",
-    {"num_kv_heads": 2, "attention_sinks": True, "window": 5, "window_layers": (False, True)},
-    {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4)))},
+    {"num_kv_heads": 2, "attention_sinks": True, "window": 5, "window_layers": (False, True)}
+    | {"attention_softcap": 0.2},
+    {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4))), "score_cap": 0.2},
     apart=True,
 )
 BERT = Case("bert", {})

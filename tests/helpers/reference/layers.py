@@ -93,6 +93,7 @@ class Options:
         output_scale: of x before the output layer.
         tied: whether the output layer is the embedding.
         cap: limit of the logits.
+        score_cap: limit of scaled scores.
         z_loss: weight of the squares of log sum exp.
         start: the id that T5's decoder reads first.
         dropout: rate.
@@ -117,6 +118,7 @@ class Options:
     output_scale: float = 1.0
     tied: bool = True
     cap: float | None = None
+    score_cap: float | None = None
     z_loss: float = 0.0
     start: int = 0
     dropout: float = 0.0
@@ -194,6 +196,8 @@ def attend(
     heads = np.arange(q.shape[2]) // (q.shape[2] // kv[0].shape[2])
     k, v = (each.moved(2, 0)[heads] for each in kv)
     scores = einsum("BTNH,NBSH->BNTS", q, k) * (options.scale or options.head_size**-0.5)
+    if options.score_cap is not None:
+        scores = tanh(scores * (1 / options.score_cap)) * options.score_cap
     scores = scores if to.bias is None else scores + to.bias
     seen = np.broadcast_to(to.seen, scores.shape)
     if sink is not None:
