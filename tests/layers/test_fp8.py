@@ -175,6 +175,26 @@ def test_encoders_too(family, layout):
     assert worst(gradients(program(layout, **choice)), want) < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("layout", "layers"),
+    [
+        (Layout(dp=2, ep=2, tp=2), 1),
+        slow(Layout(ep=4, zero=1), 2),
+        slow(Layout(ep=2, tp=2, sequence_parallel=True, collective_matmul=True), 2),
+        slow(Layout(ep=2, tp=2, experts="whole", sequence_parallel=True), 2),
+        slow(PIPELINE, 2),
+    ],
+    ids=str,
+)
+def test_experts_too(layout, layers):
+    """In several chunks of rows, which other layouts divide elsewhere."""
+    choice = tiny.MOE | {"moe.chunk": 0.5, "num_layers": layers}
+    want = gradients(program(Layout(), **choice))
+    native = gradients(program(Layout(), products="native", **choice))
+    assert 0.02 < worst(want, native) < 0.3
+    assert worst(gradients(program(layout, **choice)), want) < 1e-3
+
+
 def trace(run: Program):
     return run.train_step.trace(run.abstract_state, run.abstract_batch).jaxpr
 

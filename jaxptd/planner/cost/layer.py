@@ -128,10 +128,10 @@ def _product(
         K = max(1, K // implementation.pieces)
     else:
         M = max(1, M // implementation.pieces)
+    # Rows of experts have scales of their own, which no sum over rows can take out.
+    fp8 = implementation.fp8 and not (each.wide or (each.routed and name == "dw"))
     accelerator = description.cluster.accelerator
-    term = kernels.product(
-        accelerator, M, N, K, batch=each.matrices, written=written, fp8=implementation.fp8
-    )
+    term = kernels.product(accelerator, M, N, K, batch=each.matrices, written=written, fp8=fp8)
     if each.routed:
         term = term._replace(seconds=term.seconds / implementation.expert_pace)
     return term.times(implementation.pieces).named(f"{each.name} {name}")
@@ -194,7 +194,7 @@ def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Te
     """8-bit copies of matmul inputs: x and w forward, gradients of results backward."""
     if not description.implementation.fp8:
         return []
-    products = _products(description, stack)
+    products = [each for each in _products(description, stack) if not each.wide]
     results = sum(each.matrices * each.T * each.N for each in products)
     sources = sum(each.matrices * (each.T * each.K + each.K * each.N) for each in products)
     moves = QUANTISED * (sources if name == "forward" else results)
