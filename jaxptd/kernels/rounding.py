@@ -31,15 +31,15 @@ def _power_of_two(x: Array) -> Array:
 class Operand(NamedTuple):
     """Matrices to multiply.
 
-    array: `[.., A, B]`, in 8 bits or as it is. unit: what each block of an array in 8 bits counts,
-    `[.., A / rows, B / 128]` in float32, or None.
+    array: `[.., A, B]`, in 8 bits or as it is. unit: the factor of each block of an array in 8
+    bits, `[.., A / rows, B / 128]` in float32, or None.
     """
 
     array: Array
     unit: Array | None = None
 
     def values(self, rows: int) -> Array:
-        """What an array in 8 bits represents, which bfloat16 holds exactly. rows: of a block."""
+        """The values of an array in 8 bits, which bfloat16 holds exactly. rows: of a block."""
         assert self.unit is not None
         unit = self.unit.astype(jnp.bfloat16).repeat(rows, -2).repeat(BLOCK, -1)
         size, columns = self.array.shape[-2:]

@@ -227,9 +227,21 @@ def test_products_of_a_block_with_their_gradients_and_no_others_are_in_8_bits(ch
     }
 
 
+def test_all_products_of_experts_are_in_8_bits():
+    run = program(Layout(), dtype="bfloat16", **tiny.MOE)
+    every = list(equations(trace(run)))
+    made_by = {id(made): e for e in every for made in e.outvars}
+    of_rows = [e for e in every if e.primitive.name.startswith("ragged_dot")]
+    formats = [format_of(v, made_by) for e in of_rows for v in e.invars[:2]]
+    assert len(of_rows) >= 2 + 1 + 4  # of forward, again in backward, and gradients
+    assert set(formats) == {"float8_e4m3fn"}
+
+
 def format_of(operand, made_by) -> str:
     """The type of a product's operand before it was widened and scaled."""
     scaled = made_by.get(id(operand))
+    if scaled is not None and scaled.primitive.name == "transpose":
+        return format_of(scaled.invars[0], made_by)
     if scaled is None or scaled.primitive.name != "mul":
         return operand.aval.dtype.name
     return made_by[id(scaled.invars[0])].invars[0].aval.dtype.name
