@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 300,
-    "lines": 57_800,
+    "lines": 57_850,
 }
 
 

@@ -2,6 +2,8 @@
 
 Such a scale is exact: elements round alike under any of them, except those below about 2**-14 of
 the largest (e4m3).
+
+Letters: A rows and B columns of a matrix.
 """
 
 from typing import NamedTuple
