@@ -88,7 +88,7 @@ def test_a_layout_takes_the_step_of_one_device(layout: Layout, choice: dict[str,
     hold(layout, **choice)
 
 
-@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float16")])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float16"), slow("fp8")])
 def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
     choice = {"num_layers": 1, "dropout": 0.3} if dtype == "float32" else {}
     report = verify(tiny.config(Layout(dp=2, ep=2, tp=2), **tiny.MOE, **choice), dtype=dtype)
