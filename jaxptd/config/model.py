@@ -87,7 +87,7 @@ class ModelConfig:
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
             float16 scales the loss.
         products: precision of a block's four matmuls: native is dtype, fp8 is 8-bit with one scale
-            per tensor.
+            per tensor, or in experts per block.
         tie_embeddings: share the embedding table with the output layer.
         logit_softcap: caps logits, as limit * tanh(logits / limit); null does not.
         z_loss: weight of the mean square of log sum exp(logits), added to the training loss.

@@ -151,11 +151,6 @@ def check_experts(model: Any, layout: Layout) -> None:
         )
     devices, over = layout.expert_devices, " x ".join(f"layout.{a}" for a in layout.expert_axes)
     require_divides(f"{NAME}.num_experts", model.moe.num_experts, over, devices)
-    if model.products == "fp8":
-        raise UserError(
-            f"model.products=fp8 with {NAME}: rows of experts have no fp8 matmul yet; use "
-            "model.products=native"
-        )
     if model.block.linear_bias == "all":
         raise UserError(
             f"model.linear_bias=all with {NAME}: experts have no biases; use qkv or none"

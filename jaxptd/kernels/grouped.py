@@ -21,18 +21,21 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
+from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike, traced_for_gpus
 from jaxptd.errors import UserError
 from jaxptd.fields.checks import checked
+from jaxptd.kernels.rounding import BLOCK, CAPABILITY, Operand, in_blocks
 from jaxptd.kernels.tile import Instructions, call
 
 GroupedKernel = Literal["triton", "xla"]
+GroupedPrecision = Literal["native", "fp8"]
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupTile:
-    """Sizes of what a program computes, all powers of two.
+    """Sizes of what a program computes, all powers of two; at most 128 in fp8.
 
     Args:
         rows: of the result; for the gradient of a matrix, rows of the matrix.
@@ -51,7 +54,7 @@ class GroupTile:
     interpret: bool = False
 
 
-TILE = GroupTile()  # not tuned yet
+TILE, TILE_FP8 = GroupTile(), GroupTile(depth=BLOCK)  # not tuned yet
 
 
 @checked("jaxptd.grouped_matmul")
@@ -61,6 +64,7 @@ def grouped_matmul(
     sizes: Array | np.ndarray,
     *,
     kernel: GroupedKernel | None = None,
+    precision: GroupedPrecision = "native",
 ) -> Array:
     """Multiplies the first sizes[0] rows of x by w[0], the next sizes[1] by w[1], and so on.
 
@@ -76,6 +80,9 @@ def grouped_matmul(
             they are traced.
         kernel: triton (NVIDIA GPUs; float32, bfloat16 or float16) or xla. None: triton where it can
             run.
+        precision: native multiplies in x's type. fp8 rounds x, w and the result's gradient to 8
+            bits (e4m3), with a scale for each 128 columns of a row and each 128 x 128 block of a
+            matrix; x is saved for backward in 8 bits.
 
     Returns:
         `[R, F]`, in x's type.
@@ -90,16 +97,16 @@ def grouped_matmul(
     Raises:
         UserError: shapes, types or sizes do not fit, or the kernel cannot run.
 
-    Source: Gale et al., MegaBlocks, arXiv 2211.15841.
+    Source: Gale et al., MegaBlocks, arXiv 2211.15841; fp8: DeepSeek-AI, arXiv 2412.19437, 3.3.
     """
     _check(x, w, sizes)
     x_RD, w_GDF, sizes_G = (jnp.asarray(each) for each in (x, w, sizes))
-    obstacle = _obstacle(x_RD)
+    obstacle = _obstacle(x_RD, precision)
     if kernel == "triton" and obstacle:
         raise UserError(f"jaxptd.grouped_matmul: kernel=triton: {obstacle}; leave kernel out")
-    if kernel == "xla" or obstacle:
-        return lax.ragged_dot(x_RD, w_GDF, sizes_G)
-    return by_tiles(x_RD, w_GDF, sizes_G, TILE)
+    tile = TILE if precision == "native" else TILE_FP8
+    by_xla = kernel == "xla" or obstacle
+    return multiplied(x_RD, w_GDF, sizes_G, None if by_xla else tile, precision)
 
 
 def _check(x: Any, w: Any, sizes: Any) -> None:
@@ -128,11 +135,16 @@ def _check(x: Any, w: Any, sizes: Any) -> None:
         )
 
 
-def _obstacle(x_RD: Array) -> str | None:
+def _obstacle(x_RD: Array, precision: GroupedPrecision) -> str | None:
     """Why our kernels cannot multiply x; None if they can."""
     if x_RD.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         return f"it has float32, bfloat16 and float16, not {x_RD.dtype}"
-    return None if TILE.interpret or _on_gpus() else "it needs NVIDIA GPUs"
+    if not TILE.interpret and not _on_gpus():
+        return "it needs NVIDIA GPUs"
+    capability = float(getattr(jax.devices()[0], "compute_capability", CAPABILITY))
+    if precision == "fp8" and capability < CAPABILITY:
+        return f"precision=fp8 needs compute capability {CAPABILITY}, not {capability}"
+    return None
 
 
 def _on_gpus() -> bool:
@@ -144,52 +156,94 @@ def _on_gpus() -> bool:
 # ---- the three products --------------------------------------------------------------------------
 
 
-def by_tiles(x_RD: Array, w_GDF: Array, sizes_G: Array, tile: GroupTile) -> Array:
-    """`grouped_matmul` by the kernels, with tiles of this size."""
-    if not math.prod(x_RD.shape) or not w_GDF.size:
+def multiplied(
+    x_RD: Array,
+    w_GDF: Array,
+    sizes_G: Array,
+    tile: GroupTile | None,
+    precision: GroupedPrecision = "native",
+) -> Array:
+    """`grouped_matmul` by the kernels, with tiles of this size, or by XLA if `tile` is None."""
+    nothing = not math.prod(x_RD.shape) or not w_GDF.size
+    if nothing or (tile is None and precision == "native"):
         return lax.ragged_dot(x_RD, w_GDF, sizes_G)
-    return _by_tiles(*alike(x_RD, w_GDF, sizes_G.astype(jnp.int32)), tile)
+    return _product(*alike(x_RD, w_GDF, sizes_G.astype(jnp.int32)), tile, precision)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _by_tiles(x_RD: Array, w_GDF: Array, sizes_G: Array, tile: GroupTile) -> Array:
-    return _times(x_RD, w_GDF, sizes_G, tile, transposed=False)
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _product(
+    x_RD: Array, w_GDF: Array, sizes_G: Array, tile: GroupTile | None, precision: GroupedPrecision
+) -> Array:
+    return _product_fwd(x_RD, w_GDF, sizes_G, tile, precision)[0]
 
 
-def _by_tiles_fwd(x_RD: Array, w_GDF: Array, sizes_G: Array, tile: GroupTile) -> tuple[Array, Any]:
-    return _by_tiles(x_RD, w_GDF, sizes_G, tile), (x_RD, w_GDF, sizes_G)
+def _product_fwd(
+    x_RD: Array, w_GDF: Array, sizes_G: Array, tile: GroupTile | None, precision: GroupedPrecision
+) -> tuple[Array, Any]:
+    if precision == "native":
+        x, w, transposed = Operand(x_RD), Operand(w_GDF), False
+    else:  # Hopper multiplies 8 bits only of operands whose contracted dim is their last
+        x, w, transposed = in_blocks(x_RD, 1), in_blocks(w_GDF.mT, BLOCK), True
+    y_RF = _times(x, w, sizes_G, tile, x_RD.dtype, transposed=transposed)
+    return y_RF, (x, w_GDF, sizes_G)
 
 
-def _by_tiles_bwd(tile: GroupTile, saved: Any, dy_RF: Array) -> tuple[Array, Array, None]:
-    x_RD, w_GDF, sizes_G = saved
-    dx_RD = _times(dy_RF, w_GDF, sizes_G, tile, transposed=True)
-    return dx_RD, _outer(x_RD, dy_RF, w_GDF, sizes_G, tile), None
+def _product_bwd(
+    tile: GroupTile | None, precision: GroupedPrecision, saved: Any, dy_RF: Array
+) -> tuple[Array, Array, None]:
+    x, w_GDF, sizes_G = saved
+    if precision == "native":
+        dy, w = Operand(dy_RF), Operand(w_GDF)
+    else:
+        dy, w = in_blocks(dy_RF, 1), in_blocks(w_GDF, BLOCK)
+    dx_RD = _times(dy, w, sizes_G, tile, dy_RF.dtype, transposed=True)
+    return dx_RD, _outer(x, dy, w_GDF, sizes_G, tile), None
 
 
-_by_tiles.defvjp(_by_tiles_fwd, _by_tiles_bwd)
+_product.defvjp(_product_fwd, _product_bwd)
 
 
-def _times(x: Array, w: Array, sizes_G: Array, tile: GroupTile, *, transposed: bool) -> Array:
+def _times(
+    x: Operand,
+    w: Operand,
+    sizes_G: Array,
+    tile: GroupTile | None,
+    dtype: DTypeLike,
+    *,
+    transposed: bool,
+) -> Array:
     """x[R, D] times w[G, D, F], or with `transposed` w[G, F, D]: -> [R, F]."""
-    columns = w.shape[1 if transposed else 2]
-    tiles = tiles_of(sizes_G, len(x), tile.rows)
+    if tile is None:
+        w_GDF = w.values(BLOCK).mT if transposed else w.values(BLOCK)
+        return lax.ragged_dot(
+            x.values(1), w_GDF, sizes_G, preferred_element_type=jnp.float32
+        ).astype(dtype)
+    rows, columns = len(x.array), w.array.shape[1 if transposed else 2]
+    tiles = tiles_of(sizes_G, rows, tile.rows)
     (y,) = call(
         partial(_times_kernel, tile=tile, transposed=transposed),
         (tiles, x, w),
-        [jax.ShapeDtypeStruct((len(x), columns), x.dtype)],
+        [jax.ShapeDtypeStruct((rows, columns), dtype)],
         grid=(pl.cdiv(columns, tile.columns), tiles.shape[1]),
         warps=tile.warps,
         stages=tile.stages,
-        flops=2 * x.size * columns,
+        flops=2 * x.array.size * columns,
         interpret=tile.interpret,
     )
     return y
 
 
-def _outer(x: Array, dy: Array, w: Array, sizes_G: Array, tile: GroupTile) -> Array:
+OUTER = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+
+def _outer(x: Operand, dy: Operand, w: Array, sizes_G: Array, tile: GroupTile | None) -> Array:
     """The gradient of w[G, D, F]: for each group x[its rows]^T dy[its rows]."""
+    if tile is None:
+        return lax.ragged_dot_general(
+            x.values(1), dy.values(1), sizes_G, OUTER, preferred_element_type=jnp.float32
+        ).astype(w.dtype)
     groups, size, columns = w.shape
-    ends_G = jnp.minimum(jnp.cumsum(sizes_G), len(x))
+    ends_G = jnp.minimum(jnp.cumsum(sizes_G), len(x.array))
     bounds = jnp.stack([jnp.pad(ends_G, (1, 0))[:-1], ends_G]).astype(jnp.int32)
     (dw,) = call(
         partial(_outer_kernel, tile=tile),
@@ -198,7 +252,7 @@ def _outer(x: Array, dy: Array, w: Array, sizes_G: Array, tile: GroupTile) -> Ar
         grid=(pl.cdiv(columns, tile.columns), pl.cdiv(size, tile.rows), groups),
         warps=tile.warps,
         stages=tile.stages,
-        flops=2 * x.size * columns,
+        flops=2 * x.array.size * columns,
         interpret=tile.interpret,
     )
     return dw
@@ -238,7 +292,7 @@ def _times_kernel(
     """y[rows of a tile, some columns] = x[these rows] w[group]; zeros if they are of no group."""
     column, number = pl.program_id(0), pl.program_id(1)
     group, first, end = tiles[0, number], tiles[1, number], tiles[2, number]
-    (rows, size), groups = x.shape, w.shape[0]
+    (rows, size), groups = x.array.shape, w.array.shape[0]
     row_R, column_F = first + jnp.arange(tile.rows), _part(column, tile.columns)
     inside_F = _inside(column_F, y.shape[1])
     read_R = jnp.minimum(row_R, rows - 1)  # those of other groups are computed, but not stored
@@ -251,11 +305,15 @@ def _times_kernel(
     def step(number: Any, total: Array) -> Array:
         depth_D = _part(number, tile.depth)
         inside_D = _inside(depth_D, size)
-        x_RD = _read(x, (read_R[:, None], depth_D[None]), None, inside_D)
+        x_RD = _read(x.array, (read_R[:, None], depth_D[None]), None, inside_D)
         if transposed:
-            w_FD = _read(w, (group, column_F[:, None], depth_D[None]), inside_F, inside_D)
-            return total + _dot(x_RD, w_FD, trans_b=True)
-        w_DF = _read(w, (group, depth_D[:, None], column_F[None]), inside_D, inside_F)
+            w_FD = _read(w.array, (group, column_F[:, None], depth_D[None]), inside_F, inside_D)
+            if x.unit is None:
+                return total + _dot(x_RD, w_FD, trans_b=True)
+            block_F, block_D = column * tile.columns // BLOCK, number * tile.depth // BLOCK
+            unit_R = triton.load(x.unit.at[read_R, block_D]) * w.unit[group, block_F, block_D]
+            return total + run.dot_8_bits(x_RD, w_FD) * unit_R[:, None]
+        w_DF = _read(w.array, (group, depth_D[:, None], column_F[None]), inside_D, inside_F)
         return total + _dot(x_RD, w_DF)
 
     zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
@@ -276,13 +334,13 @@ def _outer_kernel(
     column, row, group = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     first, end = bounds[0, group], bounds[1, group]
     row_D, column_F = _part(row, tile.rows), _part(column, tile.columns)
-    inside_D, inside_F = _inside(row_D, x.shape[1]), _inside(column_F, dy.shape[1])
+    inside_D, inside_F = _inside(row_D, x.array.shape[1]), _inside(column_F, dy.array.shape[1])
 
     def step(number: Any, total: Array) -> Array:
         row_R = first + _part(number, tile.depth)
         inside_R = row_R < end  # for both, since zero times a NaN of another row is NaN
-        x_RD = _read(x, (row_R[:, None], row_D[None]), inside_R, inside_D)
-        dy_RF = _read(dy, (row_R[:, None], column_F[None]), inside_R, inside_F)
+        x_RD = _values(x, (row_R, row_D), inside_R, inside_D, row * tile.rows // BLOCK)
+        dy_RF = _values(dy, (row_R, column_F), inside_R, inside_F, column * tile.columns // BLOCK)
         return total + _dot(x_RD, dy_RF, trans_a=True)
 
     zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
@@ -313,6 +371,16 @@ def _read(array: Any, index: Any, of_rows: Array | None, of_columns: Array | Non
     """A tile of an array, with zeros where it does not exist."""
     mask = _both(of_rows, of_columns, jnp.broadcast_shapes(*(jnp.shape(i) for i in index)))
     return triton.load(array.at[index], mask=mask, other=None if mask is None else 0.0)
+
+
+def _values(x: Any, index: Any, of_rows: Any, of_columns: Any, block: Any) -> Array:
+    """A tile of rows, from 8 bits in bfloat16. block: that of its columns."""
+    row_R, column_D = index
+    x_RD = _read(x.array, (row_R[:, None], column_D[None]), of_rows, of_columns)
+    if x.unit is None:
+        return x_RD
+    unit_R = triton.load(x.unit.at[row_R, block], mask=of_rows, other=0.0)
+    return (x_RD.astype(jnp.float32) * unit_R[:, None]).astype(jnp.bfloat16)
 
 
 def _dot(x: Array, y: Array, **transposed: bool) -> Array:

@@ -25,12 +25,11 @@ from jax.typing import DTypeLike
 from jaxptd.collectives import alike
 from jaxptd.config import Products
 from jaxptd.errors import UserError
+from jaxptd.kernels.rounding import CAPABILITY, FORWARD, scale_of
 from jaxptd.layers.tensor_parallel import NATIVE, MatmulPrecision
 from jaxptd.matmul.precision import Dims
 
-FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
-CAPABILITY = 8.9  # CUDA compute capability with 8-bit matmuls: Ada, Hopper and later
-SMALLEST = 2.0**-100  # lower bound of the largest element: keeps the scale finite
+BACKWARD = jnp.float8_e5m2
 
 
 class Scaled(NamedTuple):
@@ -51,15 +50,8 @@ def quantised(x: Array, dtype: DTypeLike) -> Scaled:
     Infinities and NaNs pass through: nothing is clipped.
     """
     wide = x.astype(jnp.float32)
-    largest = jnp.maximum(jnp.max(jnp.abs(wide)), SMALLEST)
-    scale = _power_of_two(jnp.finfo(dtype).max.astype(jnp.float32) / largest)
+    scale = scale_of(jnp.max(jnp.abs(wide)), dtype)
     return Scaled((wide * scale).astype(dtype), scale)
-
-
-def _power_of_two(x: Array) -> Array:
-    """The largest power of two that is not above x, from the exponent bits of a float32."""
-    bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
-    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def fp8_matmul(x: Array, w: Array, contract: int) -> Array:

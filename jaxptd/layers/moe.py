@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import alike, as_varying, varying_axes
 from jaxptd.config import ModelConfig
-from jaxptd.kernels.grouped import GroupedKernel, grouped_matmul
+from jaxptd.kernels.grouped import GroupedKernel, GroupedPrecision, grouped_matmul
 from jaxptd.layers.block import RouterOutput
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import INIT, declare
@@ -283,6 +283,7 @@ class Experts:
         rows: of a chunk.
         most: rows in the worst case.
         kernel: of `grouped_matmul`.
+        precision: of `grouped_matmul`.
     """
 
     act: Elementwise
@@ -290,13 +291,16 @@ class Experts:
     rows: int
     most: int
     kernel: GroupedKernel | None = "xla"
+    precision: GroupedPrecision = "native"
 
     def of_rows(
         self, x_rD: Array, weight_r: Array, up: Array, down: Array, sizes_E: Array
     ) -> Array:
         """x[r, D], up[E, D, ..], down[E, F, D] -> each row's expert times its weight, `[r, D]`."""
         experts, hidden = up.shape[:2]
-        multiply = partial(grouped_matmul, sizes=sizes_E, kernel=self.kernel)
+        multiply = partial(
+            grouped_matmul, sizes=sizes_E, kernel=self.kernel, precision=self.precision
+        )
         h = multiply(x_rD, up.reshape(experts, hidden, -1).astype(x_rD.dtype))
         h = h.reshape(-1, *up.shape[2:])
         h_rF = self.act(h[:, 0]) * h[:, 1] if self.gated else self.act(h)
@@ -384,8 +388,7 @@ expert_sums.defvjp(_expert_sums_fwd, _expert_sums_bwd)
 
 def own_sums(
     shape: MoEShape,
-    act: Elementwise,
-    kernel: GroupedKernel | None,
+    experts_of: Callable[[int, int], Experts],
     axes: tuple[Axis, ...],
     weighted: tuple[Array, Array],
     expert_nTK: Array,
@@ -395,8 +398,7 @@ def own_sums(
 
     Args:
         shape: numbers of experts.
-        act: their activation.
-        kernel: of `grouped_matmul`.
+        experts_of: makes the device's, for so many rows of a chunk and in the worst case.
         axes: those that split experts.
         weighted: x `[n, T, D]` and weights `[n, T, K]`.
         expert_nTK: numbers of each token's experts.
@@ -410,8 +412,7 @@ def own_sums(
     pairs = Pairs.of(expert_nTK.reshape(tokens, chosen) - first, own, rows)
     arguments = x_nTD.reshape(tokens, -1), weight_nTK.reshape(tokens, chosen), up, down, pairs
     arrays, tree = jax.tree.flatten(arguments)
-    experts = Experts(act, up.ndim == 4, rows, most, kernel)
-    y_nD = expert_sums(experts, *jax.tree.unflatten(tree, alike(*arrays)))
+    y_nD = expert_sums(experts_of(rows, most), *jax.tree.unflatten(tree, alike(*arrays)))
     return y_nD.reshape(x_nTD.shape)
 
 
@@ -461,10 +462,11 @@ class MoE(nnx.Module):
         if shape.shared_gate:
             self.shared_gate = ExpertWeights()
             declare(self.shared_gate, shape.gate_parameters(tensor_parallel), rngs, w=INIT)
-        options = config.block
-        self.act, self.looped = ACTIVATIONS[options.activation], options.looped
+        act, gated, self.looped = config.block.activation, config.block.gated, config.block.looped
         # XLA's where it is asked for; else ours where it can run.
-        self.kernel: GroupedKernel | None = None if options.kernels == "triton" else "xla"
+        kernel: GroupedKernel | None = None if config.block.kernels == "triton" else "xla"
+        how: Any = {"kernel": kernel, "precision": config.products}
+        self.experts_of = partial(Experts, ACTIVATIONS[act], gated, **how)
         self.shape, self.tensor_parallel = shape, tensor_parallel
 
     @jax.named_scope("moe")
@@ -491,6 +493,6 @@ class MoE(nnx.Module):
         weight_BTK, terms_BTQ = self.router.weigh(x_BTD, choice)
         w = self.up.w[...], self.down.w[...]
         axes = self.tensor_parallel.axes.experts
-        sums = partial(own_sums, self.shape, self.act, self.kernel, axes)
+        sums = partial(own_sums, self.shape, self.experts_of, axes)
         visit = self.tensor_parallel.visit_experts
         return visit(sums, x_BTD, weight_BTK, choice.expert_BTK, w), terms_BTQ

@@ -509,8 +509,8 @@ class AttentionBytes(PairBytes):
         return self.second
 
     @property
-    def second_in_8_bits(self) -> int:
-        return 0
+    def in_8_bits(self) -> int:
+        return self.saved_input
 
     def makes_second_again(self, remat: Remat) -> bool:
         return remat in ("attention", "full")

@@ -36,6 +36,14 @@ CHOICE_BYTES = 4  # of an expert's number
 SCORES, SORTED, CHOOSING = 24, 64, 12
 
 
+class ExpertBytes(PairBytes):
+    """The bytes of experts, of which nothing is saved: backward computes them again."""
+
+    @property
+    def in_8_bits(self) -> int:
+        return 0
+
+
 @dataclasses.dataclass(frozen=True)
 class MoEShape(Part):
     """A router and the experts that it chooses from; optionally an MLP that all tokens pass.
@@ -236,7 +244,7 @@ class MoEShape(Part):
         if layout.collective_matmul:
             whole = 2 * sizes.activations // layout.tp
         unit = rows * sizes.itemsize * layout.expert_devices // slices
-        return PairBytes.of(
+        return ExpertBytes.of(
             self,
             sizes,
             taken=whole,
@@ -288,7 +296,7 @@ class MoEShape(Part):
 
     def products(self, work: Work) -> Iterator[Product]:
         """Matmuls of the device whose experts have most rows, each with as many."""
-        yield Product("router", work.tokens, self.hidden, self.experts)
+        yield Product("router", work.tokens, self.hidden, self.experts, wide=True)
         yield from self._of_experts(work)
         if self.shared:
             yield from self.shared.products(work)

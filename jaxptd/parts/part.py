@@ -37,6 +37,7 @@ class Product(NamedTuple):
     matrices: number of matmuls of that size, each with a second factor of its own.
     apart: whether its part's backward repeats what it needs of it, so recomputing a layer does not.
     routed: whether its rows are those of experts.
+    wide: whether fp8 leaves it as it is.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Product(NamedTuple):
     matrices: int = 1
     apart: bool = False
     routed: bool = False
+    wide: bool = False
 
 
 class Part(abc.ABC):

@@ -103,9 +103,14 @@ class PairBytes:
         return 0
 
     @property
-    def second_in_8_bits(self) -> int:
-        """The second matmul's input, where fp8 saves it in 8 bits."""
-        return self.second
+    def in_8_bits(self) -> int:
+        """Inputs of matmuls that fp8 saves in 8 bits, where they are saved."""
+        return self.saved_input + self.second
+
+    @property
+    def saved_input(self) -> int:
+        """The first matmul's input, where backward does not gather it again."""
+        return 0 if self.again else self.taken
 
     def makes_second_again(self, remat: Remat) -> bool:
         """True if backward recomputes the second matmul's input, on a grid."""

@@ -61,6 +61,7 @@ QUICK = [
     (Layout(tp=2), tiny.T5 | {"remat": "dots"}),
     (Layout(tp=2, sequence_parallel=True), {"family": "swin-unet", "remat": "full"}),
     (Layout(ep=2, tp=2, sequence_parallel=True), MOE | {"remat": "dots"}),
+    (Layout(ep=2), tiny.MOE | {"remat": "dots", "products": "fp8"}),
 ]
 SLOW = [
     *every(Layout(ep=2, tp=2, sequence_parallel=True), **MOE)[:2],

@@ -175,6 +175,26 @@ def test_encoders_too(family, layout):
     assert worst(gradients(program(layout, **choice)), want) < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("layout", "layers"),
+    [
+        (Layout(dp=2, ep=2, tp=2), 1),
+        slow(Layout(ep=4, zero=1), 2),
+        slow(Layout(ep=2, tp=2, sequence_parallel=True, collective_matmul=True), 2),
+        slow(Layout(ep=2, tp=2, experts="whole", sequence_parallel=True), 2),
+        slow(PIPELINE, 2),
+    ],
+    ids=str,
+)
+def test_experts_too(layout, layers):
+    """In several chunks of rows, which other layouts divide elsewhere."""
+    choice = tiny.MOE | {"moe.chunk": 0.5, "num_layers": layers}
+    want = gradients(program(Layout(), **choice))
+    native = gradients(program(Layout(), products="native", **choice))
+    assert 0.02 < worst(want, native) < 0.3
+    assert worst(gradients(program(layout, **choice)), want) < 1e-3
+
+
 def trace(run: Program):
     return run.train_step.trace(run.abstract_state, run.abstract_batch).jaxpr
 
@@ -207,9 +227,21 @@ def test_products_of_a_block_with_their_gradients_and_no_others_are_in_8_bits(ch
     }
 
 
+def test_all_products_of_experts_are_in_8_bits():
+    run = program(Layout(), dtype="bfloat16", **tiny.MOE)
+    every = list(equations(trace(run)))
+    made_by = {id(made): e for e in every for made in e.outvars}
+    of_rows = [e for e in every if e.primitive.name.startswith("ragged_dot")]
+    formats = [format_of(v, made_by) for e in of_rows for v in e.invars[:2]]
+    assert len(of_rows) >= 2 + 1 + 4  # of forward, again in backward, and gradients
+    assert set(formats) == {"float8_e4m3fn"}
+
+
 def format_of(operand, made_by) -> str:
     """The type of a matmul's operand before it was widened and scaled."""
     scaled = made_by.get(id(operand))
+    if scaled is not None and scaled.primitive.name == "transpose":
+        return format_of(scaled.invars[0], made_by)
     if scaled is None or scaled.primitive.name != "mul":
         return operand.aval.dtype.name
     return made_by[id(scaled.invars[0])].invars[0].aval.dtype.name

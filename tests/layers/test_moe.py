@@ -137,16 +137,18 @@ def test_sums_are_those_of_loops(choices: str, trips: str) -> None:
     hold({name: np.asarray(x) for name, x in found.items()}, sums_by_loops(given, expert_nK))
 
 
-def test_our_kernels_make_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["native", "fp8"])
+def test_our_kernels_make_the_same_sums(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in chunks of which the last has rows of no expert, whose kernels write what is there."""
-    monkeypatch.setattr(grouped, "TILE", GroupTile(16, 16, 16, interpret=True))
+    for name in ("TILE", "TILE_FP8"):
+        monkeypatch.setattr(grouped, name, GroupTile(16, 16, 16, interpret=True))
     expert_nK, rng = CHOICES["of_all_devices"], np.random.default_rng(3)
     shapes = (8, D), (8, 2), (E, D, 2, F), (E, F, D)
     arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
     @functools.partial(jax.jit, static_argnums=0)
     def both_ways(kernel: Any, *arrays: Any) -> Any:
-        experts = Experts(ACTIVATIONS["silu"], True, 5, expert_nK.size, kernel)
+        experts = Experts(ACTIVATIONS["silu"], True, 5, expert_nK.size, kernel, precision)
         pairs = Pairs.of(jnp.asarray(expert_nK), E, 5)
         y, back = jax.vjp(lambda *given: expert_sums(experts, *given, pairs), *arrays)
         return y, *back(y)

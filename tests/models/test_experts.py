@@ -88,7 +88,7 @@ def test_a_layout_takes_the_step_of_one_device(layout: Layout, choice: dict[str,
     hold(layout, **choice)
 
 
-@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float16")])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float16"), slow("fp8")])
 def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
     choice = {"num_layers": 1, "dropout": 0.3} if dtype == "float32" else {}
     report = verify(tiny.config(Layout(dp=2, ep=2, tp=2), **tiny.MOE, **choice), dtype=dtype)
@@ -222,7 +222,6 @@ def test_data_names_no_experts() -> None:
     [
         (Layout(row=2, col=2), {}, r"model\.moe with a grid .* use layout\.tp instead"),
         (Layout(ep=3), {}, r"model\.moe\.num_experts=4 does not split over layout\.ep=3"),
-        (Layout(), {"products": "fp8"}, r"rows of experts have no fp8 matmul yet"),
         (Layout(), {"linear_bias": "all"}, r"experts have no biases; use qkv or none"),
         (Layout(), {"moe.top_k": 5}, r"a token can choose from 4 experts; use 4 or fewer"),
         (Layout(), {"moe.num_experts": 1}, r"a token can choose from 1 expert; use 1 or fewer"),

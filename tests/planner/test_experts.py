@@ -68,6 +68,21 @@ def test_the_matmuls_of_a_step_have_the_flops_of_the_model() -> None:
     assert again == pytest.approx(2 * tokens * 48 * weights * 2 / 3)
 
 
+def test_in_8_bits_all_but_the_gradients_of_matrices_are_faster() -> None:
+    cluster = Cluster(find_accelerator("h200"))
+    seconds = []
+    for products in ("native", "fp8"):
+        config = jaxptd.load_config("mixtral-8x7b", [f"--model.products={products}"])
+        seconds.append({term.name: term.seconds for term in predict(config, cluster).terms})
+    native, eight = seconds
+    for name in ("experts in", "experts out"):
+        for kind in ("forward", "dx"):
+            assert 0.49 < eight[f"{name} {kind}"] / native[f"{name} {kind}"] < 0.55
+        assert eight[f"{name} dw"] == native[f"{name} dw"]
+    assert eight["experts in forward again"] == eight["experts in forward"]
+    assert {n for n in native if n.startswith("router ") and eight[n] != native[n]} == set()
+
+
 def test_recomputing_a_layer_does_not_repeat_what_experts_repeat_anyway() -> None:
     cluster = Cluster(find_accelerator("h200"))
     flops = {}

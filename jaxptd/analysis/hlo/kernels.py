@@ -190,7 +190,10 @@ def is_grouped(product: Instruction) -> bool:
 
 
 def in_8_bits(product: Instruction) -> bool:
-    """True if cuBLASLt multiplies 8-bit numbers."""
+    """True if cuBLASLt multiplies 8-bit numbers, or our kernel for groups."""
+    of_groups = _GROUPED.search(product.rest)
+    if of_groups:  # the gradient of a matrix widens them
+        return of_groups[1] == "times" and "f8e4m3fn[" in product.rest
     return "__cublas$lt$matmul$f8" in product.rest
 
 

@@ -43,7 +43,7 @@ class Rates:
         attention: FLOP/s per element of a head, as the time per score does not depend on head size.
         memory: bytes/s that kernels read and write.
         link: maps a collective's axes to the link's name and the bytes/s that a device sends on it.
-        grouped: FLOP/s of matmuls of rows in groups; None: as `flops`.
+        grouped: FLOP/s of matmuls of rows in groups, in 16 bits; None: as `flops`.
     """
 
     flops: float
@@ -164,10 +164,10 @@ class _Reader:
             return moved
         if kind == ATTENTION:
             rate = self.rates.attention * head_size(each)
-        elif is_grouped(each):
-            rate = self.rates.grouped or self.rates.flops
         else:
             rate = self.rates.flops_8_bits if in_8_bits(each) else self.rates.flops
+            if is_grouped(each) and self.rates.grouped:
+                rate *= self.rates.grouped / self.rates.flops
         return max(moved, flops_of(each, scope, self.computations) / rate)
 
 

@@ -90,9 +90,7 @@ class Loop:
         if remat == "dots" and grid and not self.sizes.has_blocks:
             return outputs
         if remat == "none" and self.is_fp8 and not self.config.layout.collective_matmul:
-            first = [0 if x.again else x.taken for x in self.pairs]
-            taken = sum(first) + sum(x.second_in_8_bits for x in self.pairs)
-            return (taken - outputs) // 2
+            return (sum(pair.in_8_bits for pair in self.pairs) - outputs) // 2
         return 0
 
     @cached_property

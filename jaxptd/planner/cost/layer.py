@@ -128,10 +128,10 @@ def _product(
         K = max(1, K // implementation.pieces)
     else:
         M = max(1, M // implementation.pieces)
+    # Rows of experts have scales of their own, which no sum over rows can take out.
+    fp8 = implementation.fp8 and not (each.wide or (each.routed and name == "dw"))
     accelerator = description.cluster.accelerator
-    term = kernels.product(
-        accelerator, M, N, K, batch=each.matrices, written=written, fp8=implementation.fp8
-    )
+    term = kernels.product(accelerator, M, N, K, batch=each.matrices, written=written, fp8=fp8)
     if each.routed:
         term = term._replace(seconds=term.seconds / implementation.expert_pace)
     return term.times(implementation.pieces).named(f"{each.name} {name}")
@@ -191,13 +191,17 @@ def _cast(description: StepDescription, stack: Stack) -> list[Term]:
 
 
 def _quantised(description: StepDescription, stack: Stack, name: str) -> list[Term]:
-    """8-bit copies of matmul inputs: x and w forward, gradients of results backward."""
+    """8-bit copies of matmul inputs: x and w forward, gradients of results backward.
+
+    Backward rounds again what it repeats.
+    """
     if not description.implementation.fp8:
         return []
-    products = _products(description, stack)
+    products = [each for each in _products(description, stack) if not each.wide]
     results = sum(each.matrices * each.T * each.N for each in products)
-    sources = sum(each.matrices * (each.T * each.K + each.K * each.N) for each in products)
-    moves = QUANTISED * (sources if name == "forward" else results)
+    again = products if name == "forward" else [each for each in products if each.apart]
+    sources = sum(each.matrices * (each.T * each.K + each.K * each.N) for each in again)
+    moves = QUANTISED * (sources if name == "forward" else results + sources)
     term = kernels.moved(description.cluster.accelerator, float(moves), 2 * len(products))
     return [term.named(f"8-bit copies {name}")]
 

@@ -7,6 +7,7 @@ from jaxptd.analysis.hlo.kernels import (
     OTHER,
     PRODUCT,
     flops_of,
+    in_8_bits,
     kernels,
     largest,
     summary,
@@ -127,6 +128,17 @@ ENTRY %main (t: s32[3,9], x: bf16[640,32], w: bf16[4,32,48]) -> bf16[640,48] {
 custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/times_kernel/pallas_call"}
 }
 """
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "name", "eight"),
+    [("bf16", "times", False), ("f8e4m3fn", "times", True), ("f8e4m3fn", "outer", False)],
+)
+def test_grouped_matmuls_in_8_bits_are_those_of_rows(of_rows: str, name: str, eight: bool) -> None:
+    operands = f"operand_layout_constraints={{s32[3,9]{{1,0}}, {of_rows}[640,32]{{1,0}}}}, custom"
+    text = GROUPED.replace("custom_", f"{operands}_").replace("times_", f"{name}_")
+    (kernel,) = kernels(text)
+    assert in_8_bits(kernel.instruction) is eight
 
 
 def test_a_grouped_matmul_is_a_product_of_all_its_rows() -> None:

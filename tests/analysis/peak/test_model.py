@@ -104,6 +104,15 @@ def test_a_split_backward_hands_gradients_on() -> None:
     assert split.kept - joined == plan.slots["between_blocks"] * (1 + 1 + 3) * X
 
 
+def test_experts_save_nothing_in_8_bits() -> None:
+    """Attention saves its input in 8 bits, which is half, and its output twice."""
+    kept = [
+        predicted(tiny.config(Layout(), **tiny.MOE, **FUSED, products=products)).kept
+        for products in ("native", "fp8")
+    ]
+    assert kept[0] == kept[1]
+
+
 def mesh() -> SimpleNamespace:
     return SimpleNamespace(devices=SimpleNamespace(flat=[GPU]))
 
