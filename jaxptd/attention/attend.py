@@ -26,10 +26,10 @@ from jaxptd.attention.kernel import (
     Saved,
     ScoreCoordinates,
     Scores,
-    bias_for,
     by_window,
     check_distances,
     sink_gradient,
+    varying_with,
     with_sinks,
 )
 from jaxptd.collectives import Axes, alike, shift
@@ -219,9 +219,9 @@ def attend(
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(inputs))
     if inputs.bias_NR is not None:
         check_distances(inputs.bias_NR, devices * max(lengths))
-        inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
+        inputs = inputs._replace(bias_NR=varying_with(q, inputs.bias_NR))
     if inputs.sink_N is not None:
-        inputs = inputs._replace(sink_N=bias_for(q, inputs.sink_N))
+        inputs = inputs._replace(sink_N=varying_with(q, inputs.sink_N))
     if devices == 1:
         return _alone(q, k, v, inputs, kernel, scores)
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)

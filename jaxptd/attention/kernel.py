@@ -164,7 +164,8 @@ def with_sinks(o: Array, lse: Array, sink_N: Array) -> tuple[Array, Array]:
 def sink_gradient(saved: Saved, do: Array, sink_N: Array) -> Array:
     """The gradient of sinks from that of an output that they are part of."""
     share_BTN = jnp.exp(sink_N.astype(saved.lse.dtype) - saved.lse)
-    product_BTN = (do * saved.o).sum(-1, dtype=share_BTN.dtype)
+    product = partial(jnp.einsum, preferred_element_type=share_BTN.dtype)
+    product_BTN = product("BTNH,BTNH->BTN", do.astype(saved.o.dtype), saved.o)
     return -(share_BTN * product_BTN).sum((0, 1)).astype(sink_N.dtype)
 
 
@@ -207,10 +208,10 @@ def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
     return seen_TS & seen_BTS[:, None]
 
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
-def by_window(windowed: Array | None, scores: Scores, run: Callable[[Scores], T]) -> T:
+def by_window(windowed: Array | None, scores: Scores, run: Callable[[Scores], Result]) -> Result:
     """`run(scores)`, without their window where the layer has none.
 
     A kernel skips what a window hides only if it knows the window before the program runs, so both
@@ -220,8 +221,10 @@ def by_window(windowed: Array | None, scores: Scores, run: Callable[[Scores], T]
     """
     if windowed is None:
         return run(scores)
-    found: T = lax.cond(windowed, lambda: run(scores), lambda: run(scores._replace(window=None)))
-    return found
+    result: Result = lax.cond(
+        windowed, lambda: run(scores), lambda: run(scores._replace(window=None))
+    )
+    return result
 
 
 def drop(p_BNTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Array:
@@ -262,13 +265,13 @@ def check_distances(bias_NR: Array, longest: int) -> None:
         )
 
 
-def bias_for(q: Array, bias_NR: Array) -> Array:
-    """The bias, typed as varying over the axes of q, beyond its own.
+def varying_with(q: Array, x_N: Array) -> Array:
+    """A bias or sinks of heads, typed as varying over the axes of q, beyond its own.
 
     Each device's gradient is that of its own scores; their sum over the devices is made here, or
-    where the caller's bias began to vary.
+    where the caller's array began to vary.
     """
-    return as_varying(bias_NR, sorted(varying_axes(q)))
+    return as_varying(x_N, sorted(varying_axes(q)))
 
 
 def add_bias(

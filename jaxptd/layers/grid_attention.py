@@ -28,8 +28,8 @@ from jaxptd.attention.kernel import (
     Rows,
     ScoreCoordinates,
     Scores,
-    bias_for,
     check_distances,
+    varying_with,
 )
 from jaxptd.collectives import all_gather, local_block
 from jaxptd.matmul.grid import Grid
@@ -70,7 +70,7 @@ def attend(
     check_lengths(lengths, scores)
     if inputs.bias_NR is not None:
         check_distances(inputs.bias_NR, max(lengths) * lax.axis_size(ring.axis))
-        inputs = inputs._replace(bias_NR=bias_for(q, inputs.bias_NR))
+        inputs = inputs._replace(bias_NR=varying_with(q, inputs.bias_NR))
     coordinates = _sites(inputs, lengths, grid, ring)
     run = _run(lengths, grid, ring)
     rows = Rows(coordinates, scores, dropout, groups=q.shape[2] // k.shape[2], run=run)
