@@ -85,17 +85,24 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
     x, statistics = sizes.stream, stack.norm.kept(sizes)
     for number, part in enumerate(stack.parts):
         norm = _ORDINALS[number]
+        taken, outputs = part.taken(sizes), stack.norms_outputs
         if number == 0:
-            yield Kept("the layer's input", x, MOST | by("full"))
-        elif number < stack.norms:
+            again = by("dots", "full") if outputs and taken != x else MOST | by("full")
+            yield Kept("the layer's input", x, again)
+        elif number < stack.norms and not outputs:
             yield Kept(f"input of the {norm} norm", x, SOME)
         if number < stack.norms:
             yield Kept(f"statistics of the {norm} norm", statistics, MOST)
-        if number < stack.norms or sizes.copies_taken:
-            yield Kept(f"input of the {part.first_title}", part.taken(sizes), SOME)
+        if outputs:
+            yield Kept(f"output of {part.title}, before its norm", x, MOST)
+            copies = number > 0 or taken != x
+        else:
+            copies = number < stack.norms or sizes.copies_taken
+        if copies:
+            yield Kept(f"input of the {part.first_title}", taken, SOME)
         yield from part.kept_of_source(sizes)
         yield from part.kept(sizes)
-        if stack.norms_sums or number < stack.read_inside:
+        if stack.norms_sums or (number < stack.read_inside and not outputs):
             yield Kept(f"the residual sum after {part.title}", x, by("dots"))
     if not sizes.traces_layers:  # otherwise they are derived again
         yield from _seeds(sizes, stack)

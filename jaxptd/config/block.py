@@ -150,10 +150,12 @@ FamilyName = Literal[
     "dots1",
     "granitemoe",
     "olmoe",
+    "olmo2",
+    "olmo3",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
-NormOrder = Literal["pre", "post"]
+NormOrder = Literal["pre", "post", "output"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "relative", "none"]
@@ -221,7 +223,8 @@ class BlockOptions:
         norm: kind of the norms.
         norm_eps: added to the variance.
         kernels: of the norms of the residual stream and of the activation.
-        norm_order: norms of what enters a pair of products, or of each residual sum.
+        norm_order: norms of what enters a pair of products, of each residual sum, or of what a pair
+            adds to the residual stream.
         activation: of the MLP.
         gated: whether the MLP has a gate.
         linear_bias: which products have a bias.
@@ -319,6 +322,12 @@ _T5 = _LLAMA | {
 }
 _SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
+_OLMO = _LLAMA | {
+    "norm_eps": 1e-6,
+    "norm_order": "output",
+    "qk_norm": "whole",
+    "rope": Rope(5e5),
+}
 _QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
 _DOTS1 = MoE(128, 6, 1408, 2 * 1408, score="sigmoid", scale=2.5, first_dense=1)
 _GRANITE = {
@@ -343,6 +352,8 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "qwen2_moe": _QWEN | {"linear_bias": "qkv", "moe": _QWEN2_MOE},
     "qwen3_moe": _QWEN | {"qk_norm": True, "moe": MoE(128, 8)},
     "olmoe": _LLAMA | {"qk_norm": "whole", "moe": MoE(64, 8, normalize=False)},
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
     "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
 }

@@ -53,8 +53,9 @@ class ModelConfig:
         mlp: kind of MLP: dense, or one that you registered with register_mlp.
         norm: layernorm or rmsnorm; null is the family's.
         norm_eps: added to the variance; null is the family's.
-        norm_order: pre normalises the input of attention and of the MLP, and x at the end; post
-            each sum with their output, and x at the beginning; null is the family's.
+        norm_order: pre normalises the input of attention and of the MLP, and x at the end; output
+            their output, and x at the end; post each sum with their output, and x at the beginning;
+            null is the family's.
         activation: function inside the MLP; null is the family's.
         gated: gated MLP, act(x w_gate) * (x w_up); null is the family's.
         linear_bias: biases of all matmuls, of qkv only, or none; null is the family's.

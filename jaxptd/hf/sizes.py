@@ -120,7 +120,7 @@ def _options(config: Json) -> dict[str, Any]:
             raise UserError(f"{key}={quoted(config[key])}; use a model with {key}={only}")
     config = with_defaults(config, family)
     options = (
-        {"family": family.name, **_UNUSUAL}
+        {"family": family.name, **dict.fromkeys(_UNUSUAL)}
         | dict.fromkeys(_SCALES)
         | {
             name: _option(name, key, config[key], default)

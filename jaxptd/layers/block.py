@@ -13,13 +13,14 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.config import ModelConfig
+from jaxptd.config.block import NormOrder
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel, block_along
 from jaxptd.params import normal, stacked
 from jaxptd.parts.architecture import Stack
-from jaxptd.remat import SAVED_MATMUL_OUT
+from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
 
 class Routed(NamedTuple):
@@ -71,7 +72,8 @@ class RouterOutput(NamedTuple):
 
 
 class Block(nnx.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; or `norm(x + attention(x))`, and so on.
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; or `norm(x + attention(x))`, and so on;
+    or `x + norm(attention(x))`.
 
     The matmuls that add to the residual stream start smaller, by 1 / sqrt(the number of such
     additions in all layers), for example 2 L.
@@ -79,6 +81,7 @@ class Block(nnx.Module):
     """
 
     scale: float = 1.0  # of what is added, unless a block of another kind sets it
+    norm_order: NormOrder = "pre"
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Block(nnx.Module):
         self.mlp = mlp.make_layer(config, **own)
         self.rate, self.tensor_parallel = config.dropout, tensor_parallel
         self.scale = options.residual_scale
-        self.init_out, self.norms_first = init_out, options.norm_order == "pre"
+        self.init_out, self.norm_order = init_out, options.norm_order
         self.routes = mlp.routes
 
     def __call__(
@@ -127,22 +130,30 @@ class Block(nnx.Module):
         """
         routed = x if isinstance(x, Routed) else None
         x_BTD: Array = x.x_BTD if isinstance(x, Routed) else x
-        x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
+        first, outputs, last = (self.norm_order == each for each in ("pre", "output", "post"))
+        x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if first else (x_BTD, x_BTD)
         own = token_info._replace(layer=layer)
         own = own.at(layer, DropoutSite.ATTENTION) if self.rate else own
         a_BTD, cache = self.attention(n_BTD, own, cache, bias_NR=bias_NR)
+        a_BTD = self.normed(self.attention_norm, a_BTD) if outputs else a_BTD
         x_BTD = self.add(x_BTD, a_BTD, token_info, layer=layer, site=DropoutSite.ATTENTION_OUTPUT)
-        x_BTD = x_BTD if self.norms_first else self.attention_norm(x_BTD)
+        x_BTD = self.attention_norm(x_BTD) if last else x_BTD
         x_BTD = x_BTD if between is None else between(x_BTD)
-        x_BTD, n_BTD = self.mlp_norm.beside(x_BTD) if self.norms_first else (x_BTD, x_BTD)
+        x_BTD = checkpoint_name(x_BTD, SAVED_MATMUL_IN) if outputs else x_BTD
+        x_BTD, n_BTD = self.mlp_norm.beside(x_BTD) if first else (x_BTD, x_BTD)
         said = None
         if self.routes:
             h_BTD, said = self.mlp(n_BTD, token_info, layer)
         else:
             h_BTD = self.mlp(n_BTD)
+        h_BTD = self.normed(self.mlp_norm, h_BTD) if outputs else h_BTD
         x_BTD = self.add(x_BTD, h_BTD, token_info, layer=layer, site=DropoutSite.MLP_OUTPUT)
-        x_BTD = x_BTD if self.norms_first else self.mlp_norm(x_BTD)
+        x_BTD = self.mlp_norm(x_BTD) if last else x_BTD
         return routed.after(x_BTD, said, layer) if routed else x_BTD, cache
+
+    def normed(self, norm: Norm, y_BTD: Array) -> Array:
+        """The norm of a pair's output, which is saved; otherwise backward would multiply again."""
+        return norm(checkpoint_name(y_BTD, SAVED_MATMUL_OUT))
 
     def add(
         self,
@@ -162,7 +173,9 @@ class Block(nnx.Module):
                 tensor_parallel=self.tensor_parallel,
                 rate=self.rate,
             )
-        return checkpoint_name(x_BTD + y_BTD, SAVED_MATMUL_OUT)
+        sum_BTD = x_BTD + y_BTD
+        saved = self.norm_order != "output"  # there its terms are saved, or cheap to compute again
+        return checkpoint_name(sum_BTD, SAVED_MATMUL_OUT) if saved else sum_BTD
 
 
 def drop_residual(

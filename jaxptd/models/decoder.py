@@ -125,7 +125,17 @@ def stacks(model: ModelConfig, statistics: int, *, post: bool) -> tuple[Stack, .
         name = "blocks" if len(runs) == 1 else f"blocks_{first}"
         mlp = MoEShape.of(model) if sparse else mlp_of(model)
         attention = AttentionShape.of(model, slice(first, first + layers))
-        made.append(Stack(name, layers, (attention, mlp), statistics, post, updates="x"))
+        made.append(
+            Stack(
+                name,
+                layers,
+                (attention, mlp),
+                statistics,
+                post,
+                updates="x",
+                norms_outputs=model.block.norm_order == "output",
+            )
+        )
         first += layers
     return tuple(made)
 

@@ -41,6 +41,8 @@ FAMILIES: dict[str, Family] = {
     "dots1": DECODER,
     "granitemoe": DECODER,
     "olmoe": DECODER,
+    "olmo2": DECODER,
+    "olmo3": DECODER,
 }
 
 

@@ -144,7 +144,7 @@ class TextModel(nnx.Module):
         check_made(self, config, tensor_parallel)
         size, options = config.hidden_size, config.block
         self.config, self.tensor_parallel, self.offload = config, tensor_parallel, offload
-        self.options, self.norms_first = options, options.norm_order == "pre"
+        self.options, self.norms_last = options, options.norm_order != "post"
         self.terms_of_loss = len(router_losses(config))
         self.tokens = self.table(rngs)
         learned = options.positions == "learned"
@@ -198,7 +198,7 @@ class TextModel(nnx.Module):
             x_BTD = x_BTD + self.types(batch["token_types"], dtype)
         scale = self.options.embedding_scale
         x_BTD = x_BTD if scale == 1 else x_BTD * scale
-        if not self.norms_first:
+        if not self.norms_last:
             x_BTD = self.norm(x_BTD)
         if not self.config.dropout:
             return x_BTD
@@ -209,7 +209,7 @@ class TextModel(nnx.Module):
 
     def last_norm(self, x_BTD: Array) -> Array:
         """x after all blocks -> x for a head, normalised if the blocks do not do it."""
-        return self.norm(x_BTD) if self.norms_first else x_BTD
+        return self.norm(x_BTD) if self.norms_last else x_BTD
 
     def empty_state(self, batch: int) -> dict[str, Cache]:
         """Empty caches for up to seq_length tokens and this device's heads."""

@@ -27,6 +27,7 @@ class Stack:
         parts: a layer's parts in order.
         statistics: each norm's, as in `Norm`.
         norms_sums: whether norms apply to the residual sums instead of the pairs' inputs.
+        norms_outputs: whether they apply to the pairs' outputs, before these are added.
         parallel: whether all parts read one norm of the layer's input, and none another's output.
         updates: the array of x that it updates, by a name that other stacks may share; None: one of
             its own.
@@ -39,6 +40,7 @@ class Stack:
     norms_sums: bool
     parallel: bool = False
     updates: str | None = None
+    norms_outputs: bool = False
 
     @property
     def norm(self) -> Norm:
@@ -163,9 +165,9 @@ class Stack:
         counts = step.plan.stacks[self.name] if step.plan else (self.layers,)
         remats = (each for count in counts for each in step.config.model.remats(count))
         rows = [(step.gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
-        if not self.norms_sums:
+        if not (self.norms_sums or self.norms_outputs):
             return rows
-        # The last residual sum enters a norm of the same layer.
+        # The last residual sum, or the last output, enters a norm of the same layer.
         return [(again._replace(last_product=again.products), n) for again, n in rows]
 
 

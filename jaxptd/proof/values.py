@@ -62,7 +62,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.ffn_hidden_size": (None, 24, 23),
     "model.norm": (None, "layernorm", "rmsnorm"),
     "model.norm_eps": (None, 1e-3),
-    "model.norm_order": (None, "pre", "post"),
+    "model.norm_order": (None, "pre", "post", "output"),
     "model.activation": (None, *get_args(Activation)),
     "model.gated": (None, True, False),
     "model.linear_bias": (None, "all", "qkv", "none"),

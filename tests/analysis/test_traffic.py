@@ -158,6 +158,7 @@ WINDOWS = [
 ]
 FIVE = {"num_layers": 5, "remat_layers": 2}
 POST = {"norm_order": "post"}
+OUTPUT = {"norm_order": "output"}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
 HEADS = [
@@ -170,6 +171,13 @@ HEADS = [
     slow(Layout(row=2, col=2), POST | {"remat": "full"}),
     slow(Layout(pp=2, tp=2, sequence_parallel=True), FOUR | POST | {"remat": "dots"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | POST),
+    (tiny.SEQUENCE_PARALLEL, OUTPUT | {"remat": "full"}),
+    *(slow(tiny.SEQUENCE_PARALLEL, OUTPUT | {"remat": each}) for each in ("dots", "attention")),
+    slow(RING_STEPS, OUTPUT | {"remat": "full"}),
+    *(slow(Layout(tp=4), OUTPUT | {"remat": each}) for each in ("dots", "full")),
+    *(slow(Layout(row=2, col=2), OUTPUT | {"remat": each}) for each in ("none", "dots", "full")),
+    slow(Layout(pp=2, tp=2, sequence_parallel=True), FOUR | OUTPUT | {"remat": "dots"}),
+    slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | OUTPUT | {"remat": "full"}),
 ]
 BERT = {"family": "bert"}
 ENCODERS = [

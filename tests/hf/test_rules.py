@@ -265,6 +265,8 @@ def test_every_family_has_tensors() -> None:
         "dots1",
         "granitemoe",
         "olmoe",
+        "olmo2",
+        "olmo3",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

@@ -9,6 +9,7 @@ from jaxptd.hf.families.experts import DOTS1, GRANITEMOE, MIXTRAL, OLMOE, QWEN2_
 from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.gpt2 import GPT2
 from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from jaxptd.hf.families.olmo import OLMO2, OLMO3
 from jaxptd.hf.families.swin import SWIN
 from jaxptd.hf.families.swin_unet import SWIN_UNET
 from jaxptd.hf.families.t5 import T5
@@ -31,6 +32,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "dots1": DOTS1,
         "granitemoe": GRANITEMOE,
         "olmoe": OLMOE,
+        "olmo2": OLMO2,
+        "olmo3": OLMO3,
     }
 )
 

@@ -146,6 +146,10 @@ ALTERNATING = Keys(  # Qwen 2 MoE
     _if_used(partial(_read_layers, windowed=_every_second)),
     lambda model: _write_used(model) | _write_types(model),
 )
+THREE_OF_FOUR = Keys(  # OLMo 3
+    partial(_read_layers, windowed=lambda layers, full: [bool((i + 1) % 4) for i in range(layers)]),
+    lambda model: _write_window(model) | _write_types(model),
+)
 BY_TYPE = Keys(  # dots1
     partial(_read_layers, windowed=_last_layers, full_layers=62),
     lambda model: _write_window(model) | _write_types(model),

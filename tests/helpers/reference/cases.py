@@ -126,9 +126,15 @@ PATTERN = Case(
 )
 SINKS = Case(
     "llama",
-    {"num_kv_heads": 2, "attention_sinks": True, "window": 5, "window_layers": (False, True)}
+    {
+        "num_kv_heads": 2,
+        "norm_order": "output",
+        "attention_sinks": True,
+        "window": 5,
+        "window_layers": (False, True),
+    }
     | {"attention_softcap": 0.2},
-    {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4))), "score_cap": 0.2},
+    {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4))), "score_cap": 0.2} | {"output": True},
     apart=True,
 )
 BERT = Case("bert", {})
@@ -334,6 +340,7 @@ def _t5(fields: Choice, options: Choice, optimizer: Any = "adamw") -> Case:
 MORE = (
     Case("gpt", {"window": 3, "attention_scale": 0.3}, {"window": 3, "scale": 0.3}),
     Case("gpt", {"norm_order": "post", "activation": "relu"}, {"post": True, "activation": "relu"}),
+    Case("gpt", {"norm_order": "output"}, {"output": True}),
     Case("gpt", {"dropout": 0.0, "norm": "rmsnorm"}, {"dropout": 0.0, "norm": "rmsnorm"}),
     Case(
         "llama",

@@ -107,6 +107,7 @@ class Options:
     eps: float
     activation: str
     post: bool = False
+    output: bool = False
     gated: bool = False
     qk_norm: bool = False
     rope: Rope | None = None
@@ -259,6 +260,9 @@ def added(x: Value, name: str, f: Callable, own: Part, options: Options, keep: C
     if options.post:
         y = f(x)
         return norm(x + y * keep(y.shape), own.part(name), options)
+    if options.output:
+        y = norm(f(x), own.part(name), options)
+        return x + y * keep(y.shape)
     y = f(norm(x, own.part(name), options))
     return x + y * keep(y.shape)
 
