@@ -141,12 +141,6 @@ def product(contract: str, out: str, length: int = T) -> Part:
     return part
 
 
-def gathered(layout: Layout, size: int) -> Iterator[Collective]:
-    """Keys and values gathered twice, their gradients scattered; size: those of one device."""
-    for kind, times in ((ALL_GATHER, 2), (REDUCE_SCATTER, 1)):
-        yield Collective(kind, (Axis.CP, Axis.ROW), times, times * layout.ring_size * size)
-
-
 def attention(layout: Layout, dtype: str, length: int = T) -> Iterator[Collective]:
     """Keys and values three times round the ring; or four products of blocks and a softmax.
 
@@ -154,9 +148,6 @@ def attention(layout: Layout, dtype: str, length: int = T) -> Iterator[Collectiv
     """
     itemsize = np.dtype(dtype).itemsize
     k = tokens(layout, length) * width(layout, "A") // layout.col
-    if layout.attention2d == "heads" and layout.ring == "gather":
-        yield from gathered(layout, 2 * k * itemsize)
-        return
     if layout.attention2d == "heads":
         hops = 3 * (layout.ring_size - 1)
         yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * k * itemsize)
@@ -171,7 +162,7 @@ def attention(layout: Layout, dtype: str, length: int = T) -> Iterator[Collectiv
 def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Collective]:
     """As `attention`, with K heads of keys and values, a norm of queries and keys, and a window.
 
-    The rings are blockwise, whose blocks travel as far as the window reaches, or gather.
+    The rings are blockwise: blocks travel as far as the window reaches.
 
     Args:
         layout: of the devices.
@@ -188,12 +179,9 @@ def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Colle
         if gathers_keys(layout):
             for kind in (ALL_GATHER, REDUCE_SCATTER):
                 yield Collective(kind, (axis,), 1, 2 * made_keys(layout) * size)
-        keys = max(1, heads(layout).keys // tensor_parallel.inner_devices) * H
-        if layout.ring == "gather":
-            yield from gathered(layout, 2 * keys * size)
-            return
         block = T // layout.ring_size
         hops = 3 * sum(1 + n * block < WINDOW for n in range(layout.ring_size - 1))
+        keys = max(1, heads(layout).keys // tensor_parallel.inner_devices) * H
         back = 1 if hops and hops // 3 % layout.row == 0 else 0  # gradients', not over row
         for axes, number in (((Axis.CP, Axis.ROW), hops - back), ((Axis.CP,), back)):
             yield Collective(PERMUTE, axes, number, number * 2 * keys * size)

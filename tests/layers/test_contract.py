@@ -40,11 +40,8 @@ ALGORITHMS = [
     Layout(row=2, col=2, ring="blockwise", matmul2d="summa"),
     Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"),
     Layout(dp=2, row=2, col=2, attention2d="blocks", matmul2d="cannon"),
-    Layout(cp=2, tp=4, ring="gather"),
 ]
 MORE_ALGORITHMS = [
-    Layout(row=4, col=2, ring="gather"),
-    Layout(row=2, col=2, cp=2, ring="gather"),
     Layout(row=2, col=2, ring="blockwise", matmul2d="fox"),
     Layout(row=2, col=4, attention2d="blocks", matmul2d="summa"),
     Layout(row=2, col=4, attention2d="blocks", matmul2d_slices=2),  # H is padded
