@@ -85,7 +85,7 @@ class LayerCosts:
         return Fixed(config, description, kept, state, *sizes)
 
     def _gathers_in_vain(self, layout: Layout) -> bool:
-        """True where gathered keys take no less time than the hops of a ring, which attention hides.
+        """True where gathering takes no less time than the hops of a ring, which attention hides.
 
         That is within a node, and with one member in each node. Otherwise a hop uses one network
         card of a node, and gathering those of all members. A plan may ask for it all the same.
