@@ -7,8 +7,8 @@ queries are one rectangle of scores. In a zigzag of n devices, causal attention 
     i                   chunk i                                                 0 .. i - 1
     2n - 1 - i          chunk 2n - 1 - i         0 .. n - 1                     n .. 2n - 2 - i
 
-Every device has n - 1 others: as many scores as in a ring, in half as many kernel calls. If
-attention is not causal, one call covers all keys. Nothing that was gathered is saved. Backward
+Every device has n - 1 others: as many scores as in a ring, in n + 2 kernel calls instead of 2n - 1.
+If attention is not causal, one call covers all keys. Nothing that was gathered is saved. Backward
 gathers again, and reduce-scatters the gradients of k and v in float32.
 
 Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size, C

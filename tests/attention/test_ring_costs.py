@@ -170,7 +170,7 @@ class WholeTiles(Xla):
 
 
 @pytest.mark.parametrize("n", [slow(2), 3, slow(8)])
-def test_gathering_calls_a_kernel_half_as_often_as_a_ring(n: int, monkeypatch) -> None:
+def test_gathering_calls_a_kernel_for_larger_blocks_than_a_ring(n: int, monkeypatch) -> None:
     """Causal: 2 diagonals, the keys that all devices see, n - 1 chunks. Otherwise all at once."""
     monkeypatch.setattr("tests.test_ring_attention.Xla", WholeTiles)
 
