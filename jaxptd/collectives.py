@@ -134,7 +134,7 @@ def all_gather(x: Array, axis: Axes, dim: int = 1) -> Array:
     return y.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
 
-def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
+def reduce_scatter(x: Array, axis: Axes, dim: int = 1) -> Array:
     """x[B, T, D]{+axis} -> x[B, T/axis, D]: reduce-scatter; backward: all-gather.
 
     Partner: `all_gather`.

@@ -11,7 +11,8 @@ last device has 2n-1 times the work of the first.
 Zigzag: device i holds chunks i and 2n-1-i of 2n. Of any two devices' four pairs of chunks, two
 are entirely visible and two not at all, whichever device comes first: all devices do equal work.
 
-Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889 (blockwise).
+Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889 (blockwise); Llama Team,
+arXiv 2407.21783, section 3.3.2 (gathered keys and values).
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Literal
 
-RingKind = Literal["zigzag", "blockwise", "rsa"]
+RingKind = Literal["zigzag", "blockwise", "rsa", "gather"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +98,8 @@ class Exchange:
         costs: makes a `parts.exchange.Blocks`, or a subclass, from the `HeadSizes` of attention. It
             says what the exchange sends, saves and holds in backward.
         whole_rows: whether a device forms the scores of its queries with all keys, visible or not,
-            and saves their probabilities, without a fused kernel. Otherwise a kernel visits one
-            block after the other.
+            and saves their probabilities, without a fused kernel. Otherwise a kernel visits the
+            blocks that they see.
     """
 
     attend: Callable[..., Any]
@@ -111,6 +112,10 @@ ROWS = Exchange(
     Imported("jaxptd.attention.rsa", "attend_rsa"),
     Imported("jaxptd.parts.exchange", "WholeRows"),
     whole_rows=True,
+)
+GATHERED = Exchange(
+    Imported("jaxptd.attention.gather", "attend_gathered"),
+    Imported("jaxptd.parts.exchange", "Gathered"),
 )
 
 
@@ -135,4 +140,5 @@ STRATEGIES: dict[str, ContextParallel] = {
     "zigzag": ContextParallel(ZIGZAG, BLOCKS),
     "blockwise": ContextParallel(CONTIGUOUS, BLOCKS),
     "rsa": ContextParallel(CONTIGUOUS, ROWS),
+    "gather": ContextParallel(ZIGZAG, GATHERED),
 }

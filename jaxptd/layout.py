@@ -73,8 +73,9 @@ class Layout:
             overlapped with a slice of the matmul that needs it.
         keep_gathered: with sequence_parallel, true saves all-gathered activations for backward;
             false gathers them again (less memory, more traffic).
-        ring: ring attention over cp (and row): zigzag (balanced), blockwise (contiguous shards), or
-            rsa (whole rows of scores, as first published).
+        ring: attention over cp (and row): a ring, zigzag (balanced) or blockwise (contiguous
+            shards); rsa (whole rows of scores, as first published); or gather (all keys and values
+            gathered, balanced).
         matmul2d: matmuls on the grid: gather, summa, or, on a square grid, fox or cannon.
         matmul2d_slices: slices in which gather works, each gathered during the matmul of the one
             before.

@@ -10,21 +10,36 @@ import numpy as np
 import pytest
 
 from jaxptd.context_parallel import STRATEGIES, RingKind, TokenOrder
+from jaxptd.layout import Matmul2D
 
 PACKAGE = Path(__file__).parents[1] / "jaxptd"
 TABLE = "context_parallel.py"
+RING = ("ring", "ring.kind")  # what ends so has the name of a strategy
+SHARED = {*STRATEGIES} & {*get_args(Matmul2D)}  # names of other things as well
 
 
 def names_in(source: str) -> Iterator[str]:
-    """The strategies that a file names, but for the default of a field that holds such a name."""
+    """The strategies that a file names, but for the default of a field that holds such a name.
+
+    Of a name that a matmul on a grid has as well, only what a ring's is compared with.
+    """
     tree = ast.parse(source)
+    compared = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare | ast.Match)
+        and ast.unparse(getattr(node, "left", getattr(node, "subject", node))).endswith(RING)
+        for part in ast.walk(node)
+    }
     defaults = {
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "RingKind"
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in STRATEGIES and node not in defaults:
+        if isinstance(node, ast.Constant) and node.value in STRATEGIES.keys() - SHARED:
+            yield from [node.value] * (node not in defaults)
+        elif isinstance(node, ast.Constant) and node in compared and node.value in SHARED:
             yield node.value
 
 
@@ -42,6 +57,9 @@ def test_only_the_table_knows_strategies_by_name() -> None:
         ('steps = {"blockwise": 1}', ["blockwise"]),
         ('class A:\n kind: RingKind = "zigzag"', []),
         ('kind: str = "zigzag"', ["zigzag"]),
+        ('if layout.ring == "gather": pass', ["gather"]),
+        ('match ring.kind:\n case "gather": pass', ["gather"]),
+        ('if layout.matmul2d != "gather" or each.kind == "gather": pass', []),
         ('"""In RSA and in a zigzag."""', []),
     ],
 )

@@ -206,12 +206,20 @@ CASES = [
     slow(case("blockwise", 2, bias=True, chunk=512)),
     slow(case("blockwise", 4, bias=True, causal=False, keys=20, rich=True, chunk=512)),
     case("rsa", 4, bias=True, causal=False, keys=72, rich=True),
+    slow(case("gather", 1, rich=True)),
+    slow(case("gather", 2)),
+    case("gather", 3, rich=True, bias=True),
+    slow(case("gather", 8, rich=True, chunk=1)),
+    case("gather", 4, window=14, rich=True),
+    slow(case("gather", 2, window=1)),
+    case("gather", 4, bias=True, causal=False, keys=72, chunk=4),
+    slow(case("gather", 4, causal=False, window=20, rich=True, chunk=512)),
 ]
-KINDS = ("zigzag", "blockwise", "rsa")
+KINDS = ("zigzag", "blockwise", "rsa", "gather")
 MASKS = list(itertools.product((True, False), (0, 0.1), (False, True)))
 ALL = [
     Case(Layout(cp=cp, ring=ring), causal=causal, rate=rate, documents=documents, chunk=4)
-    for (causal, rate, documents), cp, ring in latin(MASKS, (2, 4, 8), KINDS)
+    for (causal, rate, documents), cp, ring in latin(MASKS, (2, 3, 4, 8), KINDS)
 ]
 BIASES = [
     Case(Layout(cp=cp, ring=ring), causal, rate=0.1, documents=True, bias=True, keys=keys)
@@ -238,13 +246,15 @@ def test_every_ring_gives_the_attention_of_one_device(case: Case) -> None:
     hold(case, "float64")
 
 
-@pytest.mark.parametrize("case", [slow(case("zigzag", 4, rich=True)), case("rsa", 2)], ids=str)
+@pytest.mark.parametrize(
+    "case", [slow(case("zigzag", 4, rich=True)), case("rsa", 2), slow(case("gather", 4))], ids=str
+)
 def test_in_float32_too(case: Case) -> None:
     hold(case, "float32")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+@pytest.mark.parametrize("ring", KINDS)
 def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
     """Sequences sharded over dp, heads over tp: each group of cp devices is a ring."""
     layout = Layout(dp=2, cp=2, tp=2, ring=ring)
@@ -261,11 +271,12 @@ def test_hops_by_all_gathers_bring_the_same(ring: Any, cp: int) -> None:
 
 
 @pytest.mark.slow
-def test_more_devices_round_no_more_in_bfloat16() -> None:
+@pytest.mark.parametrize("ring", ["zigzag", "gather"])
+def test_more_devices_round_no_more_in_bfloat16(ring: Any) -> None:
     """Outputs and gradients are summed in float32, and rounded once at the end."""
     errors = []
     for cp in (1, 8):
-        found, want = run(case("zigzag", cp), "bfloat16")
+        found, want = run(case(ring, cp), "bfloat16")
         wanted = (want.o, want.dq, want.dk, want.dv)
         errors.append([difference(x, y) for x, y in zip(found, wanted, strict=True)])
     assert max(errors[0]) < 2**-7

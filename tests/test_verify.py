@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import jax
 import pytest
@@ -13,7 +14,7 @@ from turns import latin, slow
 from jaxptd import verify
 from jaxptd.analysis import verification
 from jaxptd.errors import UserError
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Layout, RingKind
 
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
 
@@ -25,6 +26,7 @@ QWEN = {"family": "qwen3", "num_kv_heads": 2}
         slow(Layout(tp=4)),
         slow(tiny.SEQUENCE_PARALLEL),
         slow(Layout(cp=8, ring="rsa")),
+        slow(Layout(cp=8, ring="gather")),
     ],
     ids=str,
 )
@@ -83,6 +85,9 @@ CP_BLOCKS = Layout(cp=2, row=2, col=2, attention2d="blocks")
         slow(dataclasses.replace(tiny.CONTEXT_PARALLEL, zero=3), {"documents": "apart"}),
         slow(Layout(tp=2, sequence_parallel=True, collective_matmul=True), {"remat": "dots"}),
         slow(Layout(cp=4, ring="rsa"), {"dropout": 0.1}),
+        slow(Layout(cp=2, tp=4, ring="gather", zero=2), {"dropout": 0.1, "documents": "apart"}),
+        slow(Layout(row=4, col=2, ring="gather"), {"window": 3, "remat": "full"}),
+        slow(Layout(pp=2, cp=2, row=2, ring="gather", schedule="zb-v"), FOUR | {"window": 5}),
         slow(Layout(cp=2, tp=2, ring="blockwise"), {"remat": "attention", "linear_bias": "qkv"}),
         slow(Layout(dp=2, row=2, col=2), {"tie_embeddings": False}),
         slow(Layout(row=2, col=4), {"dropout": 0.1}),
@@ -262,7 +267,7 @@ MODELS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "ring", "model"), latin(RINGS, ("zigzag", "blockwise", "rsa"), MODELS), ids=str
+    ("layout", "ring", "model"), latin(RINGS, get_args(RingKind), MODELS), ids=str
 )
 def test_every_ring_is_equal_to_one_device(layout, ring, model) -> None:
     hold_fast(dataclasses.replace(layout, ring=ring), **model)
@@ -272,7 +277,7 @@ GRIDS = [
     GRID,
     dataclasses.replace(GRID, dp=2),
     dataclasses.replace(GRID, cp=2),
-    *(Layout(row=2, col=4, ring=ring) for ring in ("zigzag", "blockwise", "rsa")),
+    *(Layout(row=2, col=4, ring=ring) for ring in get_args(RingKind)),
     Layout(row=4, col=2),
     Layout(row=1, col=4),
     Layout(row=4, col=1),
@@ -303,6 +308,6 @@ def test_blocks_of_attention_are_equal_to_one_device(matmul2d, remat) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", [{"remat": r} for r in ("dots", "attention", "full")], ids=str)
-@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+@pytest.mark.parametrize("ring", get_args(RingKind))
 def test_rings_with_an_odd_number_of_heads_and_less_kept(ring, choice) -> None:
     hold_fast(Layout(cp=4, ring=ring), num_heads=3, hidden_size=12, **choice)

@@ -27,8 +27,7 @@ MODEL = ModelConfig(num_layers=2, hidden_size=256, num_heads=8, vocab_size=256)
 
 def memory(plan: Plan, model: ModelConfig) -> Any:
     """XLA's memory analysis of the compiled training step, for one device."""
-    with plan.patched():
-        return compile_step(plan.program(model)).memory_analysis()
+    return compile_step(plan.program(model)).memory_analysis()
 
 
 def traffic_table(n: int, model: ModelConfig) -> str:

@@ -1,30 +1,19 @@
 """Ways to shard one sequence, and what a layer then moves: closed forms, checked with jaxprs.
 
-The peer gathers keys and values in forward and again in backward, where it sums dk and dv in
-float32 and scatters them. The GPT uses it in place of the ring.
-
-Letters: B batch, T query, S key, D model, N heads, H head size, n devices.
+Letters: B batch, T tokens, D model, n devices.
 Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889; Korthikanti et al., arXiv
 2205.05198; Llama Team, arXiv 2407.21783, section 3.3.2 (all-gathered keys and values).
 """
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
-from unittest import mock
 
-import jax
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.analysis.count import collectives_of, per_layer
 from jaxptd.analysis.hardware import PEAK_FLOPS
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec
-from jaxptd.attention.kernel import Lengths, Saved
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.context_parallel import CONTIGUOUS, STRATEGIES, ContextParallel, Exchange
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -34,7 +23,6 @@ from jaxptd.costs.collective import (
     subtract,
 )
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.remat import SAVED_MATMUL_OUT
 from jaxptd.step import Program
 
 PEAK = PEAK_FLOPS["H200"]
@@ -45,76 +33,26 @@ Pass = Literal["forward", "backward"]
 # ---- the plans ----------------------------------------------------------------------------------
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def attend_gathered(
-    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
-) -> Array:
-    """Computes `attend` with all keys and values gathered onto every device."""
-    return _gathered_fwd(q, k, v, inputs, spec)[0]
-
-
-def _gathered_fwd(
-    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
-) -> tuple[Array, Any]:
-    ring, kernel, scores, _ = spec
-    every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
-    o, lse = kernel.fwd(
-        q,
-        every[0],
-        every[1],
-        ring.all_coordinates(inputs, Lengths(q.shape[1], k.shape[1])),
-        scores=scores,
-    )
-    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_MATMUL_OUT)
-    return o, (Saved(q, k, v, o, lse), inputs)
-
-
-def _gathered_bwd(
-    spec: AttentionSpec, residuals: Any, do: Array
-) -> tuple[Array, Array, Array, None]:
-    ring, kernel, scores, _ = spec
-    saved, inputs = residuals
-    every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
-    whole = saved._replace(k=every[0], v=every[1])
-    coordinates = ring.all_coordinates(inputs, Lengths(do.shape[1], saved.k.shape[1]))
-    dq, dk, dv, _ = kernel.bwd(whole, do, coordinates, scores=scores)
-    sums = jnp.stack((dk, dv)).astype(saved.lse.dtype)
-    dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)
-    dtype = saved.q.dtype
-    return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype), None
-
-
-attend_gathered.defvjp(_gathered_fwd, _gathered_bwd)
-GATHERED = ContextParallel(CONTIGUOUS, Exchange(attend_gathered))
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A way to shard one sequence over n devices."""
 
     name: str
     layout: Layout
-    gathered: bool = False
 
     def program(self, model: ModelConfig, *, batch: int = 1) -> Program:
         train = TrainConfig(global_batch_size=batch, platform="cpu")
         return Program(Config(model, self.layout, train=train), make_mesh(self.layout))
 
-    def patched(self) -> Any:
-        """Replaces the ring's strategy with the plan's own within the context."""
-        rows = {self.layout.ring: GATHERED} if self.gathered else {}
-        return mock.patch.dict(STRATEGIES, rows)
-
 
 def plans(n: int) -> list[Plan]:
     """The plans that are compared, over n devices."""
-    contiguous = Layout(cp=n, ring="blockwise")
     tensor = Layout(tp=n, sequence_parallel=True)
     return [
         Plan("ring, zigzag", Layout(cp=n)),
-        Plan("ring, blockwise", contiguous),
+        Plan("ring, blockwise", Layout(cp=n, ring="blockwise")),
         Plan("ring, rsa", Layout(cp=n, ring="rsa")),
-        Plan("all-gather of k and v", contiguous, gathered=True),
+        Plan("gather", Layout(cp=n, ring="gather")),
         Plan("tp, sequence parallel", tensor),
         Plan("tp, keep_gathered", dataclasses.replace(tensor, keep_gathered=True)),
     ]
@@ -134,7 +72,7 @@ def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collect
         gathers, more = (Collective(ALL_GATHER, ("tp",), n, n * size) for n in (2, times))
         scatters = Collective(REDUCE_SCATTER, ("tp",), 2, 2 * size)
         return {"forward": [gathers, scatters], "backward": [more, scatters]}
-    if plan.gathered:
+    if layout.ring == "gather":
         gather = Collective(ALL_GATHER, ("cp",), 1, 2 * size)
         scatter = Collective(REDUCE_SCATTER, ("cp",), 1, 2 * wide)
         return {"forward": [gather], "backward": [gather, scatter]}
@@ -175,10 +113,8 @@ def count(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collect
     Raises:
         ValueError: the count differs from `moves`.
     """
-    with plan.patched():
-        program = plan.program(model, batch=batch)
-        both = [each for each in per_layer(program) if each.count]
-        forward = _forward(plan, model, batch)
+    both = [each for each in per_layer(plan.program(model, batch=batch)) if each.count]
+    forward = _forward(plan, model, batch)
     found: dict[Pass, list[Collective]] = {"forward": forward, "backward": subtract(both, forward)}
     for which, expected in moves(plan, model, batch).items():
         if subtract(found[which], expected):

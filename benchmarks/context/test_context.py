@@ -4,16 +4,13 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from jax import Array
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from benchmarks.context import __main__ as context
 from benchmarks.context import costs, long_context, overlap, ring
@@ -21,16 +18,10 @@ from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.pages import RESULTS
 from benchmarks.lib.timing import TOLERANCE
 from jaxptd.analysis.hlo.timeline import Move, Work
-from jaxptd.attention.attend import AttentionInputs, Ring
-from jaxptd.attention.kernel import Dropout, Scores
-from jaxptd.attention.xla import Xla
 from jaxptd.commands.command_line import load_config
-from jaxptd.context_parallel import STRATEGIES
 from jaxptd.costs.collective import Collective
 from jaxptd.errors import UserError
-from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import Layout, RingKind, make_mesh
-from jaxptd.ring_attention import attend
 
 PLANS = costs.plans(4)
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
@@ -60,29 +51,6 @@ def test_another_traffic_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "moves", lambda *_: wrong)
     with pytest.raises(ValueError, match="ring, zigzag, forward: .* by formula"):
         costs.count(PLANS[0], MODEL, 2)
-
-
-@pytest.mark.slow
-def test_peer_computes_what_the_ring_computes() -> None:
-    rng = np.random.default_rng(0)
-    qkv = jnp.asarray(rng.normal(size=(3, 2, 16, 2, 4)), jnp.float32)
-    seed_BN2 = jnp.asarray(rng.integers(0, 2**32, (2, 2, 2)), jnp.uint32)
-    where, kernel = Ring("cp", "blockwise"), Xla(Dropout(0.1, keep_mask), chunk=8)
-    spec = P(None, None, "cp")
-
-    def gradients() -> Array:
-        def loss(qkv: Array) -> Array:
-            tokens = AttentionInputs(seed_BN2=seed_BN2)
-            o = attend(*qkv, tokens, ring=where, kernel=kernel, scores=Scores(0.5))
-            return jnp.sum(jnp.sin(o))
-
-        mesh = make_mesh(Layout(cp=4))
-        return jax.jit(jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec))(qkv)
-
-    expected = gradients()
-    with mock.patch.dict(STRATEGIES, {"blockwise": costs.GATHERED}):
-        error = np.linalg.norm(gradients() - expected)
-    assert error < 1e-6 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("kind", ["zigzag", "blockwise"])

@@ -23,7 +23,7 @@ from benchmarks.structure.paths import PACKAGE, ROUTES, entered
 from jaxptd.analysis.report import table
 from jaxptd.config import Config, TrainConfig
 from jaxptd.errors import run_command
-from jaxptd.layout import Layout, RingKind
+from jaxptd.layout import Layout, Matmul2D, RingKind
 from jaxptd.run.devices import prepare
 
 HOMES = ("parts/", "vision/architecture")  # of parts
@@ -61,10 +61,15 @@ def asks(node: ast.AST, classes: set[str]) -> bool:
 
 
 def compares_ring(node: ast.AST) -> bool:
-    """True for a comparison with the name of a kind of ring."""
+    """True for a comparison with the name of a kind of ring.
+
+    A name that a matmul on a grid has as well counts where it is compared with a ring's.
+    """
     if not isinstance(node, ast.Compare | ast.MatchValue):
         return False
-    return any(getattr(x, "value", None) in get_args(RingKind) for x in ast.walk(node))
+    rings = isinstance(node, ast.Compare) and ast.unparse(node.left).endswith(("ring", "ring.kind"))
+    names = set(get_args(RingKind)) - (set() if rings else set(get_args(Matmul2D)))
+    return any(getattr(x, "value", None) in names for x in ast.walk(node))
 
 
 def counts_gate(node: ast.AST) -> bool:

@@ -53,6 +53,11 @@ ASKS = partial(structure.asks, classes={"MLP"})
         (ASKS, "isinstance(x, parts.MLP | A)\nisinstance(x, A)\ntype(x) is MLP\nMLP(x)", [1, 3]),
         (ASKS, "match x:\n case MLP():\n  pass\n case A(): pass", [2]),
         (structure.compares_ring, "x == 'rsa'\ny = 'rsa'\nx not in ('rsa', z)\n{'rsa': 1}", [1, 3]),
+        (
+            structure.compares_ring,
+            "a.ring == 'gather'\nmatmul2d == 'gather'\nring.kind == 'gather'",
+            [1, 3],
+        ),
         (structure.counts_gate, "2 if a.gated else 1\n3 if gated else 2\n1 + gated\n1 + x", [1, 3]),
         (structure.counts_gate, "(2,) if gated else ()", [1]),
         (structure.is_long, "def f():\n" + " x\n" * 60 + "def g():\n" + " x\n" * 59, [1]),

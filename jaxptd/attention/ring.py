@@ -15,12 +15,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionSpec, Ring
-from jaxptd.attention.kernel import Lengths, ScoreCoordinates, Scores
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring
+from jaxptd.attention.kernel import (
+    Lengths,
+    Saved,
+    ScoreCoordinates,
+    Scores,
+    add_at,
+    add_gradients,
+    by_window,
+    merge_at,
+)
 
 
 def hops_for(ring: Ring, length: int, scores: Scores) -> int:
@@ -32,6 +42,22 @@ def hops_for(ring: Ring, length: int, scores: Scores) -> int:
     if not scores.causal or scores.window is None or not ring.strategy.order.in_line:
         return others
     return min(others, -(-(scores.window - 1) // length))
+
+
+def of_layer(run: Callable[..., Any], inputs: AttentionInputs, spec: AttentionSpec) -> Any:
+    """`run(.., inputs=, spec=)` with the scores of this layer, which has a window or has none.
+
+    Collectives stay outside of it: devices of other stages may run a layer of the other kind.
+    """
+    plain = inputs._replace(windowed=None)
+
+    def either(*arguments: Any) -> Any:
+        def with_scores(scores: Scores) -> Any:
+            return run(*arguments, inputs=plain, spec=spec._replace(scores=scores))
+
+        return by_window(inputs.windowed, spec.scores, with_scores)
+
+    return either
 
 
 def travel(
@@ -197,20 +223,43 @@ def _visible_parts(source: Array, lengths: Lengths, spec: AttentionSpec) -> _Par
 
 
 def _over_parts(visit: Visit, total: Any, *, parts: _Parts, spec: AttentionSpec) -> Any:
-    sides = Lengths(*(spec.kernel.tile(side) for side in parts.sides))
+    seen = None if spec.scores.window is None else partial(_in_sight, parts=parts, spec=spec)
+    starts = parts.query_K, parts.key_K
+    return visit_rectangles(visit, total, starts, parts.sides, spec=spec, seen=seen)
+
+
+def visit_rectangles(
+    visit: Visit,
+    total: Any,
+    starts: tuple[Array, Array],
+    sides: Lengths,
+    *,
+    spec: AttentionSpec,
+    seen: Callable[[ScoreTile], Array] | None = None,
+) -> Any:
+    """`total` after `visit(total, tile, scores)` for each tile of rectangles below the diagonal.
+
+    Args:
+        visit: computes a tile, whose scores are not causal.
+        total: the first one.
+        starts: first query and first key of each rectangle, `[K]`.
+        sides: of every rectangle.
+        spec: of the attention.
+        seen: whether a query of a tile sees a key of it; None: all do.
+    """
+    tile = Lengths(*(spec.kernel.tile(side) for side in sides))
     scores = spec.scores._replace(causal=False)
-    counts = [whole // side for whole, side in zip(parts.sides, sides, strict=True)]
+    counts = [whole // side for whole, side in zip(sides, tile, strict=True)]
     row_I, column_I = np.indices(counts, np.int32).reshape(2, -1)
-    query_KI = parts.query_K[:, None] + sides.queries * row_I
-    key_KI = parts.key_K[:, None] + sides.keys * column_I
+    query_KI = starts[0][:, None] + tile.queries * row_I
+    key_KI = starts[1][:, None] + tile.keys * column_I
 
     def step(total: Any, start: tuple[Array, Array]) -> tuple[Any, None]:
-        tile = ScoreTile(*start, sides)
-        if spec.scores.window is None:
-            return visit(total, tile, scores), None
-        seen = _in_sight(tile, parts, spec)
+        each = ScoreTile(*start, tile)
+        if seen is None:
+            return visit(total, each, scores), None
         merged = lax.cond(
-            seen, lambda total: visit(total, tile, scores), lambda total: total, total
+            seen(each), lambda total: visit(total, each, scores), lambda total: total, total
         )
         return merged, None
 
@@ -223,3 +272,67 @@ def _in_sight(tile: ScoreTile, parts: _Parts, spec: AttentionSpec) -> Array:
     query = ring.position(tile.query, lengths.queries, lax.axis_index(ring.axis))
     key = ring.position(tile.key + tile.sides.keys - 1, lengths.keys, parts.source)
     return key > query - (spec.scores.window or 0)
+
+
+# ---- what a visit computes of a tile -------------------------------------------------------------
+
+
+class Sums(NamedTuple):
+    """Gradients that stay on the device, in the precision of sums; bias: None without one."""
+
+    q: Array
+    bias: Array | None
+
+
+def zero_sums(like: Any, saved: Saved) -> Any:
+    """Zeros of these shapes, in the precision of gradient sums."""
+    return jax.tree.map(lambda x: jnp.zeros_like(x, saved.lse.dtype), like)
+
+
+def at_once(length: int, scores: Scores) -> int:
+    """The most tokens in one matmul of scores, out of a device's `length`.
+
+    For causal attention this is half a block: half of the local block's scores are masked, and a
+    whole block's scores would be most of a ring's memory. Where every query sees every key, halves
+    would only cost a second accumulation.
+    """
+    return -(-length // 2) if scores.causal else length
+
+
+def merge_tile(
+    total: Any,
+    tile: ScoreTile,
+    scores: Scores,
+    *,
+    q: Array,
+    kv: Array,
+    coordinates: ScoreCoordinates,
+    spec: AttentionSpec,
+) -> Any:
+    """`total`, (o, lse), with attention of a tile merged into its rows."""
+    qs, (ks, vs) = tile.queries(q), tile.keys(kv)
+    part = spec.kernel.fwd(qs, ks, vs, tile.coordinates(coordinates), scores=scores)
+    return merge_at(total, part, tile.query, dim=1)
+
+
+def add_tile(
+    total: tuple[Sums, Array],
+    tile: ScoreTile,
+    scores: Scores,
+    *,
+    saved: Saved,
+    do: Array,
+    kv: Array,
+    coordinates: ScoreCoordinates,
+    spec: AttentionSpec,
+) -> tuple[Sums, Array]:
+    """`total`, (sums, d(kv)), with the gradients of a tile."""
+    sums, dkv = total
+    qs, os, lses, dos = (tile.queries(x) for x in (saved.q, saved.o, saved.lse, do))
+    ks, vs = tile.keys(kv)
+    of_tile = Saved(qs, ks, vs, os, lses)
+    gradients = spec.kernel.bwd(of_tile, dos, tile.coordinates(coordinates), scores=scores)
+    for number, x in enumerate((gradients.k, gradients.v)):
+        dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
+    bias = add_gradients(sums.bias, gradients.bias)
+    return Sums(add_at(sums.q, gradients.q, (0, tile.query, 0, 0)), bias), dkv

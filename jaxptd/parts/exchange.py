@@ -2,16 +2,17 @@
 
 The rows of `context_parallel.py` name these classes. Letters: b sequences of a micro-batch on one
 device, S tokens of the keys, K heads of keys and values, H head size.
-Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
+Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889; Llama Team, arXiv
+2407.21783, section 3.3.2 (gathered).
 """
 
 import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
-from jaxptd.costs.collective import PERMUTE, Collective
+from jaxptd.costs.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.costs.kept import Kept
-from jaxptd.layout import Axis
+from jaxptd.layout import Axis, Layout
 from jaxptd.parts.attention import HeadSizes
 from jaxptd.parts.scenario import Recomputed, Scenario
 
@@ -27,6 +28,15 @@ class Blocks:
     own: HeadSizes
     rings: ClassVar[int] = 1
 
+    def axes(self, layout: Layout) -> tuple[Axis, ...]:
+        """The axes of the ring."""
+        return (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
+
+    def block(self, step: Scenario) -> int:
+        """Elements of a device's keys and values."""
+        tokens = step.sizes.tokens * step.config.layout.cp // step.config.layout.ring_size
+        return 2 * self.own.part.of_keys(tokens) * self.own.keys
+
     def passes_again(self, again: Recomputed) -> int:
         """Forward passes of its rings that backward repeats."""
         return int(again.kernel)
@@ -36,11 +46,9 @@ class Blocks:
 
         Each has b*S*K*H/(cp*tp) elements, or b*S*K*H/(cp*row*col).
         """
-        part, layout, sizes, rings = self.own.part, step.config.layout, step.sizes, self.rings
-        axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
-        row = layout.ring_size // layout.cp
-        block = 2 * part.of_keys(sizes.tokens // row) * self.own.keys // rings
-        hops = part.hops(layout)
+        layout, sizes, rings = step.config.layout, step.sizes, self.rings
+        axes, row = self.axes(layout), layout.ring_size // layout.cp
+        block, hops = self.block(step) // rings, self.own.part.hops(layout)
         both_passes = times * hops * (2 * rings + self.passes_again(again))
         yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
         # The last hop of gradients leads back to their owner: over cp alone where its row is the
@@ -83,3 +91,21 @@ class WholeRows(Blocks):
         rows = sizes.rows * own.heads * own.part.key_tokens
         both = sizes.itemsize + sizes.master_itemsize
         return super().in_backward(queries, kv) + rows * both
+
+
+class Gathered(Blocks):
+    """Costs of gathering all keys and values, in each forward pass and again in backward."""
+
+    def sent(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+        """Whole keys and values, and their gradients: 2*b*S*K*H/tp elements, or 2*b*S*K*H/col."""
+        sizes, axes = step.sizes, self.axes(step.config.layout)
+        whole = self.block(step) * step.config.layout.ring_size
+        passes = times * (2 + self.passes_again(again))
+        yield Collective(ALL_GATHER, axes, passes, passes * whole * sizes.itemsize)
+        yield Collective(REDUCE_SCATTER, axes, times, times * whole * sizes.master_itemsize)
+
+    def in_backward(self, queries: int, kv: int) -> int:
+        """Bytes of whole keys and values, of their gradient sums, and of the queries'."""
+        sizes = self.own.sizes
+        whole = kv * sizes.config.layout.ring_size
+        return whole + (queries + whole) * sizes.master_itemsize // sizes.itemsize

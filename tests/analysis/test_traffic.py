@@ -25,6 +25,7 @@ RINGS = [
     for layout in (Layout(cp=4), tiny.CONTEXT_PARALLEL)
     for ring in ("zigzag", "blockwise", "rsa")
 ]
+GATHER = Layout(cp=4, ring="gather")
 PIPELINED = [
     Layout(pp=2, dp=2, tp=2),
     Layout(pp=2, cp=2, tp=2, sequence_parallel=True, ring="rsa"),
@@ -57,6 +58,11 @@ MATRIX = [
         for ring in (RINGS[1], *RINGS[4:])
         for choice in (*REMATS[1:], {"documents": "apart"})
     ),
+    *by_turns([GATHER], [REMATS[3], *REMATS[:3]]),
+    slow(dataclasses.replace(tiny.CONTEXT_PARALLEL, ring="gather"), {"documents": "apart"}),
+    *by_turns([Layout(row=2, col=2, ring="gather")], [REMATS[1], REMATS[3]]),
+    slow(Layout(cp=2, row=2, col=2, ring="gather"), REMATS[2] | {"dtype": "bfloat16"}),
+    slow(Layout(cp=2, row=2, col=2, attention2d="blocks", ring="gather"), UNEVEN),
     *by_turns(GRIDS[:6], [REMATS[0], REMATS[1], REMATS[3]]),
     *(slow(grid, choice) for grid in GRIDS[6:] for choice in [*REMATS[:2], REMATS[3]]),
     *(slow(layout, UNEVEN | remat) for layout in BLOCKS for remat in REMATS),
@@ -83,6 +89,8 @@ PIPELINES = [
         for remat in ("dots", "full")
     ),
     slow(Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),
+    slow(Layout(pp=2, cp=2, tp=2, schedule="zb-v", ring="gather"), FOUR | {"remat": "dots"}),
+    slow(Layout(pp=2, cp=4, schedule="interleaved", ring="gather"), FOUR | {"remat": "full"}),
     slow(Layout(pp=4, schedule="zb-h1", tp=2), FOUR | {"dtype": "bfloat16", "remat": "attention"}),
     slow(Layout(pp=2, row=2, col=2), FOUR | {"remat": "full"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="cannon", schedule="zb-h1"), FOUR),
@@ -98,6 +106,7 @@ OPTIONS = [
     slow(Layout(tp=2), QWEN | {"remat": "attention"}),
     slow(Layout(cp=4), QWEN),
     slow(Layout(cp=2, tp=2, ring="rsa"), QWEN | {"remat": "full"}),
+    slow(Layout(cp=2, tp=4, ring="gather"), QWEN | {"remat": "attention"}),
     slow(Layout(row=2, col=4), QWEN | {"remat": "dots"}),
     slow(Layout(row=4, col=2, matmul2d="summa"), QWEN | {"remat": "full"}),
     (Layout(row=2, col=2, attention2d="blocks"), ODD_HEADS | {"remat": "dots"}),
@@ -148,7 +157,9 @@ WINDOWS = [
     slow(Layout(pp=2, cp=2, tp=2, ring="zigzag"), FOUR | PATTERN),
     (Layout(cp=2, tp=2, sequence_parallel=True), SINKS),
     slow(Layout(row=2, col=2), SINKS),
+    (Layout(cp=4, ring="gather"), PATTERN | SINKS),
     slow(Layout(cp=4), {"window": 3}),
+    slow(GATHER, {"window": 3}),
     slow(Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
     slow(Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp
     slow(Layout(cp=2, row=2, col=2, ring="rsa"), {"window": 5, "remat": "full"}),
@@ -188,6 +199,7 @@ ENCODERS = [
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), BERT | FOUR | {"remat": "full"}),
     slow(RING_STEPS, BERT),
     slow(Layout(cp=4, ring="rsa"), BERT),
+    slow(GATHER, BERT),
     slow(Layout(row=2, col=4, matmul2d="summa"), BERT | {"remat": "dots"}),
 ]
 ENCODER_DECODERS = [
@@ -205,6 +217,7 @@ ENCODER_DECODERS = [
     slow(Layout(row=2, col=2), tiny.T5 | {"scan_layers": False}),
     slow(Layout(dp=2, row=2, col=2, zero=2), tiny.T5),
     slow(Layout(cp=4, ring="rsa"), tiny.T5 | {"remat": "attention"}),
+    slow(Layout(cp=2, row=2, col=2, ring="gather"), tiny.T5 | {"remat": "full"}),
     slow(Layout(pp=2, row=2, col=2), tiny.T5 | FOUR),
     slow(Layout(pp=2, cp=2, tp=2, schedule="interleaved"), tiny.T5 | FOUR | {"remat": "full"}),
     slow(Layout(pp=2, dp=2, tp=2, zero=2), tiny.T5 | FOUR | {"remat": "full", "remat_layers": 1}),
@@ -330,6 +343,7 @@ MORE_COMPILED = [
     *((layout, FOUR) for layout in (Layout(pp=4, schedule="zb-h1", tp=2), Layout(pp=4, dp=2))),
     (Layout(cp=4), FIVE | {"remat": "attention"}),
     (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
+    *((GATHER, {"remat": remat}) for remat in ("none", "full")),
     (Layout(row=2, col=2), FIVE | {"remat": "full", "micro_batches": 1}),
     MIXED[7],
 ]

@@ -74,7 +74,7 @@ def test_shapes_and_types_are_those_of_the_kernel_interface(causal: bool) -> Non
     assert [(x.shape, x.dtype) for x in grads] == [((B, T, N, H), jnp.bfloat16)] * 3
 
 
-@pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
+@pytest.mark.parametrize("kind", ["zigzag", "blockwise", "gather"])
 def test_ring_of_it_lowers_for_cuda(kind: RingKind) -> None:
     """Traced inside a shard_map that checks along which axes everything varies."""
     run = jax.jit(partial(ringed, kernel=Cudnn(), kind=kind, devices=DEVICES))
@@ -203,7 +203,7 @@ def test_values_and_gradients_of_groups_that_share_keys(scores: Scores) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
+@pytest.mark.parametrize("kind", ["zigzag", "blockwise", "gather"])
 def test_values_and_gradients_of_a_ring_of_all_devices(kind: RingKind) -> None:
     devices = len(jax.devices())
     found, want = (

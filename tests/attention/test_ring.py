@@ -205,5 +205,7 @@ def test_a_zigzag_of_odd_parts_is_refused() -> None:
 
 
 def test_a_ring_has_a_strategy_that_there_is() -> None:
-    with pytest.raises(ValueError, match="kind 'zig-zag': use one of zigzag, blockwise, rsa"):
+    with pytest.raises(
+        ValueError, match="kind 'zig-zag': use one of zigzag, blockwise, rsa, gather"
+    ):
         Ring("cp", "zig-zag")  # type: ignore[arg-type]

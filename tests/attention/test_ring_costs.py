@@ -13,6 +13,7 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.attention.attend import AttentionInputs
+from jaxptd.attention.xla import Xla
 from jaxptd.costs.collective import Collective, add_up, subtract
 from jaxptd.mesh import Layout
 from jaxptd.remat import SAVED_ATTENTION_OUT
@@ -32,6 +33,7 @@ from tests.test_ring_attention import (
 )
 
 WINDOWED_RSA = case("rsa", 4, window=14)
+KERNELS = [*RINGS[:3], ("gather", True), ("gather", False)]  # strategies of which a kernel is asked
 
 # ---- what moves ------------------------------------------------------------------------------
 
@@ -54,6 +56,22 @@ def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: b
     assert backward == permutes(each, 2 * messages, hops * block * (2 + 4))
 
 
+@pytest.mark.parametrize("cp", [slow(1), 2, slow(8)])
+@pytest.mark.parametrize("causal", [True, slow(False)])
+def test_gathered_keys_move_once_forward_and_backward_again_with_gradients(causal: bool, cp: int):
+    """Nothing else moves. Keys and values share an all-gather."""
+    each = case("gather", cp, causal=causal, rich=True)
+    forward = moved(each, only_forward(each), "bfloat16")
+    backward = subtract(moved(each, both_ways(each), "bfloat16"), forward)
+    whole = 2 * B * T * each.heads * H  # of k and v together
+    gather, scatter = (
+        [Collective(kind, ("cp",), 1, size * whole)] * (cp > 1)
+        for kind, size in (("all-gather", 2), ("reduce-scatter", 4))
+    )
+    assert forward == gather
+    assert backward == add_up(gather + scatter)
+
+
 @pytest.mark.parametrize(
     ("window", "hops"), [slow(1, 0), slow(2, 1), slow(13, 1), (14, 2), slow(26, 3), slow(48, 3)]
 )
@@ -73,7 +91,7 @@ def test_other_axes_move_nothing() -> None:
     assert moved(each, both_ways(each), "float32") == permutes(each, 3, 3 * block * 4)
 
 
-@pytest.mark.parametrize("ring", ["zigzag", slow("blockwise")])
+@pytest.mark.parametrize("ring", ["zigzag", "gather", slow("blockwise")])
 def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any) -> None:
     each = case(ring, 4)
     policy = jax.checkpoint_policies.save_only_these_names(SAVED_ATTENTION_OUT)
@@ -85,12 +103,13 @@ def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any)
     "each",
     [
         case("zigzag", 2),
+        case("gather", 4),
         *map(slow, (case("rsa", 2), case("blockwise", 4, window=14), WINDOWED_RSA)),
     ],
     ids=str,
 )
 def test_the_compiled_program_moves_the_same(each: Case) -> None:
-    """XLA does not reuse forward's first hop in backward, which would save the received block."""
+    """XLA reuses no hop or all-gather of forward in backward, which would save what it brought."""
     lowered = jax.jit(both_ways(each)).lower(*each.arguments("float32"))
     # without the pass that removes, on CPU, what says that they are two
     text = lowered.compile(CPU_OPTIONS).as_text()
@@ -107,10 +126,15 @@ def conditionals(jaxpr: Any) -> int:
 
 @pytest.mark.parametrize(
     ("ring", "causal", "some"),
-    [("zigzag", True, False), ("blockwise", True, True), ("blockwise", False, False)],
+    [
+        ("zigzag", True, False),
+        ("blockwise", True, True),
+        ("blockwise", False, False),
+        ("gather", True, False),
+    ],
 )
 def test_only_contiguous_parts_are_skipped(ring: Any, causal: bool, some: bool) -> None:
-    """Zigzag skips nothing: every device does the same work."""
+    """Zigzag and gather skip nothing: every device does the same work."""
     each = case(ring, 4, causal=causal)
     assert bool(conditionals(trace(each, only_forward(each)))) == some
     assert bool(conditionals(trace(each, both_ways(each)))) == some
@@ -127,7 +151,41 @@ def test_zigzag_computes_half_of_each_other_part() -> None:
     assert products(trace(full, only_forward(full))) == forward * (other + others * other)
 
 
-@pytest.mark.parametrize("ring", ["zigzag", slow("blockwise")])
+@pytest.mark.parametrize(("cp", "chunk"), [(4, 3), slow(2, 512), slow(3, 4)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gathered_keys_cost_the_products_of_a_ring(causal: bool, cp: int, chunk: int) -> None:
+    gathered, ring = (case(kind, cp, causal=causal, chunk=chunk) for kind in ("gather", "zigzag"))
+    for run in (only_forward, both_ways):
+        assert products(trace(gathered, run(gathered))) == products(trace(ring, run(ring)))
+
+
+class WholeTiles(Xla):
+    """A kernel that takes blocks of any size, as cuDNN's."""
+
+    def tile(self, side: int) -> int:
+        return side
+
+    def within(self, limit: int) -> "WholeTiles":
+        return self
+
+
+@pytest.mark.parametrize("n", [slow(2), 3, slow(8)])
+def test_gathering_calls_a_kernel_for_larger_blocks_than_a_ring(n: int, monkeypatch) -> None:
+    """Causal: 2 diagonals, the keys that all devices see, n - 1 chunks. Otherwise all at once."""
+    monkeypatch.setattr("tests.test_ring_attention.Xla", WholeTiles)
+
+    def calls(kind: str, causal: bool) -> int:
+        each = case(kind, n, causal=causal, chunk=512)
+        found = equations(trace(each, only_forward(each)))
+        return sum(times for eqn, times in found if eqn.primitive.name == "dot_general") // 2
+
+    assert calls("gather", causal=True) == 2 + 1 + n - 1
+    assert calls("zigzag", causal=True) == 1 + 2 * (n - 1)
+    assert calls("gather", causal=False) == 1
+    assert calls("zigzag", causal=False) == n
+
+
+@pytest.mark.parametrize("ring", ["zigzag", slow("blockwise"), slow("gather")])
 def test_scores_are_of_half_a_block_at_most_where_half_may_be_masked(ring: Any) -> None:
     """And of a whole one where every query sees every key."""
     for causal in (True, False):
@@ -146,7 +204,7 @@ def tiles_in_sight(each: Case, side: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("window", [slow(1), slow(6), 7, slow(20), slow(47)])
-@pytest.mark.parametrize("ring", ["zigzag", "blockwise"])
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "gather"])
 def test_each_device_computes_the_tiles_that_its_window_leaves(ring: Any, window: int) -> None:
     each, side = case(ring, 4, window=window, chunk=3), 3
     work = [
@@ -159,7 +217,7 @@ def test_each_device_computes_the_tiles_that_its_window_leaves(ring: Any, window
     np.testing.assert_array_equal((work[1] - work[0]).ravel(), tiles * (5 * side + 1))
 
 
-@pytest.mark.parametrize(("ring", "causal"), RINGS)
+@pytest.mark.parametrize(("ring", "causal"), [*KERNELS, RINGS[3]])
 def test_only_rsa_makes_whole_rows_of_scores(ring: Any, causal: bool) -> None:
     each = case(ring, 4, causal=causal, rich=True, chunk=4)
     made = shapes(trace(each, both_ways(each)))
@@ -168,7 +226,7 @@ def test_only_rsa_makes_whole_rows_of_scores(ring: Any, causal: bool) -> None:
     assert bool(rows) == bool(blocks) == (ring == "rsa")
 
 
-@pytest.mark.parametrize(("ring", "causal"), RINGS[:3])
+@pytest.mark.parametrize(("ring", "causal"), KERNELS)
 def test_the_inputs_the_output_and_the_logsumexp_are_kept(ring: Any, causal: bool) -> None:
     each = case(ring, 4, causal=causal, rich=True)
     kept: list[tuple[int, ...]] = []

@@ -73,8 +73,8 @@ VALUES = [
     (Layout, {"col": 0}, "layout.col=0: an axis has at least one device; use 1 or more"),
     (Layout, {"sequence_parallel": "false"}, "layout.sequence_parallel='false': use true or false"),
     (Layout, {"collective_matmul": 1}, "layout.collective_matmul=1: use true or false"),
-    (Layout, {"ring": "foo"}, "layout.ring=foo: use one of zigzag, blockwise, rsa"),
-    (Layout, {"ring": True}, "layout.ring=True: use one of zigzag, blockwise, rsa"),
+    (Layout, {"ring": "foo"}, "layout.ring=foo: use one of zigzag, blockwise, rsa, gather"),
+    (Layout, {"ring": True}, "layout.ring=True: use one of zigzag, blockwise, rsa, gather"),
     (Layout, {"matmul2d": "cannnon"}, "layout.matmul2d=cannnon: use one of gather, summa, fox"),
     (Layout, {"matmul2d_slices": "2"}, "layout.matmul2d_slices='2': use a whole number"),
     (Layout, {"attention2d": None}, "layout.attention2d=None: use one of heads, blocks"),
@@ -194,7 +194,7 @@ SECTIONS = [
     ({"model": {"num_layers": "4"}}, "model.num_layers='4': use a whole number"),
     ({"model": {"rope": {"thet": 1.0}}}, "unknown key model.rope.thet; did you mean theta?"),
     ({"model": {"rope": [1.0]}}, "model.rope: expected a section of fields, got [1.0]"),
-    ({"layout": {"ring": "foo"}}, "layout.ring=foo: use one of zigzag, blockwise, rsa"),
+    ({"layout": {"ring": "foo"}}, "layout.ring=foo: use one of zigzag, blockwise, rsa, gather"),
 ]
 
 

@@ -46,6 +46,7 @@ UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid d
         slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
         slow(Layout(cp=4), {"remat": "dots"}),
         slow(Layout(cp=4, ring="rsa"), {}),
+        slow(Layout(dp=2, cp=4, ring="gather", zero=2), {}),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), UNEVEN),
         slow(Layout(cp=2, row=2, col=2, attention2d="blocks", ring="blockwise"), UNEVEN),
         slow(Layout(pp=2, dp=2, tp=2, schedule="interleaved", zero=2), FOUR),

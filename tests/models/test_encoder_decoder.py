@@ -146,6 +146,7 @@ V11 = {"gated": True, "activation": "gelu-tanh", "tie_embeddings": False}
         slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
         slow(Layout(cp=4), {"remat": "dots"}),
         slow(Layout(cp=2, ring="rsa"), {}),
+        slow(Layout(cp=2, tp=2, ring="gather"), {"remat": "full"}),
         slow(Layout(dp=2, row=2, col=2), {"remat": "attention"}),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), UNEVEN),
         slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), UNEVEN),

@@ -61,6 +61,7 @@ def test_hidden_units_that_do_not_divide_are_padded(layout: Layout, choice: dict
         slow(Layout(tp=3, dp=2, zero=2), QWEN | {"optimizer": "muon"}),
         slow(Layout(tp=3, offload="optimizer"), QWEN | {"optimizer": "adafactor"}),
         slow(Layout(tp=3, cp=2, ring="rsa"), QWEN),
+        slow(Layout(tp=3, cp=2, ring="gather"), QWEN),
         slow(Layout(tp=3, cp=2), {"documents": "apart", "linear_bias": "all"}),
         slow(Layout(tp=3, dp=2), tiny.T5 | {"remat": "full"}),
         slow(Layout(tp=3), {"family": "bert", "scan_layers": False}),

@@ -37,6 +37,8 @@ CASES = [
     slow(Layout(cp=3, ring="blockwise"), TEN | GROUPS | {"window": 5}),
     slow(Layout(cp=4, ring="blockwise"), TEN | {"family": "llama", "window": 10}),
     slow(Layout(cp=2, ring="rsa"), ODD | {"documents": "apart"}),
+    slow(Layout(cp=3, ring="gather"), TEN | GROUPS | {"window": 5, "documents": "apart"}),
+    slow(Layout(row=2, col=2, cp=2, ring="gather"), T5),
     slow(Layout(cp=2), T5),
     slow(Layout(cp=3), BERT | TEN),
     slow(Layout(row=3, col=2, ring="blockwise"), TEN),

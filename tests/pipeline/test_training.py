@@ -99,7 +99,7 @@ INSIDE = [
     {"tp": 4, "sequence_parallel": True},
     {"cp": 2, "tp": 2, "sequence_parallel": True},
     RING_STEPS,
-    *({"cp": 4, "ring": ring} for ring in ("blockwise", "rsa")),
+    *({"cp": 4, "ring": ring} for ring in ("blockwise", "rsa", "gather")),
     *({"row": 2, "col": 2, "matmul2d": kind} for kind in ("gather", "summa", "fox", "cannon")),
     {"row": 2, "col": 2, "attention2d": "blocks", "ring": "rsa"},
 ]

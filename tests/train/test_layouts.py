@@ -1,6 +1,7 @@
 """Every layout trains as one device does: loss and gradient norm of 30 steps."""
 
 import functools
+from typing import get_args
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ from turns import latin, slow
 from jaxptd.analysis.comparison import ROUNDINGS
 from jaxptd.commands.command_line import load_config
 from jaxptd.data import number_documents
-from jaxptd.mesh import SCHEDULES, make_mesh
+from jaxptd.mesh import SCHEDULES, RingKind, make_mesh
 from jaxptd.step import Program
 
 
@@ -68,7 +69,7 @@ def spread(*overrides: str) -> np.ndarray:
     return np.maximum.accumulate(change)
 
 
-KINDS = ("zigzag", "blockwise", "rsa")
+KINDS = get_args(RingKind)
 DP4 = ("--layout.dp=4",)
 LAYOUTS = [DP4, TP2, TP4, DP2_TP2, DP2_TP4]
 LAYOUTS += [(*layout, SEQUENCE) for layout in LAYOUTS[1:]]

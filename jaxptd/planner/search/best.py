@@ -68,9 +68,9 @@ class LayerCosts:
         self._fixed_of = functools.cache(self._fixed)
 
     def _fixed(self, layout: Layout) -> Fixed | None:
-        """None if the layout does not divide the model."""
+        """None if the layout does not divide the model, or another ring is never slower."""
         config = self.space.layer_config(LayerLayout(layout, 1))
-        if config is None:
+        if config is None or self._gathers_in_vain(layout):
             return None
         step = ConfigStep(config)
         description, stacks = step.description(self.cluster), self.space.stacks
@@ -83,6 +83,16 @@ class LayerCosts:
         experts = sum(stack.layers * stack.expert_weights for stack in stacks)
         sizes = step.state["gradients"], 4 * matrices, 4 * experts / layout.expert_shards
         return Fixed(config, description, kept, state, *sizes)
+
+    def _gathers_in_vain(self, layout: Layout) -> bool:
+        """True where gathering takes no less time than the hops of a ring, which attention hides.
+
+        That is within a node, and with one member in each node. Otherwise a hop uses one network
+        card of a node, and gathering those of all members. A plan may ask for it all the same.
+        """
+        members, devices = layout.cp * layout.row, layout.tp * layout.col
+        some = 1 < self.cluster.node_size // devices < members
+        return not some and layout.ring != Layout.ring and "layout.ring" not in self.space.pins
 
     def _bare(self, layer_layout: LayerLayout, many: bool) -> LayerCost | None:
         """The cost without collectives and copies; None if the layout does not divide the model."""

@@ -171,6 +171,7 @@ def test_without_experts_ep_is_more_of_dp() -> None:
         ({"layout__schedule": "zb-h1"}, lambda c: c.layout.pp > 1 and c.layout.schedule == "zb-h1"),
         ({"layout__virtual_stages": 2}, lambda c: c.layout.virtual_stages == 2),
         ({"layout__ring": "rsa"}, lambda c: c.layout.ring == "rsa" and c.layout.ring_size > 1),
+        ({"layout__ring": "gather"}, lambda c: c.layout.ring == "gather" and c.layout.cp > 1),
         ({"layout__matmul2d": "cannon"}, lambda c: c.layout.matmul2d == "cannon"),
         ({"layout__attention2d": "blocks"}, lambda c: c.layout.has_grid),
         ({"layout__collective_matmul": True}, lambda c: c.layout.tp > 1),
@@ -181,6 +182,25 @@ def test_without_experts_ep_is_more_of_dp() -> None:
 def test_a_pin_is_never_in_vain(pins: dict, holds: Callable[[Config], bool]) -> None:
     found = search(GPT, 4, 8, 80, **pins)
     assert holds(next(iter(found)).config)
+
+
+def fastest(model: ModelConfig, cp: int, tp: int, **pins: object) -> tuple[str, float]:
+    """The ring of the fastest layout, and its seconds."""
+    best = next(iter(search(model, cp * tp, 1, 80, layout__cp=cp, layout__tp=tp, **pins)))
+    return best.config.layout.ring, best.step.seconds
+
+
+def test_keys_are_gathered_where_a_ring_between_nodes_is_slower() -> None:
+    """A node has eight devices. Gathering uses the network cards of all members in a node."""
+    long = dataclasses.replace(GPT, family="llama", seq_length=65536)
+    asked = {kind: fastest(long, 16, 1, layout__ring=kind) for kind in ("zigzag", "gather")}
+    assert [kind for kind, _ in asked.values()] == [*asked]
+    assert asked["gather"][1] < asked["zigzag"][1]
+    assert fastest(long, 16, 1) == asked["gather"]
+    for cp, tp in ((8, 1), (2, 8)):  # within a node, and one member in each of two nodes
+        found = fastest(long, cp, tp)
+        assert found[0] == "zigzag"
+        assert found[1] <= fastest(long, cp, tp, layout__ring="gather")[1]
 
 
 def test_a_candidate_is_predicted_as_its_config_is() -> None:

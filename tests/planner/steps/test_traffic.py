@@ -19,6 +19,8 @@ LAYOUTS = [
     Layout(tp=4, sequence_parallel=True, dp=2, zero=1),
     Layout(tp=2, sequence_parallel=True, collective_matmul=True, dp=2, zero=3),
     Layout(cp=2, dp=2, zero=2),
+    Layout(cp=4, tp=2, ring="gather"),
+    Layout(row=2, col=2, cp=2, ring="gather"),
     Layout(row=2, col=2, dp=2),
     Layout(row=2, col=2, attention2d="blocks"),
     Layout(pp=2, tp=2, sequence_parallel=True, dp=2, zero=1),

@@ -1,0 +1,209 @@
+"""All keys and values gathered on every device, once per layer and pass.
+
+The gathered chunks are put into the order of the sequence, so that the keys before a chunk of
+queries are one rectangle of scores. In a zigzag of n devices, causal attention on device i computes
+
+    chunk of queries    keys: on the diagonal    first chunks of all devices    others before it
+    i                   chunk i                                                 0 .. i - 1
+    2n - 1 - i          chunk 2n - 1 - i         0 .. n - 1                     n .. 2n - 2 - i
+
+Every device has n - 1 others: as many scores as in a ring, in n + 2 kernel calls instead of 2n - 1.
+If attention is not causal, one call covers all keys. Nothing that was gathered is saved. Backward
+gathers again, and reduce-scatters the gradients of k and v in float32.
+
+Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size, C
+devices.
+Source: Llama Team, arXiv 2407.21783, section 3.3.2.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, pin_to_backward
+from jaxptd.attention.kernel import (
+    Lengths,
+    Saved,
+    ScoreCoordinates,
+    sink_gradient,
+    with_sinks,
+)
+from jaxptd.attention.ring import (
+    ScoreTile,
+    Sums,
+    Visit,
+    add_tile,
+    at_once,
+    merge_tile,
+    of_layer,
+    visit_rectangles,
+    zero_sums,
+)
+from jaxptd.collectives import all_gather, reduce_scatter
+from jaxptd.remat import SAVED_ATTENTION_OUT
+
+
+def attend_gathered(
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> Array:
+    """Attention to gathered keys and values; arguments and result as in `attend`."""
+    kernel = spec.kernel.within(at_once(max(q.shape[1], k.shape[1]), spec.scores))
+    return _gathered(q, k, v, inputs, spec._replace(kernel=kernel))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _gathered(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
+    return _forward(q, k, v, inputs, spec)[0]
+
+
+def _forward(
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Array, tuple[Saved, AttentionInputs]]:
+    o, lse = of_layer(_attend, inputs, spec)(q, _gather(k, v, spec.ring))
+    if inputs.sink_N is not None:
+        o, lse = with_sinks(o, lse, inputs.sink_N)
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
+    return o, (Saved(q, k, v, o, lse), inputs)
+
+
+def _attend(
+    q: Array, kv: Array, *, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Array, Array]:
+    """(o, lse) of local queries and gathered keys and values."""
+    lengths = _lengths(q, kv, spec.ring)
+    coordinates = _coordinates(inputs, lengths, spec.ring)
+    merge = partial(merge_tile, q=q, kv=kv, coordinates=coordinates, spec=spec)
+    o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
+    o, lse = _visit_all(merge, (o, o[..., 0] - jnp.inf), lengths, spec)
+    return o, lse
+
+
+def _backward(
+    spec: AttentionSpec, residuals: tuple[Saved, AttentionInputs], do: Array
+) -> tuple[Array, Array, Array, AttentionInputs]:
+    ring, (saved, inputs) = spec.ring, residuals
+    saved = pin_to_backward(saved)
+    # Scores wait for do, or XLA would compute them in forward; keys may be gathered earlier.
+    q, do = lax.optimization_barrier((saved.q, do))
+    saved, kv = saved._replace(q=q), _gather(saved.k, saved.v, ring)
+    sums, dkv = of_layer(_attend_back, inputs, spec)(saved, kv, do)
+    dk, dv = reduce_scatter(_in_order(dkv, ring, dim=2, order=_held(ring)), ring.axis, 2)
+    primals, gradients = (q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
+    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, gradients)
+    sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
+    return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
+
+
+def _attend_back(
+    saved: Saved, kv: Array, do: Array, *, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Sums, Array]:
+    """Gradients of `_attend`: sums of this device, and those of gathered keys and values."""
+    lengths = _lengths(saved.q, kv, spec.ring)
+    coordinates = _coordinates(inputs, lengths, spec.ring)
+    add = partial(add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
+    total = zero_sums((Sums(saved.q, inputs.bias_NR), kv), saved)
+    sums, dkv = _visit_all(add, total, lengths, spec)
+    return sums, dkv
+
+
+_gathered.defvjp(_forward, _backward)
+
+# ---- gathered chunks in the order of the sequence ------------------------------------------------
+
+
+def _held(ring: Ring) -> np.ndarray:
+    """Numbers of all chunks of a sequence, in the order in which the devices hold them."""
+    devices = lax.axis_size(ring.axis)
+    return ring.order(ring.strategy.order.chunks * devices, devices)
+
+
+def _in_order(x: Array, ring: Ring, *, dim: int, order: np.ndarray) -> Array:
+    """`x` with the chunks of these numbers along `dim`."""
+    if ring.strategy.order.in_line:
+        return x
+    split = x.reshape(*x.shape[:dim], len(order), -1, *x.shape[dim + 1 :])
+    return jnp.take(split, order, dim, mode="clip").reshape(x.shape)
+
+
+def _gather(k: Array, v: Array, ring: Ring) -> Array:
+    """Local k, v `[B, S, K, H]` -> those of all devices in one array, `[2, B, C * S, K, H]`."""
+    every = all_gather(jnp.stack((k, v)), ring.axis, 2)
+    return _in_order(every, ring, dim=2, order=np.argsort(_held(ring)))
+
+
+def _lengths(q: Array, kv: Array, ring: Ring) -> Lengths:
+    """Tokens of a device, given its queries and all keys."""
+    return Lengths(q.shape[1], kv.shape[2] // lax.axis_size(ring.axis))
+
+
+def _coordinates(inputs: AttentionInputs, lengths: Lengths, ring: Ring) -> ScoreCoordinates:
+    """Sites of this device's queries and of the keys of all devices."""
+    local = ring.all_coordinates(inputs, lengths)
+    order = np.argsort(_held(ring))
+    return local.each(lambda x, dim: x, lambda x, dim: _in_order(x, ring, dim=dim, order=order))
+
+
+# ---- the rectangles of scores that this device computes ------------------------------------------
+
+
+def _visit_all(visit: Visit, total: Any, lengths: Lengths, spec: AttentionSpec) -> Any:
+    """`total` after `visit(total, tile, scores)` for all scores that a query may see.
+
+    lengths: tokens of a device.
+    """
+    ring, order = spec.ring, spec.ring.strategy.order
+    me, devices = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
+    if not spec.scores.causal:
+        parts = order.chunks if spec.has_gap else 1
+        sides = Lengths(lengths.queries // parts, lengths.keys * devices)
+        for part in range(parts):
+            total = visit(total, ScoreTile(part * sides.queries, 0, sides), spec.scores)
+        return total
+    side = lengths.queries // order.chunks
+    for part, number in enumerate(order.numbers):
+        diagonal = ScoreTile(part * side, number(me, devices) * side, Lengths(side, side))
+        total = visit(total, diagonal, spec.scores)
+    balanced = order.balanced and spec.scores.window is None
+    seen = None if balanced else partial(_in_sight, lengths=lengths, spec=spec)
+    for query_K, key_K, keys in _before(ring):
+        starts, sides = (query_K * side, key_K * side), Lengths(side, keys * side)
+        total = visit_rectangles(visit, total, starts, sides, spec=spec, seen=seen)
+    return total
+
+
+def _before(ring: Ring) -> Iterator[tuple[Array, Array, int]]:
+    """Rectangles of chunks that are seen entirely: first of queries and of keys, number of keys.
+
+    First those that all devices have, one for each of their chunks of queries; then all others,
+    with one chunk of keys each.
+    """
+    numbers = ring.strategy.order.numbers
+    me, devices = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
+    every = np.array([[number(i, devices) for i in range(devices)] for number in numbers])
+    common = every.min(1).tolist()
+    for part, keys in enumerate(common):
+        if keys:
+            yield jnp.full(1, part), jnp.zeros(1, int), keys
+    step_K = jnp.arange((every.sum(0) - sum(common)).max())
+    query_K, key_K, end = jnp.zeros_like(step_K), step_K + common[0], 0
+    for part, keys in enumerate(common[1:], 1):
+        end += numbers[part - 1](me, devices) - common[part - 1]
+        query_K = jnp.where(step_K < end, query_K, part)
+        key_K = jnp.where(step_K < end, key_K, step_K - end + keys)
+    yield query_K, key_K, 1
+
+
+def _in_sight(tile: ScoreTile, *, lengths: Lengths, spec: AttentionSpec) -> Array:
+    """True if a tile's keys are before its chunk of queries, and not all before its window."""
+    ring, side = spec.ring, lengths.queries // spec.ring.strategy.order.chunks
+    query = ring.position(tile.query, lengths.queries, lax.axis_index(ring.axis))
+    earlier = tile.key < query - tile.query % side
+    if spec.scores.window is None:
+        return earlier
+    return earlier & (tile.key + tile.sides.keys - 1 > query - spec.scores.window)
