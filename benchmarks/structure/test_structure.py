@@ -23,7 +23,7 @@ CEILINGS = {
     "files of at most 60 lines": 46,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 300,
+    "files": 305,
     "lines": 60_000,
 }
 

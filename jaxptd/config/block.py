@@ -40,7 +40,7 @@ class Rope(Section):
             ln(factor) + 1.
         window_theta: base of the wavelengths in layers with a window, which scaling does not
             stretch there; null is as in other layers.
-        layers: which layers rotate, as a period that repeats, or an entry for each layer; empty is
+        layers: which layers rotate, as a period that repeats, or an entry for each layer; null is
             all.
     """
 
@@ -51,7 +51,7 @@ class Rope(Section):
     range: tuple[float, ...] | None = None
     attention_factor: float | None = None
     window_theta: float | None = None
-    layers: tuple[bool, ...] = ()
+    layers: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "model.rope")
@@ -62,23 +62,24 @@ class Rope(Section):
         return self.range or ((0, 0) if self.scaling is None else _RANGES.get(self.scaling, (0, 0)))
 
 
-def by_layer(pattern: tuple[bool, ...], layers: int) -> tuple[bool, ...]:
-    """The entry of each layer of a pattern that repeats; an empty one is true for all.
+def by_layer(pattern: tuple[bool, ...] | None, layers: int) -> tuple[bool, ...]:
+    """The entry of each layer of a pattern that repeats; without one, true for all.
 
     >>> by_layer((True, True, False), 4)
     (True, True, False, True)
     """
-    return tuple((pattern or (True,))[layer % (len(pattern) or 1)] for layer in range(layers))
+    period = pattern or (True,)
+    return tuple(period[layer % len(period)] for layer in range(layers))
 
 
-def period_of(each: tuple[bool, ...]) -> tuple[bool, ...]:
-    """The shortest pattern that gives these entries of layers; empty if all are true.
+def period_of(each: tuple[bool, ...]) -> tuple[bool, ...] | None:
+    """The shortest pattern that gives these entries of layers; None if all are true.
 
     >>> period_of((True, False, True, False, True))
     (True, False)
     """
     if all(each):
-        return ()
+        return None
     sizes = range(1, len(each) + 1)
     return next(each[:size] for size in sizes if by_layer(each[:size], len(each)) == each)
 
@@ -488,13 +489,17 @@ def _check_patterns(model: Any) -> None:
     patterns = {"model.window_layers": model.window_layers}
     patterns |= {"model.rope.layers": model.rope.layers} if model.rope else {}
     for name, pattern in patterns.items():
+        if pattern is None:
+            continue
         words = f"{name}={quoted(list(pattern))}"
+        if not pattern:
+            raise UserError(f"{words} has no entry; leave it out, or give a period")
         if len(pattern) > model.num_layers:
             raise UserError(
                 f"{words} has {len(pattern)} entries, but model.num_layers={model.num_layers}; "
                 "use a period, which repeats, or one entry for each layer"
             )
-        if pattern and not any(by_layer(pattern, model.num_layers)):
+        if not any(by_layer(pattern, model.num_layers)):
             without = "positions=none" if name.endswith("rope.layers") else "window=null"
             raise UserError(f"{words}: no layer has it; use model.{without}")
     if model.window is None and model.window_layers:

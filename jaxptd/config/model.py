@@ -77,7 +77,7 @@ class ModelConfig:
         logit_divisor: divides logits; null is the family's.
         window: sliding window: tokens a token attends to, counting itself; null is no limit.
         window_layers: which layers have the window, as a period that repeats, or an entry for each
-            layer; empty is all.
+            layer; null is all.
         seq_length: tokens in a sequence; in an encoder-decoder, in a source.
         max_positions: rows of the learned position table, the longest sequence the model can take;
             null is seq_length.
@@ -134,7 +134,7 @@ class ModelConfig:
     residual_scale: float | None = None
     logit_divisor: float | None = None
     window: int | None = None
-    window_layers: tuple[bool, ...] = ()
+    window_layers: tuple[bool, ...] | None = None
     seq_length: int = 256
     max_positions: int | None = None
     vocab_size: int | None = None

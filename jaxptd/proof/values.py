@@ -86,7 +86,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.residual_scale": (None, 0.5),
     "model.logit_divisor": (None, 2.0),
     "model.window": (None, 3, 7),
-    "model.window_layers": ((), (True, False), (False, False, True), (True, True, False)),
+    "model.window_layers": (None, (True, False), (False, False, True), (True, True, False)),
     "model.seq_length": (8, 16, 12, 24, 18),
     "model.encoder_decoder.seq_length": (None, 8, 12),
     "model.max_positions": (None, 24),

@@ -109,6 +109,10 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             "model.attention_softcap=30.0 with model.family=t5: it is for models of one text",
         ),
         ({"attention_softcap": 0.0}, "model.attention_softcap=0.0 must be a number above 0"),
+        (
+            {"window": 8, "window_layers": ()},
+            r"model.window_layers=\[\] has no entry; leave it",
+        ),
         ({"window_layers": (True, False)}, "model.window_layers has no effect without model.windo"),
         (
             {"window": 8, "window_layers": (True,) * 5},

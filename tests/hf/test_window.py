@@ -93,22 +93,22 @@ def test_windows_that_there_are_not(kind: str, config: dict, line: str) -> None:
     [
         ("qwen2", USED | {"max_window_layers": 2}, (False, False, True)),
         ("qwen3", USED | {"layer_types": [FULL, SLIDING, FULL]}, (False, True)),
-        ("qwen3", USED | {"layer_types": [SLIDING] * 3}, ()),
+        ("qwen3", USED | {"layer_types": [SLIDING] * 3}, None),
         ("mistral", {"layer_types": [SLIDING, SLIDING, FULL]}, (True, True, False)),
         ("qwen2_moe", USED, (True, False)),
         ("dots1", {"max_window_layers": 1}, (False, True, True)),
     ],
 )
-def test_a_window_of_some_layers_is_read(kind: str, config: dict, layers: tuple) -> None:
+def test_a_window_of_some_layers_is_read(kind: str, config: dict, layers: tuple | None) -> None:
     fields = read(kind, config)
     assert fields["window_layers"] == layers
     assert fields["window"] == config.get("sliding_window", 4096)
 
 
-@pytest.mark.parametrize("layers", [(), (False, True)])
+@pytest.mark.parametrize("layers", [None, (False, True)])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("kind", WINDOWED)
-def test_what_is_written_is_read(kind: str, window: int | None, layers: tuple) -> None:
+def test_what_is_written_is_read(kind: str, window: int | None, layers: tuple | None) -> None:
     if layers and (window is None or kind in ("mixtral", "qwen3_moe")):
         pytest.skip("no layer has a window, or all have the same")
     changes = {"window": window, "window_layers": layers}

@@ -72,7 +72,7 @@ def test_no_seed_or_no_rate_drops_nothing() -> None:
     x_BTD = jnp.ones((2, 8, 16))
     token_info = TokenInfo(numbers(2), numbers(8), None)
     assert dropout(x_BTD, token_info, numbers(16), 0.5) is x_BTD
-    assert token_info.at(1, DropoutSite.MLP_OUTPUT) is token_info
+    assert token_info.at(1, DropoutSite.MLP_OUTPUT) == token_info._replace(layer=1)
     assert dropout(x_BTD, token_info._replace(seed=SEED), numbers(16), 0.0) is x_BTD
 
 

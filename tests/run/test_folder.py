@@ -98,7 +98,10 @@ IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
 TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
 TARGETS += ("relative_distance=40", "output_scale=0.5")
 # Options that a field cannot be without: without the field itself, and those that need it.
-NEEDED = {"model.rope.scaling": ["--model.positions=rope"]}
+NEEDED = {
+    "model.rope.scaling": ["--model.positions=rope"],
+    "model.rope.window_theta": ["--model.positions=rope", "--model.window=5"],
+}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,9 @@ NEEDED = {"model.rope.scaling": ["--model.positions=rope"]}
             "--model.residual_scale=0.5",
             "--model.logit_divisor=3.0",
             "--model.window=5",
+            "--model.window_layers=[true,false] --model.window=5",
+            "--model.attention_softcap=9.0",
+            "--model.attention_sinks=true",
         ),
         *(f"--model.encoder_decoder.{each} --model.family=t5" for each in TARGETS),
         *("--model.norm=rmsnorm", "--model.norm_eps=1e-6", "--model.norm_order=post"),
@@ -126,6 +132,8 @@ NEEDED = {"model.rope.scaling": ["--model.positions=rope"]}
         f"--model.rope.range=[1,8] {LLAMA3}",
         "--model.rope.attention_factor=1.5 --model.positions=rope --model.rope.scaling=yarn "
         "--model.rope.factor=4.0 --model.rope.original_length=64",
+        "--model.rope.layers=[true,false] --model.positions=rope",
+        "--model.rope.window_theta=9.0 --model.positions=rope --model.window=5",
         *("--model.qk_norm=true", "--model.qk_norm=whole"),
         *("--model.causal=false", "--model.token_types=2"),
         *("--model.seq_length=8", "--model.vocab_size=300"),

@@ -70,7 +70,7 @@ _OPTIONS = {
     "positions": "rope",
     "qk_norm": False,
     "rope.window_theta": None,
-    "rope.layers": (),
+    "rope.layers": None,
 }
 
 

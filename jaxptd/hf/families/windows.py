@@ -70,7 +70,7 @@ def _read_layers(config: Json, *, windowed: Windowed, full_layers: int = DEFAULT
     else:
         each = windowed(layers, max(first, 0)) if window is not None else [False]
     if not any(each):
-        return {"window": None, "window_layers": ()}
+        return {"window": None, "window_layers": None}
     if window is None:
         raise UserError(f"layer_types has {_SLIDING} without a window; use another model")
     return {"window": window, "window_layers": period_of(tuple(each))}
@@ -136,7 +136,7 @@ def _if_used(read: Callable[[Json], Json]) -> Callable[[Json], Json]:
     return partial(_read_if_used, read=read)
 
 
-OF_ALL: Json = {"window_layers": ()}  # option of a family whose layers all have the same window
+OF_ALL: Json = {"window_layers": None}  # option of a family whose layers all have the same window
 NEVER = Keys(_read_never, lambda model: {})
 ALWAYS = Keys(_read_always, _write_always)  # Mistral
 EVERY = Keys(partial(_read_every, usual=None), _write_window)  # Mixtral
