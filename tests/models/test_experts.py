@@ -53,7 +53,7 @@ EVERYTHING = tiny.MOE | LOSSES | {"moe.bias_rate": 0.01, "dropout": 0.1}
         slow(Layout(dp=2, ep=2, **SP), EVERYTHING | {"remat": "dots"}),
         (Layout(pp=2, ep=2, cp=2, zero=3), EVERYTHING | {"moe.chunk": 0.4}),
         (Layout(dp=2, ep=2, **SP, zero=2, experts="whole"), tiny.MOE | DEEPSEEK | LOSSES),
-        (Layout(ep=2, zero=1), tiny.MOE | {"micro_batches": 3, "batch": 12, "remat": "dots"}),
+        slow(Layout(ep=2, zero=1), tiny.MOE | {"micro_batches": 3, "batch": 12, "remat": "dots"}),
         slow(Layout(dp=2, ep=2, zero=1), tiny.MOE | {"micro_batches": 3, "batch": 12}),
         slow(Layout(ep=2, cp=2, ring="rsa", zero=1), EVERYTHING | {"remat": "attention"}),
         slow(Layout(ep=4, tp=2), EVERYTHING | {"remat": "full"}),

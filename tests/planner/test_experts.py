@@ -241,6 +241,7 @@ def test_imbalance_that_cannot_be_is_refused() -> None:
         jaxptd.plan(jaxptd.load_config("qwen3-30b-a3b"), gpus=8, gpu="h200", imbalance=[0.5])
 
 
+@pytest.mark.slow  # `test_best.py` compares the search over ep with a search of everything
 def test_ep_is_searched_and_more_gpus_hold_more_experts() -> None:
     made = jaxptd.plan(jaxptd.load_config("qwen3-30b-a3b"), gpus=8, gpu="h200", top=12)
     assert {each.config.layout.ep for each in made.best} >= {1, 2}
