@@ -81,7 +81,7 @@ def test_in_bfloat16_layers_get_copies_and_the_masters_stay_wide() -> None:
     assert losses == expected
     assert {str(x.dtype) for x in state["params"].values()} == {"float32"}
     copies = jax.eval_shape(there.resolved.zero.begin_step, plain["params"])
-    assert str(copies["blocks.mlp.up.w"].dtype) == "bfloat16"
+    assert str(copies["blocks.mlp.up.w"].block.dtype) == "bfloat16"
     assert str(copies["tokens.table"].dtype) == "bfloat16"  # as it is read
     assert str(copies["norm.w"].dtype) == "float32"
 
