@@ -1,4 +1,4 @@
-"""Waits of a GPU's host, counted in the text of programs."""
+"""Counts in a program's text how often the host waits for its GPU."""
 
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.hlo.timeline import host_waits
