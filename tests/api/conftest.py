@@ -15,9 +15,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclasses.dataclass(frozen=True)
 class Interrupted:
-    """A run, the rows that its callback was given, and the handlers of signals after it.
+    """An interrupted run, the rows passed to its callback, and the signal handlers after it.
 
-    firsts: the number of the first sample of each batch of training.
+    firsts: the index of the first sample of each training batch.
     """
 
     run: Run
