@@ -1,4 +1,4 @@
-"""Counting collectives in jaxprs: in a layer, between stages, in loops."""
+"""Counts collectives in jaxprs: in a layer, between stages, in loops."""
 
 import dataclasses
 

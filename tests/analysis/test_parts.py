@@ -65,7 +65,7 @@ def test_twice_the_layers_move_twice_what_layers_move(layout: Layout, model: Any
 
 @pytest.mark.parametrize(("layout", "model"), CASES, ids=str)
 def test_twice_the_micro_batches_move_twice_what_each_moves(layout: Layout, model: Any) -> None:
-    """Excludes layers that the first micro-batch gathers for all of them."""
+    """Layers that the first micro-batch gathers for all are the exception."""
     config = tiny.config(layout, **model)
     once, twice = found(config), found(tiny.config(layout, batch=16, micro_batches=4, **model))
     assert once.keys() == twice.keys()

@@ -1,4 +1,4 @@
-"""Formulas for traffic and memory import and predict a step without jax."""
+"""Formulas for traffic and memory are imported, and predict a step, without jax."""
 
 import subprocess
 import sys
