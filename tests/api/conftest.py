@@ -1,4 +1,4 @@
-"""A run from Python code that an interrupt ended after a few steps."""
+"""A run from Python that an interrupt ends after a few steps."""
 
 import dataclasses
 import signal

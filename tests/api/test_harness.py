@@ -20,7 +20,7 @@ END = ByteTokenizer.end_of_document
 
 
 class Base(abc.ABC):
-    """The members that the harness requires of a model."""
+    """Members that the harness requires of a model."""
 
     def __init__(self) -> None:
         self._rank = 0

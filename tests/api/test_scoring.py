@@ -1,4 +1,4 @@
-"""Log-likelihoods follow from the logits on every layout; documents count each token once."""
+"""Log-likelihoods follow from the logits on every layout; each token of a text counts once."""
 
 import functools
 

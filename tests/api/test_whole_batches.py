@@ -22,7 +22,7 @@ SHORT = 5  # positions in a batch, out of 8; a second sequence has 4
 
 
 def lengths(program: Program) -> dict[str, int]:
-    """Positions in a batch, by the field of `ModelConfig` that sets the model's number."""
+    """Lengths of a batch, by the field of `ModelConfig` that sets the model's length."""
     fields = family_of(program.config.model).given(program.config).values()
     return {name: SHORT - i for i, name in enumerate({x.length: 0 for x in fields if x.length})}
 
