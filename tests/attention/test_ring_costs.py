@@ -117,7 +117,7 @@ def test_the_compiled_program_moves_the_same(each: Case) -> None:
     assert found == moved(each, both_ways(each), "float32")
 
 
-# ---- what is computed, made and kept ----------------------------------------------------------
+# ---- what is computed, allocated and saved ----------------------------------------------------
 
 
 def conditionals(jaxpr: Any) -> int:
