@@ -29,7 +29,7 @@ from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, accelerators, find_accelerator
 from jaxptd.hardware.table import PACKAGED, read_figures
 
-# Large enough that the cost model predicts more than a few launches.
+# Large enough to take longer than a few kernel launches, whose time the cost model includes.
 TINY = SampleSizes(
     products=((256, 256, 256),), passes=(2**18,), attention=((64, 2),), exchanges=(2**18,)
 )

@@ -1,4 +1,4 @@
-"""Reading a config from YAML and options; errors are one line with the field and the remedy."""
+"""Reads a config from YAML and options; errors are one line with the field and the remedy."""
 
 import dataclasses
 import re
