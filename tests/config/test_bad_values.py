@@ -25,7 +25,7 @@ from jaxptd.layout import Layout
 LONG = "a" * 200_000
 HUGE = 10**10_000  # more digits than Python converts to text
 
-# A section, the values of its fields, and pieces of the message.
+# A section, the values of its fields, and parts of the message.
 VALUES = [
     (ModelConfig, {"family": "ul2"}, "model.family=ul2: use one of gpt"),
     (ModelConfig, {"attention": "flash"}, "model.attention=flash: use one of auto, xla, cudnn"),
