@@ -1,4 +1,4 @@
-"""Masked language modelling of pairs: exact shares, marks, labels, and the original corpus."""
+"""Masked language modelling of pairs: exact shares, marks, labels, and the restored corpus."""
 
 import dataclasses
 
@@ -103,7 +103,7 @@ def test_exactly_the_share_is_predicted():
     targets = fields()["targets"]
     assert ((targets >= 0).sum(1) == TO_PREDICT).all()
     assert targets.min() == -1
-    places = (targets >= 0).sum(0)[2:-2]  # SEP after A falls evenly on all places
+    places = (targets >= 0).sum(0)[2:-2]  # SEP after A is equally likely everywhere
     assert places == pytest.approx(2000 * TO_PREDICT / WINDOW, rel=0.25)
 
 

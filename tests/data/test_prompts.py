@@ -43,7 +43,7 @@ def opened(path, *, seq_length=5, fraction=0.0, **fields):
 
 
 def expected(records):
-    """Ids of the corpus, each with whether the loss counts it."""
+    """Ids of the corpus, and whether the loss counts each of them."""
     pairs = []
     for prompt, answer in records:
         pairs += [(token, False) for token in prompt.encode()]

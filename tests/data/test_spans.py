@@ -1,4 +1,4 @@
-"""Span corruption: T5's lengths, the original corpus, spans of every kind."""
+"""Span corruption: T5's lengths, the restored corpus, spans of every kind."""
 
 import collections
 import itertools
