@@ -110,7 +110,7 @@ def next_logits(*model: str):
 
 
 def written_without_cache(prompt: list[int], tokens: int, *model: str) -> list[int]:
-    """Generates each token from all the text before it; a full text continues from its second half."""
+    """Generates tokens from all text before them; a full text continues from its second half."""
     text = list(prompt)
     seen = list(prompt)
     for _ in range(tokens):
@@ -162,7 +162,7 @@ def test_every_layout_writes_the_same(layout):
     ids=str,
 )
 def test_groups_of_heads_that_are_turned_write_the_same(layout):
-    """The cache holds rotated keys, one kv head each if devices outnumber heads; windows are short."""
+    """The cache holds rotated keys, of one kv head if devices outnumber them; windows are short."""
     prompt = PROMPTS["some"]
     found = write(prompt, two_halves_more(prompt), *QWEN, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *QWEN)
