@@ -139,7 +139,7 @@ def logits(image: Any, w: Weights) -> Any:
 
 
 def terms(found: Any, label: Any) -> dict[str, Any]:
-    """Weighted losses: 0.4 of the cross-entropy, and 0.6 of the Dice loss (its mean over images)."""
+    """Weighted losses: 0.4 of the cross-entropy, 0.6 of the Dice loss (its mean over images)."""
     counted = label >= 0
     flat = found.flatten(0, 2)
     pixels = cross_entropy(flat, label.flatten(), ignore_index=-1)
