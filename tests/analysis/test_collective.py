@@ -1,4 +1,4 @@
-"""The bytes that each device sends in a collective."""
+"""Bytes that each device sends in a collective."""
 
 import pytest
 

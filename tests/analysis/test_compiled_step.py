@@ -1,4 +1,4 @@
-"""The program compiled for inspection is the program that would run."""
+"""Checks that the program compiled for inspection is the one that would run."""
 
 from types import SimpleNamespace
 from typing import Any

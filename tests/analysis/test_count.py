@@ -1,4 +1,4 @@
-"""Counting collectives in jaxprs: in a layer, between stages, in loops."""
+"""Counts collectives in jaxprs: in a layer, between stages, in loops."""
 
 import dataclasses
 
@@ -41,50 +41,50 @@ def test_a_layer_makes_four_all_reduces(remat: str) -> None:
 
 @pytest.mark.parametrize(("keeps", "gathers"), [(False, 6), slow(True, 4)])
 def test_a_layer_of_sequence_parallelism_makes_four_scatters(keeps: bool, gathers: int) -> None:
-    """Also four gathers, or two more if it does not save the inputs of matmuls."""
+    """Also makes four gathers, or six if it does not save the inputs of matmuls."""
     layout = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=keeps)
     wanted = {ALL_GATHER: (gathers, gathers * B_T_D), REDUCE_SCATTER: (4, 4 * B_T_D)}
     assert by_kind(per_layer(tiny.program(layout, micro_batches=1))) == wanted
 
 
 def test_a_layer_makes_ten_rounds_of_hops_with_collective_matmul() -> None:
-    """Two gathers, two scatters and their conjugates; backward gathers both blocks of x again."""
+    """Two gathers, two scatters and their conjugates; backward also re-gathers both blocks of x."""
     program = tiny.program(RING_STEPS, micro_batches=1)
     assert by_kind(per_layer(program)) == {PERMUTE: (30, 30 * B_T_D // 4)}
 
 
 @pytest.mark.parametrize(("ring", "hops"), [slow("zigzag", 9), slow("blockwise", 9), ("rsa", 18)])
 def test_a_layer_sends_keys_and_values_round_and_their_gradients_home(ring, hops) -> None:
-    """Over cp there is no other collective: no gather, no sum of gradients at full length."""
+    """No other collective runs over cp: no gather, no full-length sum of gradients."""
     program = tiny.program(Layout(cp=4, ring=ring), micro_batches=1)
     block = 8 * 8 // 4 * 16 * 4  # bytes of a device's k, [B, T/cp, D] in float32
     (found,) = [c for c in per_layer(program) if c.kind != ALL_REDUCE]
-    # 3 hops of k and v forward, 3 backward, 3 of dk and dv: together, or each on its own in RSA
+    # 3 hops of k and v forward, 3 backward, 3 of dk and dv; RSA sends the two separately
     assert found == Collective(PERMUTE, ("cp",), hops, 9 * 2 * block)
 
 
 def test_between_stages_moves_what_a_message_holds_and_what_is_no_layer_once() -> None:
-    """Over pp alone the only other collectives are scalars of the norm."""
+    """Scalars of the norm are the only other collectives over pp alone."""
     program = tiny.program(Layout(pp=2, dp=2), num_layers=4, micro_batches=4)
     found = {c.kind: (c.count, c.bytes) for c in count(program) if c.axes == ("pp",)}
     ends = [info for info in program.infos.values() if not info.stack]
     whole = sum(4 * np.prod(info.shape) for info in ends)
     message = 1 * 8 * 16 * 4  # x[B/dp/M, T, D] in float32
-    # 1F1B, M + p - 1 times: an activation forward and a gradient backward, at the same time.
+    # 1F1B, M + p - 1 times: an activation goes forward while a gradient goes backward.
     assert found.pop(PERMUTE) == (5, 5 * message)
     assert found.pop(ALL_GATHER) == found.pop(REDUCE_SCATTER) == (len(ends), whole)
     assert found == {
         ALL_REDUCE: (2, 8)
-    }  # squares of the parameters that tp would shard, and of the rest
+    }  # sums of squares: one for the parameters that tp would shard, one for the rest
 
 
 def test_gradients_are_one_message_in_the_compiled_program() -> None:
-    """One message over dp; sequence parallelism adds one over dp and tp, for norms and biases."""
+    """One runs over dp; sequence parallelism adds one over dp and tp, for norms and biases."""
     found = {
         (c.kind, c.axes): c.count for c in count_compiled(tiny.program(tiny.SEQUENCE_PARALLEL))
     }
     assert found[ALL_REDUCE, ("dp", "tp")] == 1
-    assert found[ALL_REDUCE, ("dp",)] == 2  # the number of targets comes first, alone
+    assert found[ALL_REDUCE, ("dp",)] == 2  # first the number of targets, in a separate all-reduce
 
 
 def test_loops_count_as_often_as_they_run_and_size_one_axes_not_at_all() -> None:

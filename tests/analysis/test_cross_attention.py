@@ -1,6 +1,6 @@
-"""The formulas of attention to another sequence: what it adds to a layer of self-attention.
+"""Formulas of attention to another sequence: what it adds to a layer of self-attention.
 
-The contract of layers (`tests/layers/test_contract.py`) counts the same in programs.
+The contract of layers (`tests/layers/test_contract.py`) counts the same things in programs.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ MODEL = ModelConfig(
 
 
 def ring(layout: Layout, dtype: str) -> Iterable[Collective]:
-    """Keys and values of the source three times round; on a grid `attention` has them."""
+    """Sends the source's keys and values round three times; on a grid, `attention` counts them."""
     hops, size = 3 * (layout.cp - 1), B * S * N * H // (layout.dp * layout.cp * layout.tp)
     yield Collective(PERMUTE, (Axis.CP,), hops, hops * 2 * size * np.dtype(dtype).itemsize)
 
@@ -54,7 +54,7 @@ def config(layout: Layout) -> Config:
 
 
 def with_cross_attention(architecture: Architecture, cross: Part = CROSS) -> Architecture:
-    """The architecture with one more part between attention and MLP."""
+    """Adds a part between attention and MLP to the architecture."""
     (stack,) = architecture.stacks
     first, last = stack.parts
     more = dataclasses.replace(stack, parts=(first, cross, last))
@@ -62,7 +62,7 @@ def with_cross_attention(architecture: Architecture, cross: Part = CROSS) -> Arc
 
 
 def along(layout: Layout, collectives: Iterable[Collective]) -> list[Collective]:
-    """Collectives without axes of size 1."""
+    """Drops axes of size 1 from collectives."""
     found = []
     for each in collectives:
         axes = tuple(str(axis) for axis in each.axes if layout.sizes[Axis(axis)] > 1)
@@ -84,7 +84,7 @@ def test_it_moves_what_the_layer_moves(layout: Layout, monkeypatch: pytest.Monke
 
 
 def test_it_keeps_keys_of_the_source_beside_queries() -> None:
-    """Of the same sequence it keeps T keys and values instead of S."""
+    """Attention to the same sequence saves T keys and values instead of S."""
     kept = []
     start = config(Layout(cp=2, tp=2))
     for cross in (CROSS, dataclasses.replace(CROSS, source=T)):

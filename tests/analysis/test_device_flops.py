@@ -1,4 +1,4 @@
-"""Counting the matmuls that each device of a mesh executes."""
+"""Counts the matmuls that each device of a mesh executes."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def mesh() -> Mesh:
 
 
 def counted(f: Callable[[Array], Array], mesh: Mesh) -> list[int]:
-    """The matmuls of each device, in units of one matmul of 4 x 4 matrices."""
+    """Matmuls of each device, in units of one matmul of 4 x 4 matrices."""
     mapped = jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     work = work_per_device(jax.jit(mapped).trace(jnp.ones((4, 4))).jaxpr, mesh)
     return (work.ravel() / (2 * 4**3)).tolist()

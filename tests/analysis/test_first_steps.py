@@ -1,4 +1,4 @@
-"""First steps of an optimizer may differ by what rounding explains, and not much more."""
+"""First steps of an optimizer may differ by little more than rounding explains."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def gradient(seed: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("seed", [0, 1, *map(slow, range(2, 8))])
 def test_the_sums_of_whole_matrices_may_be_rounded_in_any_order(seed) -> None:
-    """Rows in another order give the same step, with sums in another order."""
+    """Permuting the rows gives the same step, computed with sums in another order."""
     muon, g = steps_of("muon"), gradient(seed)
     order = np.random.default_rng(seed).permutation(SHAPE[0])
     with jax.enable_x64(True):

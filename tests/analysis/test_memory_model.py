@@ -1,4 +1,4 @@
-"""Memory by formula equals what the step's program saves, to the byte; published formulas."""
+"""Memory by formula equals what the step's program saves, to the byte, and published formulas."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ QUICK = [
     (tiny.SEQUENCE_PARALLEL, {"norm_order": "output", "remat": "dots"}),
     *every(Layout(cp=2, tp=2), **SINKS),
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1} | SCALES),
-    (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
+    (Layout(dp=2, tp=2, zero=3), {}),  # no full parameter is saved
     (Layout(tp=2, zero=2), {"dropout": 0.1, "micro_batches": 1}),
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(tp=2), tiny.T5 | {"remat": "dots"}),
@@ -180,7 +180,7 @@ def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, An
 
 @pytest.mark.parametrize("remat", ["none", "attention"])
 def test_sequence_parallelism_keeps_its_share_of_what_one_device_keeps(remat: Remat) -> None:
-    """All of it is sharded, unless the gathered inputs of the two first matmuls are saved."""
+    """All saved memory is sharded, except two matmul inputs per layer with `keep_gathered`."""
     keeping, sharded, one = (
         memory_model.activations(tiny.config(layout, remat=remat))
         for layout in (
@@ -189,7 +189,7 @@ def test_sequence_parallelism_keeps_its_share_of_what_one_device_keeps(remat: Re
             Layout(),
         )
     )
-    x = 4 * tiny.MODEL.seq_length * tiny.MODEL.hidden_size * 4  # of a micro-batch of 4
+    x = 4 * tiny.MODEL.seq_length * tiny.MODEL.hidden_size * 4  # for a micro-batch of 4 sequences
     assert sharded == one // 4
     assert keeping - sharded == tiny.MODEL.num_layers * 2 * (x - x // 4)
 
@@ -209,7 +209,7 @@ def test_unrolled_layers_are_not_counted() -> None:
 
 
 def on_a_device(program: Program) -> dict[str, int]:
-    """Bytes of the state on one device, from its shapes and shardings; without counters."""
+    """Bytes of the state on one device, from shapes and shardings; leaves out counters."""
 
     def block(x: Any) -> int:
         return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize if x.ndim else 0
@@ -242,7 +242,7 @@ def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
         2 * sum(math.prod(info.shape) for info in infos if info.cast and bool(info.stack) == inside)
         for inside in (True, False)
     )
-    few = 4 * 4 * len(infos) * 2  # padding; at stages 2 and 3 every layer has its own
+    few = 4 * 4 * len(infos) * 2  # padding; at stages 2 and 3 each layer is padded separately
     for stage, each in enumerate(found):
         cut = 4 if stage else 1
         assert 0 <= each["parameters"] - whole / cut <= few
@@ -271,7 +271,7 @@ def test_table_1_of_the_third_stage() -> None:
     program = tiny.program(Layout(dp=2, cp=2, zero=3))
     bytes_of_all = 4 * sum(math.prod(info.shape) for info in program.infos.values())
     assert memory_report.published_state(program.config, program.infos) == {
-        "parameters": bytes_of_all // 2,  # 2P/N
+        "parameters": bytes_of_all // 2,  # 2P/N with N = 4
         "gradients": bytes_of_all // 4,
         "optimizer": bytes_of_all // 2,
     }
@@ -279,7 +279,7 @@ def test_table_1_of_the_third_stage() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_table_1_has_experts_split_over_ep(zero: Any) -> None:
-    """The moments of ZeRO 1 are split over dp, ep and cp, whatever they are of."""
+    """ZeRO 1 splits all moments over dp, ep and cp, those of experts and of other parameters."""
     program = tiny.program(Layout(dp=2, ep=2, tp=2, zero=zero, experts="whole"), **tiny.MOE)
     sizes = {name: 4 * math.prod(info.shape) for name, info in program.infos.items()}
     experts = {name for name in sizes if re.search(r"\.(up|down)\.w$", name)}
@@ -298,7 +298,7 @@ def test_table_1_has_experts_split_over_ep(zero: Any) -> None:
 @pytest.mark.parametrize(
     ("layout", "each"),
     [
-        # 5 N T / D = 20; bytes / (b T D) for none, attention, full
+        # 5 N T / D = 20; bytes / (b T D) with remat none, attention and full
         (Layout(), (54, 34, 2)),
         (Layout(tp=4), (10 + 24 / 4 + 20 / 4, 10 + 24 / 4, 2)),
         (Layout(tp=4, sequence_parallel=True), (54 / 4, 34 / 4, 2 / 4)),
@@ -316,7 +316,7 @@ def test_published_bytes_of_a_layer(layout: Layout, each: tuple[float, ...]) -> 
 
 
 def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() -> None:
-    """No scores with a kernel, and no masks: 32 b T D, statistics, a logsumexp."""
+    """A kernel saves no scores and no masks: only 32 b T D, statistics and a logsumexp."""
     model = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
     config = Config(model=model, layout=Layout())
     tokens = 8 * model.seq_length

@@ -22,13 +22,13 @@ GPU = SimpleNamespace(
 )
 
 
-# Of functions, until a model of two trillion parameters is refused: 0.4 to 0.7 million, with the
-# version of Python. Tracing its step takes another 1.7 million.
+# Refusing a model of two trillion parameters takes 0.4 to 0.7 million function calls, depending on
+# the version of Python. Tracing its step would take another 1.7 million.
 MOST_CALLS = 1_500_000
 
 
 def with_memory(monkeypatch, per_device: float, layout: Layout) -> None:
-    """Gives this machine that many bytes for each device of a layout."""
+    """Gives this machine `per_device` bytes for each device of a layout."""
     total = int(per_device * layout.num_devices)
     monkeypatch.setattr(memory_needs, "host_memory", lambda: total)
 
@@ -63,7 +63,7 @@ def test_gradients_that_nothing_sums_have_16_bits(
 ) -> None:
     program = tiny.program(layout, dtype="bfloat16", **choice)
     state = memory_model.state(program.config, program.resolved.zero)
-    # Of two layers: 4 D D in attention, 8 D D in MLPs.
+    # Each of the two layers has 4 D D in attention and 8 D D in the MLP.
     matrices = 2 * (4 + 8) * 16 * 16 // layout.tp
     found = needs(program.config, program.mesh)
     assert found.gradients == state["gradients"] - 2 * matrices * narrow
@@ -134,7 +134,7 @@ def test_what_fits_is_not_refused(monkeypatch) -> None:
     with_memory(monkeypatch, least - 1, program.config.layout)
     with pytest.raises(UserError, match="a training step needs at least"):
         require_fits(program)
-    monkeypatch.setattr(memory_needs, "host_memory", lambda: None)  # unknown
+    monkeypatch.setattr(memory_needs, "host_memory", lambda: None)  # memory unknown
     assert require_fits(program) is None
 
 

@@ -1,4 +1,4 @@
-"""What a step does with parameters, in words: a row for each group, a reason for each word."""
+"""What a step does with parameters, in words: a row per group, a reason per word."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_the_table_and_its_reasons_name_every_group() -> None:
         each.name for each in found.groups
     ]
     assert "gathered each layer (layer vectors, layer matrices): layout.zero=3" in text
-    assert "each layer, bfloat16" in text  # what moves
+    assert "each layer, bfloat16" in text  # what is communicated
     assert "<table>" in found._repr_html_()
 
 

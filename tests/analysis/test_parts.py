@@ -1,4 +1,4 @@
-"""The parts of a step's collectives: what runs in each layer, each micro-batch, or once a step."""
+"""Parts of a step's collectives: those of each layer, each micro-batch, and once per step."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ CASES = [
 
 
 def found(config: Config) -> dict[StepPart, list[Collective]]:
-    """The collectives of each part, by kind and axes."""
+    """Collectives of each part, by kind and axes."""
     plan = make_plan(config) if config.layout.pp > 1 else None
     each: dict[StepPart, list[Collective]] = {}
     for part, collective in parts(config, parameter_infos(config), plan):
@@ -65,7 +65,7 @@ def test_twice_the_layers_move_twice_what_layers_move(layout: Layout, model: Any
 
 @pytest.mark.parametrize(("layout", "model"), CASES, ids=str)
 def test_twice_the_micro_batches_move_twice_what_each_moves(layout: Layout, model: Any) -> None:
-    """But for layers that the first one gathers for all."""
+    """Layers that the first micro-batch gathers for all are the exception."""
     config = tiny.config(layout, **model)
     once, twice = found(config), found(tiny.config(layout, batch=16, micro_batches=4, **model))
     assert once.keys() == twice.keys()

@@ -1,4 +1,4 @@
-"""The collectives of the jaxpr, of the compiled program and of the formula are the same."""
+"""Collectives agree between the jaxpr, the compiled program and the formula."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ MATRIX = [
     *(slow(dataclasses.replace(layout, cp=2), UNEVEN) for layout in BLOCKS[1:]),
 ]
 FOUR = {"num_layers": 4, "micro_batches": 4}
-# More than one layer in a part: XLA drops the end of the second run of a single one.
+# With a single layer per part, XLA would drop the end of its second run.
 EIGHT = FOUR | {"num_layers": 8, "remat": "full"}
 PIPELINES = [
     slow(Layout(pp=4), FOUR | {"micro_batches": 1}),
@@ -83,7 +83,7 @@ PIPELINES = [
     slow(Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
     slow(Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
     slow(Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
-    (dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-v"), FOUR),  # W passes blocks again
+    (dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-v"), FOUR),  # W sends blocks again
     *(
         slow(dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-h1"), FOUR | {"remat": remat})
         for remat in ("dots", "full")
@@ -115,7 +115,7 @@ OPTIONS = [
     slow(Layout(pp=2, tp=2, schedule="zb-v"), FOUR | QWEN),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
     slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
-    (Layout(tp=4), OLMO),  # statistics of slices of keys
+    (Layout(tp=4), OLMO),  # sums the norm's statistics over slices of keys
     slow(Layout(tp=4, sequence_parallel=True), OLMO | {"remat": "full"}),
     slow(Layout(dp=2, tp=2), OLMO | {"remat": "dots", "dtype": "bfloat16"}),
     slow(Layout(row=2, col=2), OLMO | {"remat": "attention"}),
@@ -144,13 +144,13 @@ EXPERTS = [
     slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | LOSSES),
     slow(Layout(pp=2, ep=2, schedule="interleaved"), FOUR | tiny.MOE | SHARED),
 ]
-# Layers without a window let blocks travel to all devices, in every layer.
+# One layer without a window makes blocks travel to all devices in every layer.
 PATTERN = {"window": 3, "window_layers": (True, False)}
 SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
-    slow(BLOCKWISE, {"window": 1}),  # no hop
+    slow(BLOCKWISE, {"window": 1}),  # no hops
     slow(Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
     (BLOCKWISE, PATTERN),
     slow(Layout(cp=4, ring="rsa"), PATTERN | {"remat": "dots"}),
@@ -161,7 +161,7 @@ WINDOWS = [
     slow(Layout(cp=4), {"window": 3}),
     slow(GATHER, {"window": 3}),
     slow(Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
-    slow(Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp
+    slow(Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients return over cp
     slow(Layout(cp=2, row=2, col=2, ring="rsa"), {"window": 5, "remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), {"window": 3}),
     slow(Layout(cp=2, row=2, col=2, attention2d="blocks", ring="rsa"), QWEN | {"window": 3}),
@@ -260,7 +260,7 @@ MIXED = [
     slow(Layout(row=2, col=2), {"vocab_multiple": 32}),
     (Layout(tp=4), {"vocab_multiple": 32}),
     slow(Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
-    # The parts have 3 and 2 layers; two of each are recomputed.
+    # The parts have 3 and 2 layers; each recomputes two.
     slow(Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
     slow(Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
@@ -300,7 +300,7 @@ def test_every_pipeline_moves_what_the_formula_says(layout, schedule, remat) -> 
 
 @pytest.fixture
 def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Programs are traced as on GPUs. JAX must not reuse traces made for CPUs, nor later these."""
+    """Traces programs as on GPUs, and clears JAX's caches so that no CPU test shares a trace."""
     monkeypatch.setattr("jaxptd.collectives.traced_for_gpus", lambda: True)
     jax.clear_caches()
     yield
@@ -309,7 +309,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("as_on_gpus")
 def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
-    """SUMMA uses XLA's broadcast, which Fox cannot."""
+    """SUMMA uses XLA's broadcast; Fox cannot."""
     for kind, some in (("summa", True), ("fox", False)):
         program = tiny.program(Layout(row=2, col=2, matmul2d=kind))
         wanted = add_up(expected(program.config, program.infos, on_gpus=True))
@@ -319,12 +319,12 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
 
 UNROLLED = {"scan_layers": False, "remat": "dots"}
 COMPILED = [
-    # XLA on CPU makes no loop of one trip, and where it makes none gathers nothing twice.
+    # XLA on CPU inlines a loop of a single iteration, and then never gathers twice.
     slow(Layout(dp=2, tp=2, sequence_parallel=True, keep_gathered=True), DROPS),
     slow(Layout(cp=2), DROPS),
     slow(Layout(dp=2, tp=4), UNROLLED),
     slow(tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
-    # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.
+    # If unrolled, XLA on CPU drops the barrier before the backward ring, and the first hop.
     slow(tiny.CONTEXT_PARALLEL, {}),
     # Positions are looked up once for all micro-batches.
     slow(GRIDS[3], {"micro_batches": 1}),
@@ -352,7 +352,7 @@ COMPILED += [slow(*each) for each in MORE_COMPILED]
 
 @pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
 def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
-    """XLA may merge reductions: then the counts differ, but not the bytes."""
+    """XLA may merge reductions, which changes the counts but not the bytes."""
     program = tiny.program(layout, **choice)
     found = {(c.kind, c.axes): c.bytes for c in count_compiled(program, CPU_OPTIONS)}
     assert found == {(c.kind, c.axes): c.bytes for c in count(program)}
@@ -360,12 +360,12 @@ def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict)
 
 @pytest.mark.slow
 def test_xla_gathers_the_gradient_of_scores_once_for_two_products() -> None:
-    """Backward multiplies it with keys and with queries, and the jaxpr gathers it for each."""
+    """Backward multiplies it by keys and by queries; the jaxpr gathers it for each matmul."""
     choice = FIVE | {"remat": "dots", "micro_batches": 1}
     program = tiny.program(Layout(row=2, col=2, attention2d="blocks"), **choice)
     more = add_up(subtract(count(program), count_compiled(program, CPU_OPTIONS)))
     sequences, heads, length, layers = 8, tiny.MODEL.num_heads, tiny.MODEL.seq_length, 5
-    scores = sequences * heads * (length // 2) * length * 4  # a row of the grid has half of T
+    scores = sequences * heads * (length // 2) * length * 4  # each row of the grid holds half of T
     assert [(c.kind, c.axes, c.count, c.bytes) for c in more if c.bytes] == [
         (ALL_GATHER, ("col",), layers, layers * scores)
     ]

@@ -1,4 +1,4 @@
-"""Broken layouts are found, and the first wrong tensor is named."""
+"""Verification detects broken layouts and names the first wrong tensor."""
 
 import dataclasses
 from functools import partial
@@ -30,7 +30,7 @@ FAST = {"scan_layers": False, "vocab_multiple": 32}
 
 @pytest.mark.slow
 def test_bfloat16_leaves_no_room_for_a_lost_part(monkeypatch) -> None:
-    """A ring in the other direction mixes the blocks of other tokens."""
+    """A ring that runs backwards mixes in blocks of the wrong tokens."""
     monkeypatch.setattr(ring, "shift", lambda x, axis: collectives.shift(x, axis, -1))
     wrong = verified(RING_STEPS, "bfloat16", **FAST).wrong
     assert wrong[0].name == "loss" or wrong[0].what == "gradient"
@@ -100,7 +100,7 @@ def test_a_scale_that_overflows_is_halved_until_a_step_is_taken(monkeypatch) -> 
 def test_8_bit_products_are_verified(layout) -> None:
     found = verified(layout, "fp8", products="fp8", micro_batches=2)
     assert found.wrong == []
-    assert 0.02 < found.worst_gradient < 0.25  # 8 bits, and no more than they cost
+    assert 0.02 < found.worst_gradient < 0.25  # the error of 8 bits, and no larger
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def form(layout: Layout, **changes):
 
 
 def wrong_block(x, axis, dim=1):
-    """A reduce-scatter that gives each device its neighbour's block."""
+    """Reduce-scatter that gives each device its neighbour's block."""
     size = lax.axis_size(axis)
     ring = [(i, (i + 1) % size) for i in range(size)]
     return lax.ppermute(collectives.reduce_scatter(x, axis, dim), axis, ring)
@@ -139,12 +139,12 @@ def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
 
 
 BROKEN = [
-    pytest.param(Layout(tp=2), {"reduce_output": summed_twice}, "loss", id="a sum made twice"),
+    pytest.param(Layout(tp=2), {"reduce_output": summed_twice}, "loss", id="all-reduced twice"),
     slow(
         tiny.SEQUENCE_PARALLEL,
         {"reduce_output": wrong_block},
         "loss",
-        id="a ring turned one further",
+        id="scattered to the neighbour",
     ),
 ]
 
@@ -166,7 +166,7 @@ def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None
 
 @pytest.mark.slow
 def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
-    """Only one tensor is wrong, and only on the layout; the report names it first."""
+    """Only one tensor is wrong, and only on the layout under test; the report names it first."""
     end_step = Zero.end_step
 
     def scaled(self, grads, owed):
@@ -194,7 +194,7 @@ def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> N
 
 @pytest.mark.slow
 def test_moments_on_another_device_are_found(monkeypatch) -> None:
-    """The first step, from moments of zero, does not show it."""
+    """Moments start at zero, so the first step cannot show it."""
     updated = body.updated
 
     def misplaced(*args):
@@ -246,7 +246,7 @@ def test_rows_come_in_the_order_of_backward() -> None:
 
 
 def test_a_step_is_verified_from_parameters_in_the_memory_that_training_has(monkeypatch) -> None:
-    """A step that changes nothing, so only verify's own work is compiled."""
+    """Replaces the step by one that changes nothing, so only verify's work is compiled."""
     found = []
 
     def unchanged(state, batch):

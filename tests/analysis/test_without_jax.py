@@ -1,4 +1,4 @@
-"""Traffic and memory by formula are imported, and predict a step, without jax."""
+"""Formulas for traffic and memory are imported, and predict a step, without jax."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A run from Python code that an interrupt ended after a few steps."""
+"""A run from Python that an interrupt ends after a few steps."""
 
 import dataclasses
 import signal
@@ -15,9 +15,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclasses.dataclass(frozen=True)
 class Interrupted:
-    """A run, the rows that its callback was given, and the handlers of signals after it.
+    """An interrupted run, the rows passed to its callback, and the signal handlers after it.
 
-    firsts: the number of the first sample of each batch of training.
+    firsts: the index of the first sample of each training batch.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""Wrong arguments of every exported function give one line with the argument and the remedy."""
+"""Wrong arguments to any exported function give one line with the argument and the remedy."""
 
 import inspect
 from collections.abc import Callable
@@ -40,7 +40,7 @@ CALLABLE = {"comms", "generate", "memory", "plan", "profile", "train", "verify"}
 
 
 class Known(NamedTuple):
-    """The right values of a row's arguments, or some of them."""
+    """Valid values for some or all of a row's arguments."""
 
     run: Any
     config: Any
@@ -220,7 +220,7 @@ def test_it_is_refused_in_a_line(call, words: str, known: Known) -> None:
 
 
 def exported() -> dict[str, Any]:
-    """Every exported function, and the methods of a run that have arguments."""
+    """Every exported function, and the methods of a run that take arguments."""
     functions = {name: getattr(jaxptd, name) for name in FUNCTIONS}
     inner = {name: getattr(f, name) if name in CALLABLE else f for name, f in functions.items()}
     methods = {f"Run.{name}": getattr(jaxptd.Run, name) for name in METHODS}
@@ -234,7 +234,7 @@ def test_every_exported_function_is_listed() -> None:
     public = {name: f for name, f in vars(jaxptd.Run).items() if not name.startswith("_")}
     functions = {name for name, found in public.items() if inspect.isfunction(found)}
     of_training = {"checkpoint", "read_batch"}
-    of_batches = {"loss_and_gradients", "logits"}  # their batches: tests/hf/test_golden.py
+    of_batches = {"loss_and_gradients", "logits"}  # tests/hf/test_golden.py tests their batches
     assert functions - of_training - of_batches - {"evaluate", "save"} == set(METHODS)
 
 

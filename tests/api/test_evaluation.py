@@ -1,4 +1,4 @@
-"""lm-evaluation-harness itself, on a run: tasks of the three kinds, from a file."""
+"""Runs lm-evaluation-harness itself on a run: tasks of all three kinds, from a file."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ DOCS = (
     {"text": "d", "choices": ["c", "b", "aa"], "answer": 1},
 )
 COMMON = {"dataset_path": "json", "test_split": "test", "doc_to_text": "{{text}}"}
-COMMON |= {"target_delimiter": ""}  # else a space is before each choice
+COMMON |= {"target_delimiter": ""}  # the default puts a space before each choice
 TASKS: tuple[dict[str, Any], ...] = (
     {
         "task": "chosen",
@@ -55,7 +55,7 @@ def evaluated(layout: str, folder: Path) -> dict[str, Any]:
 
 
 def sums_of_logs(doc: dict[str, Any]) -> list[float]:
-    """The log-likelihood of each choice, by numpy."""
+    """Log-likelihood of each choice, computed in numpy."""
     begin = len(doc["text"].rstrip().encode())
     texts = [list((doc["text"] + choice).encode()) for choice in doc["choices"]]
     return [

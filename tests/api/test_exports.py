@@ -1,4 +1,4 @@
-"""The names that `import jaxptd` exports: documented, typed, the same in any order of imports."""
+"""Names that `import jaxptd` exports: documented, typed, the same in any order of imports."""
 
 import ast
 import subprocess
@@ -34,7 +34,7 @@ assert callable(train) and train.main and jaxptd.train is train
 
 
 def typed_names() -> set[str]:
-    """The names that `jaxptd/__init__.py` imports for type checkers."""
+    """Names that `jaxptd/__init__.py` imports for type checkers."""
     tree = ast.parse(Path(jaxptd.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     return {alias.asname or alias.name for node in block.body for alias in node.names}

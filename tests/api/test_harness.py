@@ -1,4 +1,4 @@
-"""A run as a model of lm-evaluation-harness, with its base class or one that is like it."""
+"""A run as a model of lm-evaluation-harness, with the harness's base class or a stand-in."""
 
 import abc
 import importlib.util
@@ -20,7 +20,7 @@ END = ByteTokenizer.end_of_document
 
 
 class Base(abc.ABC):
-    """What a model of the harness has to have."""
+    """Members that the harness requires of a model."""
 
     def __init__(self) -> None:
         self._rank = 0
@@ -52,7 +52,7 @@ def asked(*requests: tuple[Any, ...]) -> list[Any]:
 
 
 def log_likelihood(given: list[int], text: str) -> float:
-    """That of a text after ids that are given, by numpy, one device."""
+    """Log-likelihood of a text after given ids, computed in numpy on one device."""
     ids = [*text.encode()]
     rows = logs([*given, *ids][:-1])[len(given) - 1 :]
     return sum(float(row[token]) for row, token in zip(rows, ids, strict=True))
@@ -88,7 +88,7 @@ def test_a_whole_text_is_scored_in_windows(base: type) -> None:
 @pytest.mark.parametrize("layout", ["", "dp=2 row=2 col=2"])
 def test_generation_ends_at_a_stop(layout: str, base: type, monkeypatch) -> None:
     monkeypatch.setattr("jaxptd.run.generator.SHAPES", 4)
-    model, prompt = jaxptd.lm_eval_model(run(layout)), "def f(x"  # four tokens, and three given
+    model, prompt = jaxptd.lm_eval_model(run(layout)), "def f(x"  # 4 tokens, and 3 given
     ids = Generator(program(), 258, Sampling(temperature=0))(params(), [*prompt.encode()], 6)
     text = Letters().decode(ids[: ids.index(END)] if END in ids else ids)
     assert text.index(text[2]) == 2 and text.index(text[3]) == 3

@@ -1,4 +1,4 @@
-"""The notebook session of `examples/` runs and shows what it says."""
+"""The notebook session in `examples/` runs and shows the output that it promises."""
 
 import runpy
 from pathlib import Path

@@ -21,7 +21,7 @@ def test_an_interrupt_leaves_a_usable_run_and_no_handler(interrupted, capfd) -> 
     assert interrupted.handlers == (signal.default_int_handler, signal.SIG_DFL)
     assert [row["step"] for row in interrupted.rows] == [1, 2, 3, 4]
     assert 0 < run.evaluate()["validation_loss"] < math.log(300)
-    assert capfd.readouterr().out == ""  # quiet
+    assert capfd.readouterr().out == ""  # runs are quiet
 
 
 def test_steps_read_all_samples_in_their_order(interrupted) -> None:
@@ -36,7 +36,7 @@ def test_metrics_are_columns(interrupted) -> None:
     assert metrics["step"].dtype == np.int64
     assert metrics["loss"].tolist() == [row["loss"] for row in rows]
     assert np.isnan(metrics["validation_loss"]).tolist() == [True, True, True, False]
-    assert np.isnan(metrics["mfu"]).all()  # None in the file: no peak is known
+    assert np.isnan(metrics["mfu"]).all()  # None in the file, since no peak is known
 
 
 def test_a_sample_begins_with_its_prompt_and_repeats(interrupted) -> None:
@@ -119,7 +119,7 @@ def test_a_number_of_devices_that_cannot_be_simulated_is_refused(devices: int) -
 
 
 def test_devices_that_are_fixed_already_are_named_with_the_remedy() -> None:
-    jaxptd.simulate(2)  # fewer than there are
+    jaxptd.simulate(2)  # fewer devices than exist
     line = r"simulate\(9\): JAX has started already, with 8 x cpu; restart Python .* kernel"
     with pytest.raises(UserError, match=line):
         jaxptd.simulate(9)

@@ -1,4 +1,4 @@
-"""Log-likelihoods: those of the logits, on every layout, each token of a document once."""
+"""Log-likelihoods follow from the logits on every layout; each token of a text counts once."""
 
 import functools
 
@@ -42,8 +42,8 @@ def expected() -> list[tuple[float, bool]]:
 def test_a_score_is_the_log_softmax_of_the_logits(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "SHORTEST", 8)  # beside the model's 16
-    monkeypatch.setattr(harness, "AT_ONCE", 32)  # two texts of a length together
+    monkeypatch.setattr(harness, "SHORTEST", 8)  # pads texts to 8, or to the model's 16
+    monkeypatch.setattr(harness, "AT_ONCE", 32)  # batches of two such texts, or four of 8
     found = Scorer(program(layout))(params(layout), questions())
     for score, (log_likelihood, greedy) in zip(found, expected(), strict=True):
         np.testing.assert_allclose(score.log_likelihood, log_likelihood, rtol=2e-5)
@@ -74,7 +74,7 @@ def test_the_likeliest_continuation_is_greedy_and_another_is_not() -> None:
 
 
 def test_windows_ask_for_each_token_once_with_as_long_a_text_as_fits() -> None:
-    asked = list(windows(range(10), -1, 4))  # the example of the harness
+    asked = list(windows(range(10), -1, 4))  # the harness's example
     assert [(list(q.context), list(q.continuation)) for q in asked] == [
         ([-1], [0, 1, 2, 3]),
         ([3], [4, 5, 6, 7]),

@@ -1,4 +1,4 @@
-"""A run's state: replaced, refused if it does not fit, and never changed silently."""
+"""A run's state can be replaced, is refused if it does not fit, and never changes silently."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ def run(interrupted) -> Run:
 
 @pytest.fixture(scope="module")
 def name(run: Run) -> str:
-    """A parameter that tp shards."""
+    """Name of a parameter that tp shards."""
     return next(name for name, x in run.state["params"].items() if "tp" in str(x.sharding.spec))
 
 

@@ -1,4 +1,4 @@
-"""Whole batches of every family: padding that does not count, losses by name, what is refused."""
+"""Whole batches of every family: padding is ignored, losses have names, misfits are refused."""
 
 import copy
 from typing import get_args
@@ -18,17 +18,17 @@ from jaxptd.step import Program
 BERT = {"family": "bert", "dtype": "float64", "max_positions": 8}
 T5 = {"family": "t5", "dtype": "float64"}
 APART = {"documents": "apart", "dtype": "float64", "max_positions": 8}
-SHORT = 5  # positions of a batch, of 8; a second sequence has 4
+SHORT = 5  # positions in a batch, out of 8; a second sequence has 4
 
 
 def lengths(program: Program) -> dict[str, int]:
-    """The positions of a batch by the field of `ModelConfig` that has the model's."""
+    """Lengths of a batch, by the field of `ModelConfig` that sets the model's length."""
     fields = family_of(program.config.model).given(program.config).values()
     return {name: SHORT - i for i, name in enumerate({x.length: 0 for x in fields if x.length})}
 
 
 def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
-    """A few random sequences shorter than the model's, from a batch of its family."""
+    """Draws a batch of the model's family and keeps a few sequences, cut short."""
     config, family, kept = program.config, family_of(program.config.model), lengths(program)
     drawn = family.draw(config, np.random.default_rng(4))
     return {
@@ -55,7 +55,7 @@ def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
     ids=str,
 )
 def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choice: dict) -> None:
-    """A program whose sequences are as short has the same, on one device."""
+    """Compares with a one-device program built for sequences of that length."""
     with jax.enable_x64(True):
         program = tiny.program(layout, **choice)
         batch = short(program)
@@ -79,7 +79,7 @@ def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choic
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int64])
 def test_ids_of_any_whole_numbers_are_padded_alike(kind: type) -> None:
-    """A tokenizer gives uint16, in which there is no -1, the padding of targets."""
+    """Tokenizers return uint16, which cannot hold -1, the padding of targets."""
     program = tiny.program(Layout())
     state, batch = program.init_state(), short(program, rows=2)
     batch = {name: np.abs(x) for name, x in batch.items()}

@@ -36,7 +36,7 @@ KERNEL = Xla(Dropout(0.0, lambda *_: True))
 def attend_gathered(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Array:
-    """Gathers all keys and values, then plain attention."""
+    """Gathers all keys and values, then runs plain attention."""
     ring, kernel, scores, _ = spec
     CALLS.append(k.shape[1])
     lengths = Lengths(q.shape[1], k.shape[1])
@@ -73,7 +73,7 @@ def own_rows(monkeypatch) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Own(Case):
-    """A case with a strategy that no layout has a name for."""
+    """A case with a strategy that no layout can name."""
 
     kind: str = ""
 
@@ -134,7 +134,7 @@ def test_ring_attention_has_the_same_entrance() -> None:
 
 
 def test_backward_computes_no_scores_before_its_gradient_arrives() -> None:
-    """Else XLA computes them in forward, and a layer saves them: `_backward` in `attend.py`."""
+    """Otherwise XLA computes them in forward and saves them: see `_backward` in `attend.py`."""
     inputs, spec = AttentionInputs(), P(None, Axis.CP)
     run = partial(attend, inputs=inputs, ring=Ring(Axis.CP), kernel=KERNEL, scores=Scores(1.0))
 

@@ -1,4 +1,4 @@
-"""A bias by distance: the vector of a head over a block of scores, and its refusals."""
+"""Bias by distance: how a head's vector lands on a block of scores, and what is refused."""
 
 from functools import partial
 
@@ -24,12 +24,12 @@ from jaxptd.ring_attention import attend
 from tests.attention.test_kernel import TOLERANCES, difference
 from tests.attention.test_xla import Case, N, both_ways
 
-# Of keys 2 before to 2 after the query, for two heads.
+# Two heads, for keys from 2 before to 2 after the query.
 BIAS = np.arange(-2, 3) + np.array([[0.0], [10]])
 
 
 def coordinates(query: int, key: int) -> ScoreCoordinates:
-    """Two queries and three keys that begin at these positions."""
+    """Coordinates of two queries and three keys that begin at these positions."""
     query_T, key_S = query + np.arange(2), key + np.arange(3)
     return ScoreCoordinates(
         *(jnp.asarray(x, jnp.int32) for x in (query_T, key_S)), bias_NR=jnp.asarray(BIAS)
@@ -40,7 +40,7 @@ def coordinates(query: int, key: int) -> ScoreCoordinates:
 def test_a_score_gets_the_number_of_its_distance(query: int, key: int) -> None:
     head = key - query + np.array([[0, 1, 2], [-1, 0, 1]])
     found = add_bias(jnp.zeros((1, 2, 2, 3)), coordinates(query, key), groups=1)
-    inside = np.abs(head) <= 2  # padding has other distances, and no query sees it
+    inside = np.abs(head) <= 2  # only padding is further away, and no query sees it
     for n, want in enumerate((head, head + 10)):
         np.testing.assert_array_equal(np.asarray(found)[0, n][inside], want[inside])
 
@@ -53,7 +53,7 @@ def test_a_gradient_is_the_sum_over_the_scores_of_a_distance() -> None:
 
 
 def test_there_is_no_gather_and_no_scatter() -> None:
-    """A scatter adds in any order on GPUs."""
+    """On GPUs, a scatter adds in any order."""
 
     def both_ways(ds: jax.Array, where: ScoreCoordinates) -> tuple:
         return add_bias(ds, where, groups=1), bias_gradient(ds, where)
@@ -64,13 +64,13 @@ def test_there_is_no_gather_and_no_scatter() -> None:
 
 @pytest.mark.parametrize("chunk", [slow(4), 512])
 def test_heads_of_a_group_have_a_bias_each(chunk: int) -> None:
-    """One kv head for all queries is that head, repeated."""
+    """One kv head shared by all queries equals that head, repeated."""
     case = Case(7, 7, chunk, bias=True)
     q, k, v, do = case.inputs("float32")
     k, v = (jnp.repeat(x[:, :, :1], N, axis=2) for x in (k, v))
     run = partial(both_ways, case.kernel, scores=case.scores)
     want = [np.asarray(x) for x in run(q, k, v, do, case.coordinates())]
-    want[3:5] = (x.sum(2, keepdims=True) for x in want[3:5])  # of k and v
+    want[3:5] = (x.sum(2, keepdims=True) for x in want[3:5])  # gradients of k and v
     for x, y in zip(run(q, k[:, :, :1], v[:, :, :1], do, case.coordinates()), want, strict=True):
         assert difference(x, y) <= TOLERANCES["float32"]
 

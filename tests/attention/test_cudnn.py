@@ -1,4 +1,4 @@
-"""cuDNN's kernel: types and lowering here; values on a GPU, `pytest --gpu`."""
+"""cuDNN's kernel: types and lowering on any machine; values on a GPU with `pytest --gpu`."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ def coordinates(length: int, keys: int) -> ScoreCoordinates:
 
 
 def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, scores: Scores) -> tuple:
-    """o, logsumexp, dq, dk, dv of one block."""
+    """Computes o, logsumexp, dq, dk, dv of one block."""
     where = coordinates(q.shape[1], k.shape[1])
     o, lse = kernel.fwd(q, k, v, where, scores=scores)
     saved = Saved(q, k, v, o.astype(q.dtype), lse)
@@ -47,7 +47,7 @@ def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, scores: Sc
 def ringed(
     q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, kind: RingKind, devices: int
 ) -> tuple:
-    """o, dq, dk, dv of a sequence that is sharded over a ring."""
+    """Computes o, dq, dk, dv of a sequence that is sharded over a ring."""
     mesh, spec = make_mesh(Layout(cp=devices)), P(None, Axis.CP)
     run = partial(attend, ring=Ring(Axis.CP, kind), kernel=kernel, scores=SCORES)
 
@@ -76,11 +76,11 @@ def test_shapes_and_types_are_those_of_the_kernel_interface(causal: bool) -> Non
 
 @pytest.mark.parametrize("kind", ["zigzag", "blockwise", "gather"])
 def test_ring_of_it_lowers_for_cuda(kind: RingKind) -> None:
-    """Traced inside a shard_map that checks along which axes everything varies."""
+    """Traces inside a shard_map that checks along which axes each array varies."""
     run = jax.jit(partial(ringed, kernel=Cudnn(), kind=kind, devices=DEVICES))
     text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmax(" in text and "__cudnn$fmhaSoftmaxBackward(" in text
-    assert "CAUSAL" in text and "NO_MASK" in text  # the local block, and the others
+    assert "CAUSAL" in text and "NO_MASK" in text  # for the local block and for the others
 
 
 def test_a_part_that_is_seen_whole_has_no_mask() -> None:
@@ -164,7 +164,7 @@ def random_inputs(length: int) -> list[Array]:
 
 
 def assert_close(found: tuple, want: tuple) -> None:
-    """Each array agrees to 1 % of its norm: a few roundings to bfloat16."""
+    """Checks that arrays agree to 1 % of their norm: a few roundings to bfloat16."""
     for x, y in zip(found, want, strict=True):
         x, y = (np.asarray(z, np.float64) for z in (x, y))
         assert np.linalg.norm(x - y) <= 1e-2 * np.linalg.norm(y)

@@ -1,6 +1,6 @@
-"""What attention kernels share: merging blocks, visible keys, dropout of probabilities.
+"""Code that attention kernels share: merging blocks, visible keys, dropout of probabilities.
 
-Also the plain attention that the tests of kernels and of the ring hold theirs against.
+Also defines the plain attention with which the tests of kernels and rings compare.
 """
 
 import math
@@ -64,7 +64,7 @@ def plain_seen(coordinates: ScoreCoordinates, scores: Scores) -> np.ndarray:
 
 
 def plain_distances(coordinates: ScoreCoordinates) -> np.ndarray:
-    """The number of each score's bias, `[T, S]`."""
+    """Index of each score's bias, `[T, S]`."""
     query_T, key_S = (np.asarray(x, np.int64) for x in (coordinates.query_T, coordinates.key_S))
     distances = np.asarray(coordinates.bias_NR).shape[1]
     return np.clip(key_S - query_T[:, None] + distances // 2, 0, distances - 1)
@@ -79,7 +79,7 @@ def mixed(seed: Any, first: Any, second: Any, rate: float) -> Any:
 
 
 def plain_weight(coordinates: ScoreCoordinates, rate: float) -> np.ndarray:
-    """The factor of each probability by dropout."""
+    """Factor by which dropout scales each probability."""
     if coordinates.seed_BN2 is None or rate == 0:
         return np.ones((1, 1, 1, 1))
     query_T, key_S, seed = (
@@ -122,7 +122,7 @@ def plain(
 
 
 def difference(found: Any, want: np.ndarray) -> float:
-    """Norm of the difference, relative to the wanted array's norm."""
+    """Norm of the difference, relative to the norm of the wanted array."""
     assert found.shape == want.shape
     error = np.linalg.norm(np.asarray(found, np.float64) - want)
     return float(error / (np.linalg.norm(want) or 1))
@@ -156,9 +156,9 @@ merged, merged_at = jax.jit(merge), jax.jit(merge_at, static_argnames="dim")
 
 
 def over_keys(*cuts: slice, empty_rows: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pairs o[B, T, N, H], logsumexp[B, T, N]: one attention, each pair to some of its keys.
+    """Splits one attention by keys: a pair o[B, T, N, H], logsumexp[B, T, N] for each cut.
 
-    The first `empty_rows` queries see no key but the last one.
+    The first `empty_rows` queries see only the last key.
     """
     rng = np.random.default_rng(0)
     q, do = rng.standard_normal((2, B, T, N, H))
@@ -214,7 +214,7 @@ def test_merging_with_nothing_changes_nothing() -> None:
 def test_merging_takes_logsumexps_of_any_size(lse: float) -> None:
     ones = jnp.ones((3, H))
     o, both = merged(ones, jnp.full(3, lse), 2 * ones, jnp.full(3, lse))
-    # the weights are as exact as a logsumexp of this size is in float32
+    # the weights are only as exact as float32 can be for a logsumexp of this size
     np.testing.assert_allclose(o, 1.5 * ones, rtol=1e-6 + abs(lse) * 2**-23)
     np.testing.assert_allclose(both, np.full(3, lse + math.log(2)), rtol=1e-6)
 
@@ -274,7 +274,7 @@ def test_what_is_seen_by_hand() -> None:
     np.testing.assert_array_equal(seen[:, 0], np.array(want, bool))
     window = visible(
         ScoreCoordinates(place, place), CAUSAL._replace(window=2)
-    )  # a token and the one before
+    )  # a token and the one before it
     np.testing.assert_array_equal(window, [[1, 0, 0], [1, 1, 0], [0, 1, 1]])
 
 
@@ -304,7 +304,7 @@ def test_a_share_is_dropped_and_the_rest_scaled() -> None:
     np.testing.assert_allclose(found, p * np.asarray(keep) / 0.7, rtol=1e-6)
     assert abs((found == 0).mean() - 0.3) < 0.01
     masks = (found == 0).reshape(B * N, -1)
-    assert len({mask.tobytes() for mask in masks}) == B * N  # each head its own
+    assert len({mask.tobytes() for mask in masks}) == B * N  # each head draws a different mask
 
 
 def test_what_is_dropped_follows_positions_not_places_in_the_array() -> None:

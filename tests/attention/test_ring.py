@@ -23,7 +23,7 @@ from jaxptd.costs.collective import Collective
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 
 KINDS: tuple[RingKind, ...] = get_args(RingKind)
-SIZES = (1, 2, 3, 8)  # a ring of two and one of three have hops that are special
+SIZES = (1, 2, 3, 8)  # rings of two and of three have special hops
 
 
 def on_ring(size: int, body: Callable[..., Any]) -> tuple[Callable, Mesh]:
@@ -68,13 +68,13 @@ def test_one_device_holds_the_sequence_as_it_is(kind: RingKind) -> None:
 @pytest.mark.parametrize("devices", [2, 3, 8])
 def test_zigzag_gives_each_device_the_same_work(devices: int) -> None:
     held = blocks("zigzag", 8 * devices, devices)
-    seen = (held[:, None, :, None] >= held[None, :, None, :]).sum((2, 3))  # of pairs of devices
+    seen = (held[:, None, :, None] >= held[None, :, None, :]).sum((2, 3))  # by pair of devices
     others = ~np.eye(devices, dtype=bool)
     assert (seen[others] == 8 * 8 // 2).all()
     assert len(set(np.diag(seen))) == 1
     contiguous = blocks("blockwise", 8 * devices, devices)
     work = (contiguous[:, :, None] >= contiguous.ravel()).sum((1, 2))
-    assert work[-1] > work[0]  # the count does see an imbalance
+    assert work[-1] > work[0]  # this count would detect an imbalance
 
 
 @pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
@@ -134,9 +134,9 @@ def empty(size: int) -> Any:
 
 
 def visited(size: int) -> np.ndarray:
-    """Each device visits those before it, nearest first; device i has the block 100 + i.
+    """Each device visits those before it, nearest first; device i holds the block 100 + i.
 
-    `[devices, pages, (what came, whose)]`, -1 where nothing is written.
+    `[devices, pages, (block, owner)]`; -1 marks pages that are not written.
     """
     source = (np.arange(size)[:, None] - np.arange(1, size)) % size
     pages = np.stack([source + 100, source], -1)
@@ -163,7 +163,7 @@ def permutes(count: int) -> list[Collective]:
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_come_home_to_the_device_that_they_belong_to(size: int) -> None:
     def visit(me: Array, diary: Any, x: Array, source: Array) -> Any:
-        """The gradient encodes the device that made it, and the block's owner."""
+        """The gradient encodes the device that computed it and the block's owner."""
         return note(diary, x, source), 10**me * (source + 1)
 
     def body() -> Any:
@@ -183,7 +183,7 @@ def test_sums_come_home_to_the_device_that_they_belong_to(size: int) -> None:
 
 @pytest.mark.parametrize(("go", "loops"), [(travel, 7 - 1), (travel_back, 7 - 2)])
 def test_hops_stand_in_one_loop(go: Callable, loops: int) -> None:
-    """Memory of a visit is used again, and programs for more devices are no longer."""
+    """One loop reuses the memory of a visit, and the program does not grow with the devices."""
 
     def visit(total: Array, x: Array, source: Array) -> Any:
         return total + jnp.sin(x) if go is travel else (total + jnp.sin(x), jnp.cos(x))

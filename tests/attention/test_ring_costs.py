@@ -1,4 +1,4 @@
-"""What a ring sends, computes and keeps."""
+"""Costs of a ring: what it sends, computes and saves."""
 
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from tests.test_ring_attention import (
 )
 
 WINDOWED_RSA = case("rsa", 4, window=14)
-KERNELS = [*RINGS[:3], ("gather", True), ("gather", False)]  # strategies of which a kernel is asked
+KERNELS = [*RINGS[:3], ("gather", True), ("gather", False)]  # strategies that call a kernel
 
 # ---- what moves ------------------------------------------------------------------------------
 
@@ -45,25 +45,25 @@ def permutes(case: Case, count: int, size: int) -> list[Collective]:
 @pytest.mark.parametrize("cp", [slow(1), 2, slow(8)])
 @pytest.mark.parametrize(("ring", "causal"), RINGS)
 def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: bool, cp: int):
-    """Nothing else moves, over any axis. Keys and values share a permute, except in RSA."""
+    """No other collective runs on any axis. Keys and values share a permute, except in RSA."""
     each = case(ring, cp, causal=causal, rich=True)
     forward = moved(each, only_forward(each), "bfloat16")
     backward = subtract(moved(each, both_ways(each), "bfloat16"), forward)
-    hops, block = cp - 1, 2 * B * each.block * each.heads * H  # of k and v together
+    hops, block = cp - 1, 2 * B * each.block * each.heads * H  # k and v together
     messages = 2 * hops if ring == "rsa" else hops
     assert forward == permutes(each, messages, hops * block * 2)
-    # they travel again in bfloat16, and their gradients in float32
+    # k and v travel again in bfloat16, their gradients in float32
     assert backward == permutes(each, 2 * messages, hops * block * (2 + 4))
 
 
 @pytest.mark.parametrize("cp", [slow(1), 2, slow(8)])
 @pytest.mark.parametrize("causal", [True, slow(False)])
 def test_gathered_keys_move_once_forward_and_backward_again_with_gradients(causal: bool, cp: int):
-    """Nothing else moves. Keys and values share an all-gather."""
+    """No other collective runs. Keys and values share an all-gather."""
     each = case("gather", cp, causal=causal, rich=True)
     forward = moved(each, only_forward(each), "bfloat16")
     backward = subtract(moved(each, both_ways(each), "bfloat16"), forward)
-    whole = 2 * B * T * each.heads * H  # of k and v together
+    whole = 2 * B * T * each.heads * H  # k and v together
     gather, scatter = (
         [Collective(kind, ("cp",), 1, size * whole)] * (cp > 1)
         for kind, size in (("all-gather", 2), ("reduce-scatter", 4))
@@ -109,15 +109,15 @@ def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any)
     ids=str,
 )
 def test_the_compiled_program_moves_the_same(each: Case) -> None:
-    """XLA reuses no hop or all-gather of forward in backward, which would save what it brought."""
+    """XLA does not reuse a forward hop or all-gather in backward: it would save the result."""
     lowered = jax.jit(both_ways(each)).lower(*each.arguments("float32"))
-    # without the pass that removes, on CPU, what says that they are two
+    # leaves out the pass that, on CPU, removes what keeps the two apart
     text = lowered.compile(CPU_OPTIONS).as_text()
     found = add_up(collectives_from_hlo(text, dict(each.mesh.shape)))
     assert found == moved(each, both_ways(each), "float32")
 
 
-# ---- what is computed, made and kept ----------------------------------------------------------
+# ---- what is computed, allocated and saved ----------------------------------------------------
 
 
 def conditionals(jaxpr: Any) -> int:
@@ -160,7 +160,7 @@ def test_gathered_keys_cost_the_products_of_a_ring(causal: bool, cp: int, chunk:
 
 
 class WholeTiles(Xla):
-    """A kernel that takes blocks of any size, as cuDNN's."""
+    """A kernel that takes blocks of any size, as cuDNN's does."""
 
     def tile(self, side: int) -> int:
         return side
@@ -171,7 +171,7 @@ class WholeTiles(Xla):
 
 @pytest.mark.parametrize("n", [slow(2), 3, slow(8)])
 def test_gathering_calls_a_kernel_for_larger_blocks_than_a_ring(n: int, monkeypatch) -> None:
-    """Causal: 2 diagonals, the keys that all devices see, n - 1 chunks. Otherwise all at once."""
+    """Causal: calls it for 2 diagonals, the keys that all see, and n - 1 chunks. Otherwise once."""
     monkeypatch.setattr("tests.test_ring_attention.Xla", WholeTiles)
 
     def calls(kind: str, causal: bool) -> int:
@@ -187,7 +187,7 @@ def test_gathering_calls_a_kernel_for_larger_blocks_than_a_ring(n: int, monkeypa
 
 @pytest.mark.parametrize("ring", ["zigzag", slow("blockwise"), slow("gather")])
 def test_scores_are_of_half_a_block_at_most_where_half_may_be_masked(ring: Any) -> None:
-    """And of a whole one where every query sees every key."""
+    """Where every query sees every key, they cover a whole block."""
     for causal in (True, False):
         each = case(ring, 4, causal=causal, chunk=512)
         made = shapes(trace(each, both_ways(each)))
@@ -196,7 +196,7 @@ def test_scores_are_of_half_a_block_at_most_where_half_may_be_masked(ring: Any) 
 
 
 def tiles_in_sight(each: Case, side: int) -> np.ndarray:
-    """Tiles of scores, of so many tokens a side, of which a query of a device sees a key: `[C]`."""
+    """Number of `side` x `side` tiles of scores in which a device's query sees a key: `[C]`."""
     query_CTI = each.order.reshape(each.layout.cp, -1, side)
     distance = query_CTI[:, :, None, None, :, None] - query_CTI[None, None, :, :, None]
     seen = (distance >= 0) & (distance < (each.window or T))
@@ -212,7 +212,7 @@ def test_each_device_computes_the_tiles_that_its_window_leaves(ring: Any, window
         for run in (only_forward, both_ways)
     ]
     tiles = 2 * B * each.heads * side * H * tiles_in_sight(each, side)
-    # scores and output forward; backward scores, dp, dv, dq, dk, and do times o
+    # forward: scores and output; backward: scores, dp, dv, dq, dk, and do times o
     np.testing.assert_array_equal(work[0].ravel(), tiles * 2 * side)
     np.testing.assert_array_equal((work[1] - work[0]).ravel(), tiles * (5 * side + 1))
 

@@ -1,4 +1,4 @@
-"""The kernel of matrix products in chunks against plain softmax attention."""
+"""Compares the kernel of chunked matmuls with plain softmax attention."""
 
 import dataclasses
 import math
@@ -22,15 +22,15 @@ from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, pl
 
 B, N, H = 2, 3, 5
 SEED_BN2 = np.random.default_rng(9).integers(0, 2**32, (B, N, 2)).astype(np.uint32)
-DOCUMENTS = [0, 0, 1, 1, 1, 3, 3]  # of a short sequence; what follows is padding
+DOCUMENTS = [0, 0, 1, 1, 1, 3, 3]  # a short sequence; padding follows
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """queries, keys: how many; the queries are the last tokens, or all with `halves`.
+    """Numbers of queries and keys; the queries are the last tokens, or all with `halves`.
 
-    halves: the positions of a zigzag block, two runs with a gap between. documents: of each token,
-    with padding at the end. bias: of the scores, by distance.
+    halves: use the positions of a zigzag block, two runs with a gap between them. documents: number
+    each token's document, with padding at the end. bias: add one to the scores, by distance.
     """
 
     queries: int
@@ -61,7 +61,7 @@ class Case:
         if self.documents:
             segments = (self._documents(self.queries), self._documents(self.keys))
         seed = SEED_BN2 if self.rate else None
-        distances = 2 * max(self.queries, self.keys) + 1  # one more than there can be
+        distances = 2 * max(self.queries, self.keys) + 1  # one more than can occur
         bias = np.random.default_rng(2).standard_normal((N, distances)) if self.bias else None
         arrays = (query_T.astype(np.int32), key_S, *segments, seed, bias)
         return ScoreCoordinates(*(None if x is None else jnp.asarray(x) for x in arrays))
@@ -94,7 +94,7 @@ def both_ways(
 
 
 def run(case: Case, dtype: str) -> tuple[tuple[Array, ...], Plain]:
-    """Results of the kernel, and of plain attention."""
+    """Results of the kernel and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
         inputs, coordinates = case.inputs(dtype), case.coordinates()
         found = both_ways(case.kernel, *inputs, coordinates, scores=case.scores)
@@ -207,13 +207,13 @@ def test_bfloat16_keeps_its_softmax_and_sums_in_float32() -> None:
     found, want = run(Case(16, 16, 4), "bfloat16")
     assert {x.dtype for x in found[:5]} == {jnp.dtype("float32")}
     assert difference(found[1], want.lse) <= TOLERANCES["float32"]
-    assert difference(found[0], want.o) < 2**-8  # a rounding of the probabilities
+    assert difference(found[0], want.o) < 2**-8  # one rounding, of the probabilities
     for x, y in zip(found[2:5], want[2:5], strict=True):
-        assert difference(x, y) < 2**-7  # and one of the scores' gradients
+        assert difference(x, y) < 2**-7  # and a second, of the scores' gradients
 
 
 def test_bfloat16_rounds_the_probabilities_and_the_scores_gradients_alone() -> None:
-    """Checks the program: XLA for CPUs computes in float32 what it should round."""
+    """Checks the jaxpr, because XLA on CPU computes in float32 what the program rounds."""
     case = Case(16, 16, 4)
     made = [e for e, _ in equations(trace(case, "bfloat16")) if e.outvars]
     multiplied = [e.outvars[0].aval for e in made if e.primitive.name == "dot_general"]
@@ -223,7 +223,7 @@ def test_bfloat16_rounds_the_probabilities_and_the_scores_gradients_alone() -> N
         for e in made
         if e.primitive.name == "convert_element_type" and e.outvars[0].aval.dtype == jnp.bfloat16
     ]
-    assert rounded == [(B * N, 4, 4)] * 3  # p forward; p and the gradient of s backward
+    assert rounded == [(B * N, 4, 4)] * 3  # forward: p; backward: p and the gradient of s
 
 
 def test_dropped_values_depend_on_the_head_and_the_sequence() -> None:
@@ -238,9 +238,9 @@ def test_dropped_values_depend_on_the_head_and_the_sequence() -> None:
 
 
 def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields every equation of a jaxpr and of nested ones, and how often it runs.
+    """Yields every equation of a jaxpr and of nested jaxprs, with how often it runs.
 
-    Of a conditional every branch counts.
+    Every branch of a conditional counts.
     """
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation, times
@@ -249,7 +249,7 @@ def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
 
 
 def products(jaxpr: Any) -> int:
-    """The number of multiplications in matrix products."""
+    """Number of multiplications in matmuls."""
     total = 0
     for equation, times in equations(jaxpr):
         if equation.primitive.name == "dot_general":
@@ -261,7 +261,7 @@ def products(jaxpr: Any) -> int:
 
 
 def shapes(jaxpr: Any) -> set[tuple[int, ...]]:
-    """The shapes of all intermediate arrays."""
+    """Shapes of all intermediate arrays."""
     made = (variable.aval for equation, _ in equations(jaxpr) for variable in equation.outvars)
     return {aval.shape for aval in made if hasattr(aval, "shape")}
 
@@ -274,19 +274,19 @@ def trace(case: Case, dtype: str = "float32") -> Any:
 @pytest.mark.parametrize(
     ("case", "pairs"),
     [
-        (Case(16, 16, 4), 10),  # of 4 x 4 chunks, those on the diagonal and below it
+        (Case(16, 16, 4), 10),  # of the 4 x 4 chunks, those on and below the diagonal
         (Case(16, 16, 4, causal=False), 16),
         (Case(16, 16, 16), 1),
-        (Case(16, 16, 4, window=1), 4),  # those on the diagonal
-        (Case(16, 16, 4, window=5), 7),  # and those beside it
+        (Case(16, 16, 4, window=1), 4),  # only the diagonal
+        (Case(16, 16, 4, window=5), 7),  # and the chunks next to it
         (Case(16, 16, 4, window=6), 9),
-        (Case(8, 16, 4), 8),  # queries of unknown places: all
+        (Case(8, 16, 4), 8),  # positions of queries unknown: all chunks
     ],
     ids=str,
 )
 def test_chunks_that_no_query_sees_are_not_computed(case: Case, pairs: int) -> None:
     side = min(case.chunk, case.queries)
-    # scores and output forward; backward scores, dp, dv, dq, dk, and do times o
+    # forward: scores and output; backward: scores, dp, dv, dq, dk, and do times o
     assert products(trace(case)) == pairs * B * N * side * H * (7 * side + 1)
 
 

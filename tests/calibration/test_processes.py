@@ -1,4 +1,4 @@
-"""A calibration of several processes, each a node with devices of its own."""
+"""Calibrates with several processes, each standing for a node with its devices."""
 
 from pathlib import Path
 

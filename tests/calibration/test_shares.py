@@ -1,4 +1,4 @@
-"""Finds the known shares of a machine from the times that the cost model predicts for it."""
+"""Recovers a machine's known shares from the times that the cost model predicts for it."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ TWO_NODES = Machine(devices=16, node=8, fp8=True)
 
 
 def seconds(sample: Sample, cluster: Cluster) -> float:
-    """The time of a sample on a cluster with all its limits."""
+    """Predicted time of a sample on a cluster."""
     a = cluster.accelerator
     match sample:
         case Product(fp8=False):
@@ -47,7 +47,7 @@ def seconds(sample: Sample, cluster: Cluster) -> float:
 
 
 def timed(machine: Machine, *, late: float = 0.0) -> list[Timed]:
-    """The suite's times on `MACHINE`, one in three repetitions slower and one faster."""
+    """Times the suite on `MACHINE`; of three repetitions, one is slower and one faster."""
     found = []
     for sample in suite(machine, ACCELERATOR):
         each = seconds(sample, Cluster(MACHINE, machine.node))
@@ -66,7 +66,7 @@ def test_the_shares_of_a_known_machine_come_back() -> None:
 
 
 def test_short_collectives_tell_nothing() -> None:
-    """Ten microseconds more in each collective change shares by some percent only."""
+    """Adding ten microseconds to each collective changes shares by only a few percent."""
     found = derived_shares(timed(TWO_NODES, late=1e-5), Cluster(TABLE, 8))
     assert found["nvlink_share"].value == pytest.approx(KNOWN["nvlink_share"], rel=0.04)
     assert found["nvlink_share"].samples < len(KINDS) * 3 * len(ACCELERATOR.exchanges)
@@ -75,7 +75,7 @@ def test_short_collectives_tell_nothing() -> None:
 
 
 def test_a_share_is_at_most_one() -> None:
-    """A device that is faster than the limits given for it."""
+    """Tries a device that is faster than its published limits."""
     fast = dataclasses.replace(MACHINE, bf16_flops=2 * TABLE.bf16_flops)
     sample = Product(8192, 8192, 8192)
     both = (seconds(sample, Cluster(fast)),) * 3

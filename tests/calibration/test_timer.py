@@ -1,4 +1,4 @@
-"""Timed programs: each iteration of a loop computes the whole sample."""
+"""Timed programs: each iteration of the timing loop computes the whole sample."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ CPU = jax.devices()[0]
 
 
 def results(work: Work, trips: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The inputs, and the outputs of a loop."""
+    """Inputs and outputs of a loop."""
     inputs = inputs_of(work)
     outputs = jax.tree.leaves(compiled(work, trips)(*inputs))
     return [np.asarray(x, np.float32) for x in inputs], [np.asarray(x, np.float32) for x in outputs]
@@ -50,7 +50,7 @@ WANTED = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collective_goes_along_its_groups(kind: str) -> None:
-    """Two groups of two: devices 0 and 1, 2 and 3."""
+    """Uses two groups of two: devices 0 and 1, devices 2 and 3."""
     work = timer.exchange_work(Exchange(kind, Group(2), 64), jax.devices()[:4])
     (x,), (y,) = results(work, 1)
     assert x.shape == (4, 16 if kind == ALL_GATHER else 32)
@@ -74,12 +74,12 @@ def test_attention_has_the_project_s_kernel(backward: bool) -> None:
     shapes = [(1, 16, 2, 8)] * 3 if backward else [(1, 16, 2, 8), (1, 16, 2)]
     assert [x.shape for x in outputs] == shapes
     assert all(np.isfinite(x).all() and np.any(x) for x in outputs)
-    if not backward:  # the first query sees its own key only
+    if not backward:  # the first query sees only the first key
         np.testing.assert_array_equal(outputs[0][0, 0], inputs[2][0, 0])
 
 
 def test_times_are_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that a loop of n iterations advances by n seconds, and a call not at all."""
+    """Fakes a clock that only iterations of the timed loop advance, by 0.25 s each."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
@@ -92,7 +92,7 @@ def test_times_are_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxptd.calibration.timer.compiled", compiled_loop)
     timer = Timer(jax.devices()[:2], repetitions=3, long_enough=2.0)
     assert timer(Product(4, 4, 4)) == (0.25,) * 3
-    assert now[0] == 3 * 0.25 + 4 * 2.0  # three single trips, and four loops of eight
+    assert now[0] == 3 * 0.25 + 4 * 2.0  # three single iterations and four loops of eight
     assert timer(SmallKernels(5)) == (0.05,) * 3
 
 

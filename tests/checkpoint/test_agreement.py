@@ -28,7 +28,7 @@ START = """
 
 
 def two_processes(code, folder):
-    """Runs code in two processes; `make_state(seed, 2, 2)` is sharded over both."""
+    """Runs code in two processes; `make_state(seed, 2, 2)` shards its arrays over both."""
     start = START.format(root=str(ROOT), tests=str(ROOT / "tests" / "helpers"))
     code = textwrap.dedent(start) + textwrap.dedent(code)
     with socket.socket() as free:
@@ -59,7 +59,7 @@ def _without_gloo(text):
 
 
 def test_any_number_of_processes_restores_what_any_number_saved(tmp_path):
-    """And a full disk of one process fails the save on both; both save again afterwards."""
+    """A full disk on one process fails the save on both; afterwards both can save again."""
     save(tmp_path, 1)
     code = """
         target = abstract(make_state(0, 2, 2))

@@ -1,4 +1,4 @@
-"""The canonical form: the same on every layout; converting to it and back keeps every bit."""
+"""Canonical form: the same on every layout; converting to it and back keeps every bit."""
 
 import functools
 from pathlib import Path
@@ -35,14 +35,14 @@ ALL = {
     "v": V,
     "zero": ZERO,
 }
-SLOW = ("one", "tiles", "tp2", "tp4", "pp2", "loop", "zero")  # alike others
+SLOW = ("one", "tiles", "tp2", "tp4", "pp2", "loop", "zero")  # similar to others
 LAYOUTS = pytest.mark.parametrize(
     "layout",
     [(slow if name in SLOW else pytest.param)(layout, id=name) for name, layout in ALL.items()],
 )
 LAYERS = 5
 SIZES = (f"--model.vocab_size={VOCAB}", f"--model.num_layers={LAYERS}", "--model.dropout=0")
-# The layer in each row of a stack; the second of four model parts has two layers.
+# Which layer each row of a stack holds; the second of the four parts has two layers.
 ROWS = {"pp2": [0, 1, None, 2, 3, 4], "loop": [0, None, 3, None, 1, 2, 4, None]}
 ROWS["v"] = [0, None, 4, None, 1, 2, 3, None]
 
@@ -55,7 +55,7 @@ def make_program(layout: tuple[str, ...]) -> Program:
 
 @functools.cache
 def numbers() -> dict:
-    """Random numbers in the canonical form, which all layouts share; moments are not zero."""
+    """Random values in canonical form, shared by all layouts; the moments are not zero."""
     draw = np.random.default_rng(0)
     return jax.tree.map(
         lambda x: (7 * draw.random(x.shape)).astype(x.dtype), abstract_canonical(make_program(ONE))
@@ -64,13 +64,13 @@ def numbers() -> dict:
 
 @functools.cache
 def drawn(layout: tuple[str, ...]) -> dict:
-    """The state of these numbers."""
+    """State of a layout with the values of `numbers`."""
     program = make_program(layout)
     return from_canonical(program, on_mesh(program, numbers()))
 
 
 def on_mesh(program: Program, canonical: dict) -> dict:
-    """The same numbers as a checkpoint restored onto the program's mesh."""
+    """Places values on the program's mesh, as restoring a checkpoint does."""
     target = abstract_canonical(program)
     return jax.tree.map(lambda x, t: jax.device_put(np.asarray(x), t.sharding), canonical, target)
 
@@ -131,7 +131,7 @@ def test_from_any_layout_to_any_other(layout):
     ("layout", "shards"), [(TP4, 4), slow(ZERO, 8), (PP2, 4)], ids=["tp4", "zero", "pp2"]
 )
 def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, shards):
-    """Sharded over all axes that shard the state, along dims that are not padded."""
+    """Sharding uses all axes that shard the state, along dims that are not padded."""
     program = make_program(layout)
     found = to_canonical(program, drawn(layout))
     want = abstract_canonical(program)
@@ -156,7 +156,7 @@ def test_padding_stays_zero_while_training(layout, rows):
         state, _ = program.train_step(state, {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]})
     named = jax.tree_util.tree_leaves_with_path(state)
     tables = [(path, x) for path, x in named if "tokens.table" in jax.tree_util.keystr(path)]
-    assert len(tables) == 3  # the parameter and its two moments
+    assert len(tables) == 3  # a parameter and its two moments
     for path, x in tables:
         assert x.shape == (rows, 16)
         assert np.abs(x[:VOCAB]).sum(axis=1).all(), path

@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, ranks and ignores."""
+"""Rules for which checkpoints a run keeps, ranks and ignores."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ def test_keeps_the_newest(tmp_path):
     checkpoints = save(tmp_path, 1, 20, 3, 100, keep=2)
     assert checkpoints.steps() == [20, 100]
     assert sorted(os.listdir(tmp_path)) == ["00000020", "00000100"]
-    checkpoints.save(4, make_state(4), description={})  # the one just saved stays, although older
+    checkpoints.save(4, make_state(4), description={})  # just saved, so it stays
     assert checkpoints.steps() == [4, 100]
 
 
@@ -45,7 +45,7 @@ def test_keeps_the_best_beyond_the_newest(tmp_path):
     checkpoints = save_losses(tmp_path / "c", losses, keep=2)
     assert (checkpoints.steps(), checkpoints.best()) == ([5, 6], 5)
     checkpoints = save_losses(tmp_path / "c", {7: 1.0, 8: 1.0, 9: 2.0}, keep=1, keep_best=1)
-    assert (checkpoints.steps(), checkpoints.best()) == ([8, 9], 8)  # of equal ones the newest
+    assert (checkpoints.steps(), checkpoints.best()) == ([8, 9], 8)  # the newest of equals
 
 
 def test_without_a_validation_loss_there_is_no_best(tmp_path):
@@ -79,7 +79,7 @@ def test_later_steps_are_set_aside_and_stay(tmp_path):
     save(tmp_path, 2)
     checkpoints.set_aside_after(1, report=reports.append)
     assert reports[-1].endswith("00000002.aside2")
-    (tmp_path / "00000002.aside").rename(tmp_path / "00000002")  # a person may bring one back
+    (tmp_path / "00000002.aside").rename(tmp_path / "00000002")  # a user may rename it back
     assert newest(tmp_path) == 2
 
 
@@ -126,7 +126,7 @@ def test_no_log_lines(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_importing_starts_no_device():
-    """A run sets the number of simulated devices after its imports, before the first of them."""
+    """A run sets the number of simulated devices after its imports, before JAX starts any."""
     code = """if True:
         from jaxptd import checkpoint
         import jax

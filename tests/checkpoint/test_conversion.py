@@ -1,4 +1,4 @@
-"""Between canonical and stored form, bit for bit; no device holds a whole array on the way."""
+"""Conversion between canonical and stored form, bit for bit; no device holds a whole array."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def info(shape: tuple, held: tuple, *spec: Any, rows: tuple[int, ...] | None = N
 
 
 def layers(shape: tuple, held: tuple, *spec: Any) -> ParamInfo:
-    """A stack in the order of its layers."""
+    """Returns a stack in the order of its layers."""
     return dataclasses.replace(info(shape, held, *spec), stack="blocks")
 
 
@@ -39,7 +39,7 @@ def sharded(info: ParamInfo, layout: Layout, *, lead: int = 0) -> ShardedInfo:
     return ShardedInfo(info, layout.sizes, lead)
 
 
-# Five layers in the rows of two stages: in order, and folded as zb-v has them.
+# Five layers in the rows of two stages: in order, and folded as in zb-v.
 UNEVEN = info((5, 3, 7), (6, 3, 8), "pp", None, "tp", rows=(0, 1, 2, 3, 4))
 FOLDED = info((5, 11, 4, 6), (8, 12, 4, 6), "pp", "tp", None, None, rows=(0, 6, 2, 3, 4))
 EVEN = info((4, 6), (4, 6), "pp", None, rows=(0, 3, 1, 2))
@@ -90,7 +90,7 @@ CASES: list[tuple[Stored, Layout, tuple]] = [
         (None, None, "dp"),
     ),
 ]
-# By default one case of each kind, the dtypes by turns.
+# By default one case of each kind, with the dtypes in rotation.
 DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
 DEFAULT = dict(zip((3, 5, 7, 12, 14, 18), itertools.cycle(DTYPES), strict=False))
 PARAMS = [
@@ -103,7 +103,7 @@ PARAMS = [
 
 
 def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Random bits: also -0.0, infinities and NaNs, which a sum of numbers would change."""
+    """Random bits, including -0.0, infinities and NaNs, which a sum would change."""
     size = jnp.dtype(dtype).itemsize
     bits = np.random.default_rng(0).integers(0, 256, (*shape, size), np.uint8)
     x = bits.view(dtype)[..., 0]
@@ -113,11 +113,11 @@ def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("stored", "layout", "spec", "dtype"), PARAMS)
 def test_every_bit_arrives_in_its_place(stored: Stored, layout: Layout, spec: tuple, dtype) -> None:
-    """Converting the whole array at once gives the same bits, including the padding."""
+    """Compares with converting the whole array at once: same bits, including the padding."""
     mesh = make_mesh(layout)
     form = dataclasses.replace(stored.info, stored_shape=stored.shape, spec=spec, rows=None)
     x = numbers(stored.shape, dtype)
-    bits = x.view(f"uint{8 * x.dtype.itemsize}")  # of numbers it may change the bits of a NaN
+    bits = x.view(f"uint{8 * x.dtype.itemsize}")  # as floats, the bits of a NaN may change
     with jax.enable_x64(dtype == jnp.float64):
         placed = jax.device_put(x, NamedSharding(mesh, P(*spec)))
         held = conversion.from_canonical(stored, form, mesh)(placed)
@@ -140,9 +140,9 @@ GPT = {"num_layers": 5, "hidden_size": 24, "num_heads": 12, "seq_length": 24}
 QWEN = GPT | {"family": "qwen3", "num_kv_heads": 6, "tie_embeddings": False, "num_layers": 6}
 
 
-@functools.cache  # parameters of one shape share a conversion
+@functools.cache  # parameters of equal shape share a conversion
 def largest(convert: Any, x: jax.ShapeDtypeStruct) -> int:
-    """Elements of the largest array in the compiled conversion."""
+    """Number of elements of the largest array in the compiled conversion."""
     text = convert.lower(x).compile().as_text()
     return max(
         math.prod(map(int, found.split(","))) for found in re.findall(r"u32\[([\d,]+)\]", text)
@@ -171,7 +171,7 @@ def test_no_device_holds_more_than_its_parts_and_their_margins(layout: Layout, m
             largest(conversion.to_canonical(stored, form, mesh), held),
         )
         lines, *inner = stored.shape if stored.info.stack else (1, *stored.shape)
-        entry = math.prod(inner[1:])  # a margin has one at least
+        entry = math.prod(inner[1:])  # a margin is at least one entry
         assert found <= 1.5 * part + 2 * lines * entry, stored
         count += 1
     assert count
@@ -179,7 +179,7 @@ def test_no_device_holds_more_than_its_parts_and_their_margins(layout: Layout, m
 
 @pytest.mark.slow
 def test_a_run_that_is_resumed_on_another_layout_prints_no_warning(tmp_path: Path) -> None:
-    """XLA warns of every array that it copies whole to every device on the way."""
+    """XLA warns about every array that it copies whole to every device."""
     first = ["--train.steps=1", "--layout.dp=1", "--layout.tp=2"]
     then = ["--train.steps=2", "--layout.dp=2", "--layout.tp=2", "--layout.zero=1"]
     code = """

@@ -46,7 +46,7 @@ def test_every_file_matters(tmp_path, damage):
     assert len(paths) > 5
     checkpoints = Checkpoints(tmp_path, keep=9)
     with pytest.MonkeyPatch.context() as patch:
-        # Only which checkpoint is chosen matters here, so its arrays are not read.
+        # This test only checks which checkpoint is chosen, so it reads no arrays.
         patch.setattr(saving, "load", lambda path, _: path.name)
         for number, path in enumerate(paths):
             good = path.read_bytes()
@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(tmp_path):
     for step in (4, 5, 6):
         checkpoints.save(step, make_state(step), description={})
     assert sorted(map(int, os.listdir(tmp_path))) == [2, 3, 4, 5, 6]
-    checkpoints.save(3, make_state(3), description={})  # saved again it counts
+    checkpoints.save(3, make_state(3), description={})  # saved again, it counts
     assert_same(checkpoints.restore(3, abstract(make_state())), make_state(3))
-    checkpoints.save(7, make_state(7), description={})  # and is deleted in its turn
+    checkpoints.save(7, make_state(7), description={})  # and is later deleted like any other
     assert sorted(map(int, os.listdir(tmp_path))) == [2, 5, 6, 7]

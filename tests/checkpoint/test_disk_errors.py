@@ -1,4 +1,4 @@
-"""Disks that are full or refuse to write: one line, and earlier checkpoints are unchanged."""
+"""Full disks and failing writes give one line and leave earlier checkpoints unchanged."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_full_disk_leaves_the_previous_ones(tmp_path, monkeypatch, place):
 
 @pytest.mark.slow
 def test_a_real_write_that_fails_is_one_line(tmp_path):
-    """Limits the size of files, small to large, so that orbax fails in different places."""
+    """Limits file sizes, from small to large, so that orbax fails in different places."""
     code = """
         import resource
         save(directory, 1)
@@ -85,7 +85,7 @@ def test_old_checkpoints_that_cannot_be_deleted(tmp_path, monkeypatch):
 
 
 def refuse_to_move(name):
-    """A `Path.rename` that cannot rename `name`."""
+    """Makes `Path.rename` fail for `name`."""
     rename = Path.rename
 
     def guarded(self, to):

@@ -1,4 +1,4 @@
-"""A run with experts continues with another number of devices along ep, and other options."""
+"""Continues a run with experts on another number of devices along ep, with other options."""
 
 import functools
 from pathlib import Path
@@ -30,22 +30,22 @@ def program(layout: Layout) -> FromZeros:
 
 
 def beginning() -> State:
-    """A state of one device with random parameters."""
+    """One-device state with random parameters."""
     state, draw = program(Layout()).init_state(), np.random.default_rng(3).normal
     params = {name: 0.2 * draw(size=p.shape).astype(p.dtype) for name, p in state["params"].items()}
     drawn = {name: jax.device_put(x, state["params"][name].sharding) for name, x in params.items()}
-    return jax.tree.map(jnp.copy, {**state, "params": drawn})  # a step takes no array twice
+    return jax.tree.map(jnp.copy, {**state, "params": drawn})  # a step donates each array once
 
 
 def step(layout: Layout, state: State, number: int) -> tuple[State, list[np.ndarray]]:
-    """The state after step `number`, from 0, and its metrics."""
+    """State after step `number` (counted from 0), and the step's metrics."""
     state, metrics = program(layout).train_step(state, tiny.batch(number))
     return state, [np.asarray(metrics[name]) for name in EACH]
 
 
 @functools.cache
 def uninterrupted() -> tuple[Any, list[list[np.ndarray]]]:
-    """The canonical state of one device after all steps, and each step's metrics."""
+    """Canonical state of one device after all steps, and each step's metrics."""
     state, found = beginning(), []
     for number in range(STEPS):
         state, metrics = step(Layout(), state, number)
@@ -65,7 +65,7 @@ def uninterrupted() -> tuple[Any, list[list[np.ndarray]]]:
 def test_from_ep_1_to_4_to_2_it_goes_on_as_if_nothing_had_been(
     second: Layout, third: Layout, tmp_path: Path
 ) -> None:
-    """The biases that choose experts move by their signs, and have the same bits."""
+    """Biases that choose experts move by signs only, so their bits are equal."""
     expected, metrics = uninterrupted()
     checkpoints, state, layout = Checkpoints(tmp_path, keep=STEPS), beginning(), Layout()
     for number, there in enumerate((Layout(), second, third, third)):

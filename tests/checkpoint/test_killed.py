@@ -1,4 +1,4 @@
-"""Saves killed at any moment: the previous checkpoint or the new one restores."""
+"""Saves killed at any moment: either the previous or the new checkpoint restores."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Manifests whose checksum is right and whose content is wrong: one line each, and no traceback."""
+"""Manifests with a valid checksum and wrong content: one line each, no traceback."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ NO_OBJECT = (None, [], "text", 3, True)
 
 
 def put(*path_and_value):
-    """A change that sets one value in the manifest; FILE is the name of the first file."""
+    """A change that sets one value in the manifest; FILE stands for the first file's name."""
     *path, last, value = path_and_value
 
     def change(manifest):
@@ -140,7 +140,7 @@ def test_wrong_content_is_one_line(checkpoints, change, words):
         restore_path(folder, target)
     assert words in one_line(caught.value, folder)
     store = Checkpoints(checkpoints, keep=9)
-    assert store.best() is None  # without an error, though it reads every manifest
+    assert store.best() is None  # no error, although it reads every manifest
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"1", b'"text"', b"[" * 10**5, b"9" * 10_000])
@@ -154,13 +154,13 @@ def test_what_is_no_object_is_one_line(checkpoints, content):
 
 def test_a_manifest_that_is_far_too_large_is_not_read(checkpoints):
     folder = checkpoints / f"{STEP:08d}"
-    os.truncate(folder / "manifest.json", 2**34)  # sparse
+    os.truncate(folder / "manifest.json", 2**34)  # a sparse file
     with pytest.raises(CheckpointError, match="manifest.json has more than 268435456 bytes"):
         read_description(folder)
 
 
 def a_socket(path):
-    # The whole path may be too long for a socket.
+    # The full path may be too long for a socket.
     with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
         made.bind(path.name)
 
@@ -198,7 +198,7 @@ def test_a_pipe_that_no_manifest_names_is_seen_before_the_arrays_are_read(checkp
     with pytest.raises(CheckpointError, match="arrays/more is a pipe or a device"):
         restore_path(folder, abstract(make_state()))
     (folder / "arrays" / "more").unlink()
-    (folder / "arrays" / "more").touch()  # a file that somebody left there harms nothing
+    (folder / "arrays" / "more").touch()  # a stray regular file does no harm
     restore_path(folder, abstract(make_state()))
 
 

@@ -1,4 +1,4 @@
-"""Restoring one checkpoint: every bit, on any mesh; refused if it does not fit."""
+"""Restores one checkpoint on any mesh, bit for bit; refuses one that does not fit."""
 
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def test_another_model_is_refused_by_the_name_of_its_tensor(
     target = change(abstract(make_state()), name, leaf)
     for restore in (
         lambda: checkpoints.restore(2, target),
-        lambda: checkpoints.restore_newest(target, report=pytest.fail),  # good: never skipped
+        lambda: checkpoints.restore_newest(target, report=pytest.fail),  # good, so never skipped
         lambda: restore_path(tmp_path / "00000002", target),
     ):
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Saving on one layout and restoring on another: bit for bit every ordered pair, then training."""
+"""Saves on one layout, restores on another: bits of every ordered pair, then training."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ LAYOUTS = {
     "zero3 2x2": Layout(dp=2, row=2, col=2, zero=3),
     "zero3 uneven": Layout(pp=2, dp=3, stage_layers=(1, 3), schedule="zb-h1", zero=3),
 }
-DEFAULT = ("zero3 cp", "zero3 2x2")  # the slow tests meet all
+DEFAULT = ("zero3 cp", "zero3 2x2")  # the slow tests cover all layouts
 SIZES = {"num_layers": 4, "hidden_size": 8, "ffn_hidden_size": 12, "batch": 24, "micro_batches": 1}
 
 
@@ -55,7 +55,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 def numbers() -> Any:
-    """A canonical state of random numbers: parameters, moments and step."""
+    """Canonical state of random values: parameters, moments and step."""
     leaves, tree = jax.tree.flatten(abstract_canonical(program("one")))
     draw = np.random.default_rng(0)
     return jax.tree.unflatten(
@@ -65,7 +65,7 @@ def numbers() -> Any:
 
 
 def on(name: str, canonical: Any) -> State:
-    """The state of a layout, from a canonical state on any devices."""
+    """State of a layout, from a canonical state on any devices."""
     target = abstract_canonical(program(name))
     placed = jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), canonical, target)
     return from_canonical(program(name), placed)
@@ -73,7 +73,7 @@ def on(name: str, canonical: Any) -> State:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoints]:
-    """Returns the checkpoint that a layout saved of the state of `numbers`, from its own form."""
+    """Returns a function that saves the state of `numbers` from a layout's stored form."""
 
     @functools.cache
     def save(name: str) -> Checkpoints:
@@ -88,7 +88,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoin
 
 
 def check_same_bits(saved: Callable[[str], Checkpoints], names: Iterable[str], there: str) -> None:
-    """All restored states are equal, so only the last one is converted to the layout and back."""
+    """Checks that all restored states are equal, then converts the last to the layout and back."""
     state, target = numbers(), abstract_canonical(program(there))
     for here in names:
         if here != there:
@@ -121,14 +121,14 @@ BEFORE, AFTER = 2, 2  # steps
 
 @functools.cache
 def rows(step: int) -> dict[str, np.ndarray]:
-    """The batch of a step, from 0."""
+    """Batch of a step, counted from 0."""
     shape = (SIZES["batch"], tiny.MODEL.seq_length + 1)
     ids = np.random.default_rng(step).integers(0, tiny.VOCAB, shape).astype(np.int32)
     return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def steps(name: str, state: State, numbers: range) -> tuple[State, list[tuple[float, float]]]:
-    """The state after these steps, with loss and gradient norm of each."""
+    """State after these steps, with each step's loss and gradient norm."""
     found = []
     for step in numbers:
         state, metrics = program(name).train_step(state, program(name).place(rows(step)))
@@ -138,7 +138,7 @@ def steps(name: str, state: State, numbers: range) -> tuple[State, list[tuple[fl
 
 @functools.cache
 def begun(name: str) -> Any:
-    """A layout's canonical state after its first steps, as numpy arrays."""
+    """Canonical state of a layout after its first steps, as numpy arrays."""
     state = Program(program(name).config, program(name).mesh).init_state()
     state, _ = steps(name, state, range(BEFORE))
     return jax.tree.map(np.asarray, to_canonical(program(name), state))
@@ -165,5 +165,5 @@ def check_training_continues(here: str, there: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there"), list(itertools.pairwise((*LAYOUTS, "one"))))
 def test_the_curve_goes_on_from_every_layout_to_the_next(here, there, tmp_path) -> None:
-    """Every two layouts are held to the same bits above."""
+    """Tests neighbours only, since every pair is compared bit for bit above."""
     check_training_continues(here, there, tmp_path)

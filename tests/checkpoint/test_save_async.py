@@ -1,4 +1,4 @@
-"""Saving in the background: the step may change the state, and a failure is raised once."""
+"""Saves in the background: the step may change the state, and a failure is raised once."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ from jaxptd.checkpoint.checkpoints import GRACE, Background
 
 
 class Held:
-    """Replaces a function by one that waits for `let_go` before it calls the original."""
+    """Replaces a function with one that waits for `let_go` before it calls the original."""
 
     def __init__(self, monkeypatch, owner, name):
         self.called, self.let_go, self.times = threading.Event(), threading.Event(), 0
@@ -47,13 +47,13 @@ def sealing(monkeypatch):
 def test_the_caller_goes_on_while_files_are_written(tmp_path, sealing):
     checkpoints = Checkpoints(tmp_path, keep=9)
     checkpoints.save_async(1, make_state(1), description={})
-    assert sealing.called.wait(60)  # while this thread continues
+    assert sealing.called.wait(60)  # while this thread goes on
     assert checkpoints.steps() == []
     sealing.let_go.set()
     checkpoints.wait()
     assert checkpoints.steps() == [1]
     assert_same(checkpoints.restore(1, abstract(make_state())), make_state(1))
-    checkpoints.wait()  # there is nothing to wait for
+    checkpoints.wait()  # nothing is left to wait for
 
 
 def test_what_the_step_donates_is_saved_as_it_was(tmp_path):
@@ -66,7 +66,7 @@ def test_what_the_step_donates_is_saved_as_it_was(tmp_path):
     for number in range(1, 6):
         state = jax.block_until_ready(step(state))
         checkpoints.save_async(number, state, description={})
-        state = jax.block_until_ready(step(step(step(step(state)))))  # also into its own buffers
+        state = jax.block_until_ready(step(step(step(step(state)))))  # reuses its buffers
     checkpoints.wait()
     for number in range(1, 6):
         expected = np.arange(2.0**18, dtype=np.float32).reshape(512, 512) * (-1) ** number
@@ -128,7 +128,7 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_the_writer(tmp_path, monkey
     with pytest.raises(ZeroDivisionError), checkpoints:
         checkpoints.save_async(2, make_state(2), description={})
         _ = 1 / 0
-    assert checkpoints.steps() == [2]  # it waited
+    assert checkpoints.steps() == [2]  # leaving the context waited for the save
 
 
 def test_nothing_is_left_running(tmp_path):
@@ -141,7 +141,7 @@ def test_nothing_is_left_running(tmp_path):
 
 @pytest.mark.parametrize("error", [slow(""), "KeyboardInterrupt"])
 def test_the_process_ends_quietly(tmp_path, error):
-    """Also after Ctrl-C during a save, which is completed first."""
+    """Ctrl-C during a save also ends quietly, after the save completes."""
     code = """
         with Checkpoints(directory, keep=9) as checkpoints:
             checkpoints.save_async(1, make_state(1), description={})

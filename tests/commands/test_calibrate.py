@@ -29,7 +29,7 @@ from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, accelerators, find_accelerator
 from jaxptd.hardware.table import PACKAGED, read_figures
 
-# Large enough to take more than some launches, which the cost model knows.
+# Large enough to take longer than a few kernel launches, whose time the cost model includes.
 TINY = SampleSizes(
     products=((256, 256, 256),), passes=(2**18,), attention=((64, 2),), exchanges=(2**18,)
 )
@@ -39,7 +39,7 @@ ROW = ROWS / "h100_calibration.csv"
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two devices with samples that take no time."""
+    """Shrinks the samples of two devices so that they take no time."""
     monkeypatch.setattr(calibration, "CPU", TINY)
     quick = functools.partial(Timer, repetitions=2, long_enough=0.0)
     monkeypatch.setattr(calibration, "Timer", quick)
@@ -55,7 +55,7 @@ def test_a_calibration_is_a_hardware_file(
     assert command.main(["calibrate", "--out", str(out), "--gpu", "h200", "--json"]) == 0
     printed, shown = capsys.readouterr()
     found = json.loads(printed)
-    assert shown.count("\n") == 1  # others come after ten seconds, and the clock stands
+    assert shown.count("\n") == 1  # the next line comes after ten seconds; the clock stands still
     assert (found["out"], found["name"], found["simulated"]) == (str(out), "here", True)
     assert found["machine"]["devices"] == found["machine"]["node"] == 2
     assert len(found["samples"]) == 4 + 4 + 3
@@ -99,7 +99,7 @@ def test_a_calibration_is_a_hardware_file(
 def test_what_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The times of A100s, with the limits of A100s, give the shares in the table."""
+    """Predicted times of A100s, divided by the limits of A100s, give the shares in the table."""
     monkeypatch.setattr(calibration, "measure", measured_a100)
     out = tmp_path / "a.yaml"
     argv = ["calibrate", "--out", str(out), "--gpu", "a100", "--name", "node-1"]
@@ -119,7 +119,7 @@ def test_what_is_printed(
 
 
 def measured_a100(samples: list[Sample], *_: object, **__: object) -> object:
-    """Times of two A100s; long ones, so that tiny samples tell something."""
+    """Times of two A100s on large samples, since tiny ones tell nothing."""
     a100 = Cluster(find_accelerator("a100"), 2)
     larger = {Pass: Pass(2**30), Product: Product(8192, 8192, 8192)}
     found = [larger.get(type(sample), sample) for sample in samples]
@@ -133,7 +133,7 @@ def nothing(samples: list[Sample], *_: object, **__: object) -> object:
 
 
 class FakeTimer:
-    """Takes a second of a clock for each sample, and returns a known machine's times."""
+    """Advances a clock by a second per sample, and returns a known machine's times."""
 
     def __init__(self, clock: list[float]) -> None:
         self.clock = clock
@@ -170,7 +170,7 @@ def test_no_sample_begins_after_the_deadline(clock: list[float]) -> None:
 
 
 def test_what_was_not_measured_says_why(clock: list[float]) -> None:
-    """An A100 whose attention fails, out of time before its last pass."""
+    """Attention fails on this A100, and time runs out before its last pass."""
     samples = [Product(8192, 8192, 8192), Attention(16, 1), Pass(2**30), Pass(2**31)]
     timed, left = calibration.measure(samples, FakeTimer(clock), deadline=2.5, show=lambda _: None)
     figures = read_figures(PACKAGED)["a100"]

@@ -1,4 +1,4 @@
-"""Reading a config from YAML and options; errors are one line with the field and the remedy."""
+"""Reads a config from YAML and options; errors are one line with the field and the remedy."""
 
 import dataclasses
 import re
@@ -114,7 +114,7 @@ def test_help_shows_every_field_with_its_default(capsys):
         found = re.search(entry, text.partition(" options: ")[2])
         assert found, field
         assert found[1] == ("null" if default is None else str(default)), field
-    assert "Path to a configuration file" not in text  # no option that is a whole section
+    assert "Path to a configuration file" not in text  # no option sets a whole section
 
 
 # --- Errors in options

@@ -1,4 +1,4 @@
-"""The completion scripts, made once; bash runs its own."""
+"""Completion scripts, generated once; bash runs the one for bash."""
 
 import argparse
 import re
@@ -13,12 +13,12 @@ from jaxptd.config.files import packaged_configs
 
 @pytest.fixture(scope="module")
 def scripts():
-    """Shell -> script."""
+    """Completion script of each shell."""
     return {shell: completion_script(shell) for shell in SCRIPTS}
 
 
 def completed(script: str, *words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """Completions that bash offers for the last word."""
     line = " ".join(f"'{word}'" for word in words)
     code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _jaxptd\n"
     code += 'printf "%s\\n" "${COMPREPLY[@]}"'
@@ -39,7 +39,7 @@ def test_bash_completes_commands_options_and_values(scripts):
     assert completed(bash, "jaxptd", "generate", "--platform", "c") == ["cpu"]
     assert completed(bash, "jaxptd", "verify", "--config", "quick") == ["quickstart"]
     assert completed(bash, "jaxptd", "completion", "") == ["bash", "zsh", "fish"]
-    assert completed(bash, "jaxptd", "mesh", "READ") == []  # a file: bash does that
+    assert completed(bash, "jaxptd", "mesh", "READ") == []  # bash itself completes files
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)

@@ -1,4 +1,4 @@
-"""`jaxptd data` writes the tokens that training would have read."""
+"""`jaxptd data` writes the tokens that training would read."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_tokenized_once_or_every_time_is_the_same(folder, capsys, monkeypatch):
         == [*b"one document", 256, *b"two", 256, *b"three", 256]
     )
     assert printed.out == "t.bin: 23 tokens from 2 files; vocabulary 257, end of document 256\n"
-    assert printed.err == ""  # progress is shown after ten seconds, and the clock stands
+    assert printed.err == ""  # progress appears after ten seconds; the clock stands still
 
 
 def test_the_corpus_of_a_config(folder, capsys):

@@ -1,4 +1,4 @@
-"""`--help` fits on a screen; `--help-all` lists every option."""
+"""`--help` fits on one screen; `--help-all` lists every option."""
 
 import pytest
 
@@ -59,12 +59,12 @@ def test_short_help_shows_defaults(name, capsys):
 
 
 def test_the_same_words_are_everywhere(capsys):
-    """`--json` and `--quiet` in all that print a result, `--config` in all that can use one."""
+    """Commands that print a result take `--json` and `--quiet`; those of a config, `--config`."""
     pictures = {"mesh", "pipeline", "plan", "profile", "memory", "comms"}
     for command in COMMANDS[:-1]:
         text = " ".join(shown(command, "--help", capsys))
         wanted = ["--json", "--quiet", "--config", "--run-dir"]
-        if command.name in ("convert", "plan"):  # they need no config
+        if command.name in ("convert", "plan"):  # these need no config
             wanted = wanted[:2]
         assert [word for word in wanted if f" {word} " not in text] == [], command.name
         assert (" --picture " in text) == (command.name in pictures)

@@ -1,4 +1,4 @@
-"""Options override files in any order, also those of `load_config`; `--print_config`."""
+"""Options override files in any order, also in `load_config`; tests `--print_config`."""
 
 import itertools
 
@@ -58,7 +58,7 @@ def test_fields_of_a_sections_section_override_each_other_one_by_one(tmp_path):
     a, b, c = (f"--config={tmp_path / name}" for name in texts)
     assert read(a).model.rope == Rope(5.0, "linear", 2.0)
     assert read(a, b).model.rope == Rope(5.0, "linear", 4.0)
-    assert read(a, b, c).model.rope == Rope()  # the family's
+    assert read(a, b, c).model.rope == Rope()  # the family's default
     assert read(a, c, b, "--model.rope.scaling=linear").model.rope == Rope(1e4, "linear", 4.0)
     options = ["--model.rope.scaling=null", "--model.rope.factor=null"]
     assert read(a, *options).model.rope == Rope(5.0)

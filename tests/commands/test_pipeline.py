@@ -75,7 +75,7 @@ def test_quiet_prints_the_numbers_without_the_table(capsys, wide):
 
 def test_json_has_the_numbers(capsys):
     found = numbers(capsys, "--schedule", "interleaved", "--virtual-stages", "3")
-    assert 27 < found.pop("time_as_run") <= 54 * 2 / 3  # at most a backward's time per tick
+    assert 27 < found.pop("time_as_run") <= 54 * 2 / 3  # a tick takes at most as long as a backward
     assert found == {
         "schedule": "interleaved",
         "stages": 4,

@@ -12,7 +12,7 @@ def read(*argv: str, new: bool = False):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run's directory."""
+    """Directory of a run."""
     (tmp_path / "run").mkdir()
     text = "train: {steps: 7, run_dir: elsewhere}\nlayout: {dp: 2}\n"
     (tmp_path / "run" / "config.yaml").write_text(text)

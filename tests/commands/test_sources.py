@@ -22,7 +22,7 @@ from jaxptd.train import main as train
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home: ~/m is a model of text, ~/n is one without a tokenizer, ~/i is one of images."""
+    """Home directory: ~/m holds a text model, ~/n one without a tokenizer, ~/i an image model."""
     folder = tmp_path_factory.mktemp("home")
     write_tokenizer(write_directory(folder / "m", gpt2_tensors()), WORDS)
     write_directory(folder / "n", gpt2_tensors())

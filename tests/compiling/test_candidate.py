@@ -1,4 +1,4 @@
-"""Figures of compiled steps: unrolled ones from two depths, what is hidden, a real compile."""
+"""Figures of compiled steps: unrolled layers from two depths, overlap, a real compile."""
 
 import dataclasses
 import importlib.util
@@ -30,7 +30,7 @@ def with_model(**fields: object) -> Config:
 
 @pytest.fixture
 def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The depths that are compiled, by a compiler for which a layer is 7 bytes."""
+    """Depths that are compiled, by a fake compiler that counts 7 bytes per layer."""
     found: list[int] = []
 
     def figures(config: Config, memory: int) -> Figures:

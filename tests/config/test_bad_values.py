@@ -1,4 +1,4 @@
-"""Bad values given in Python: refused where the config is made, with the field and the remedy."""
+"""Bad values passed in Python: constructing the config names the field and the remedy."""
 
 import dataclasses
 import math
@@ -23,9 +23,9 @@ from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 
 LONG = "a" * 200_000
-HUGE = 10**10_000  # more digits than Python writes
+HUGE = 10**10_000  # more digits than Python converts to text
 
-# A section, the values of its fields, and pieces of the message.
+# A section, the values of its fields, and parts of the message.
 VALUES = [
     (ModelConfig, {"family": "ul2"}, "model.family=ul2: use one of gpt"),
     (ModelConfig, {"attention": "flash"}, "model.attention=flash: use one of auto, xla, cudnn"),
@@ -218,11 +218,11 @@ def test_a_dict_that_is_no_config_is_refused(sections, words) -> None:
     assert words in refusal(from_dict, sections)
 
 
-# --- Every field of every section, whatever is added
+# --- Every field of every section, including future ones
 
 
 def fields(*kinds: type) -> list:
-    """The fields whose values may be of one of these types, with their sections."""
+    """Fields that accept one of these types, with their sections."""
     found = []
     for section in dataclasses.fields(Config):
         for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_no_field_takes_a_value_of_another_type(value) -> None:
     for section in dataclasses.fields(Config):
         for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
             if "sections" in field.metadata and value == {}:
-                continue  # a section without fields is what the family has
+                continue  # an empty section means the family's default
             message = refusal(section.type, **{field.name: value})
             assert message.startswith(f"{section.name}.{field.name}=")
 

@@ -1,4 +1,4 @@
-"""Options of a block: presets of families, and options that do not fit each other."""
+"""Options of a block: family presets, and options that conflict."""
 
 import dataclasses
 from typing import Any
@@ -22,15 +22,15 @@ YARN = {
 def test_a_family_is_its_options_spelled_out(family: str) -> None:
     preset = ModelConfig(family=family)
     spelled = {**FAMILIES[family], "rope": preset.rope}
-    spelled["attention_scale"] = preset.block.attention_scale  # null is a rule
+    spelled["attention_scale"] = preset.block.attention_scale  # null stands for a formula
     own = {
         name: spelled.pop(name) for name in ("encoder_decoder", "images", "moe") if name in spelled
     }
-    if own:  # sections that no other family has
+    if own:  # sections that only this family has
         assert ModelConfig(family=family, **own, **spelled).block == preset.block
         return
     loops = {"looped": preset.block.looped, "loops_keep_inputs": preset.block.loops_keep_inputs}
-    for other in ("gpt", "llama"):  # whose stacks of layers may have other depths
+    for other in ("gpt", "llama"):  # these allow other depths of the stacks
         found = ModelConfig(family=other, **spelled).block
         assert dataclasses.replace(found, **loops) == preset.block
 
@@ -45,7 +45,7 @@ def test_a_family_is_its_options_spelled_out(family: str) -> None:
         ({"num_layers": 2, "scan_layers": False}, False, False),
         ({"num_layers": 1}, False, False),
         ({"family": "t5", "num_layers": 2, "encoder_decoder.num_layers": 1}, False, False),
-        ({"family": "swin"}, False, False),  # a pair of blocks in some levels
+        ({"family": "swin"}, False, False),  # some levels have only one pair of blocks
         ({"family": "swin", "images.depths": (4, 4, 4, 4)}, True, True),
     ],
     ids=str,
@@ -191,7 +191,7 @@ def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
 def test_a_norm_of_queries_and_keys_is_a_choice_wider_than_true_and_false(
     text: str, value: object, tmp_path
 ) -> None:
-    """As an option and in a file."""
+    """Sets it by an option and in a file."""
     path = tmp_path / "run.yaml"
     path.write_text(f"model: {{qk_norm: {text}}}\n")
     found = load_config(str(path)), load_config("test-tiny", [f"--model.qk_norm={text}"])

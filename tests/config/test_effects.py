@@ -1,4 +1,4 @@
-"""Fields without effect: refused where only a pipeline or a grid has them, else named."""
+"""Fields without effect: refused if only a pipeline or a grid uses them, otherwise named."""
 
 import dataclasses
 
@@ -94,7 +94,7 @@ def test_defaults_are_never_named() -> None:
 
 @pytest.mark.parametrize("ep", [1, 2])
 def test_collective_matmul_has_an_effect_on_experts_without_tp(ep: int) -> None:
-    """Tokens hop over ep; sequence parallelism, which it needs, comes with it."""
+    """Tokens hop over ep, so the field and the sequence parallelism it needs have an effect."""
     model = ModelConfig(family="mixtral", moe={"num_experts": 4, "top_k": 2})
     layout = Layout(ep=ep, sequence_parallel=True, collective_matmul=True)
     found = [sentence for sentence in without_effect(model, layout) if "has no effect" in sentence]

@@ -1,4 +1,4 @@
-"""YAML is read as plain values only; the table of bad files is in tests/front_door."""
+"""YAML is read as plain values only; tests/front_door has the table of bad files."""
 
 import pytest
 
@@ -38,13 +38,13 @@ def test_the_largest_file_is_read_and_a_larger_one_is_not(path, monkeypatch) -> 
     monkeypatch.setattr(files, "LARGEST", len(content))
     assert load_config(path).train.steps == 3
     path.write_text(content + " ")
-    monkeypatch.setattr(files, "open", None, raising=False)  # it is not even opened
+    monkeypatch.setattr(files, "open", None, raising=False)  # the file is not even opened
     with pytest.raises(UserError, match=r"run.yaml has 18 bytes, but a config at most 17"):
         read_yaml(str(path))
 
 
 def test_as_many_values_as_are_allowed(path, monkeypatch) -> None:
-    path.write_text("data: {source: [a, b]}")  # with sections and keys, seven values
+    path.write_text("data: {source: [a, b]}")  # seven values, counting sections and keys
     monkeypatch.setattr(files, "MOST_VALUES", 7)
     assert load_config(path).data.source == ["a", "b"]
     monkeypatch.setattr(files, "MOST_VALUES", 6)

@@ -1,4 +1,4 @@
-"""A layout that cannot run a model is an error with the remedy; sizes need not split."""
+"""A layout that cannot run a model is an error with a remedy; sizes need not divide evenly."""
 
 import dataclasses
 import re
@@ -43,16 +43,16 @@ def test_a_model_that_a_layout_cannot_run(model, layout, words):
 def test_a_model_that_splits():
     check_layout(MODEL, Layout(tp=3, dp=5, sequence_parallel=True))
     check_layout(dataclasses.replace(MODEL, ffn_hidden_size=7), Layout(tp=2))  # it is padded
-    check_layout(dataclasses.replace(MODEL, num_kv_heads=6), Layout(tp=4))  # and heads are
+    check_layout(dataclasses.replace(MODEL, num_kv_heads=6), Layout(tp=4))  # heads are padded
     check_layout(dataclasses.replace(MODEL, seq_length=16), Layout(col=4))
-    check_layout(MODEL, Layout(tp=2))  # an odd sequence matters only where it is cut
+    check_layout(MODEL, Layout(tp=2))  # tp alone does not split the odd sequence
     assert Config(model=MODEL, layout=Layout(tp=3)).layout.num_devices == 3
     for layout in (Layout(cp=2), Layout(tp=2, sequence_parallel=True), Layout(row=2, col=2)):
-        check_layout(MODEL, layout)  # nor where it is: it is padded
+        check_layout(MODEL, layout)  # these do, and pad it
 
 
 REMEDIES = [
-    # What does not fit, and the field whose numbers the message gives.
+    # What does not fit, and the text before the numbers that the message proposes.
     ("model.hidden_size=250", {"model.num_heads": 8}, "model.num_heads that divides 250 ("),
     ("model.hidden_size=250", {"model.num_heads": 8}, "model.hidden_size="),
     ("model.hidden_size=5", {"model.num_heads": 8}, "model.hidden_size="),
@@ -66,7 +66,7 @@ REMEDIES = [
 
 @pytest.mark.parametrize(("field", "others", "before"), REMEDIES)
 def test_each_number_of_a_remedy_is_one(field, others, before):
-    """What the line proposes is put in, number by number, and nothing else is wrong."""
+    """Tries each number that the message proposes; each leaves nothing else wrong."""
     name, number = field.split("=")
     values = {"model.hidden_size": 240, "model.num_heads": 4, **others, name: int(number)}
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""Configs found by name: packaged ones, files of the current directory before them."""
+"""Configs found by name: files in the current directory come before packaged ones."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ OFFERED = [name for name in NAMES if not name.startswith("test-")]
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """An empty current directory."""
+    """Moves to an empty current directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""`Config`: sections that fit each other, conversion to nested dicts and back."""
+"""`Config`: sections that fit each other; conversion to nested dicts and back."""
 
 import dataclasses
 import importlib

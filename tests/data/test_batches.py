@@ -1,4 +1,4 @@
-"""The sequences of a step: pure in (seed, sample number), each window once per epoch."""
+"""Sequences of a step: pure in (seed, sample number), each window once per epoch."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from jaxptd.errors import UserError
 
 
 def make(num_tokens, seq_length, *, seed=0, kind=ShuffledWindows):
-    """Windows over tokens that are their own indices."""
+    """Windows over tokens that equal their indices."""
     seeds = {"seed": seed} if kind is ShuffledWindows else {}
     return kind(np.arange(num_tokens), seq_length, vocab_size=num_tokens, **seeds)
 

@@ -1,4 +1,4 @@
-"""What distinguishes the data of a run from other data."""
+"""Identity of a run's data: what distinguishes it from other data."""
 
 import numpy as np
 import pytest

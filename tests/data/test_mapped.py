@@ -34,7 +34,7 @@ def empty(path):
 
 def write_over(path):
     path.write_bytes(bytes(200))
-    os.utime(path, ns=(0, 0))  # even if it is written at once after it was opened
+    os.utime(path, ns=(0, 0))  # a new time, even if written right after it was opened
 
 
 def append(path):
@@ -53,14 +53,14 @@ def test_a_file_that_was_written_to_is_named_before_it_is_read(paths, change, co
     with pytest.raises(UserError, match=rf"data\.source: {last} was changed while the run read it"):
         data.rows(number)
     if count == 2:
-        assert data.rows(np.array([0])).max() == 19  # of the other file
+        assert data.rows(np.array([0])).max() == 19  # comes from the other file
 
 
 def test_a_file_that_was_deleted_or_replaced_can_still_be_read(paths):
     data = windows(paths)
     expected = data.rows(np.arange(20))
     paths[0].unlink()
-    write_bin(paths[1], np.zeros(7, np.int64))  # another file of that name
+    write_bin(paths[1], np.zeros(7, np.int64))  # a new file with the same name
     assert np.array_equal(data.rows(np.arange(20)), expected)
 
 

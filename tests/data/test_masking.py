@@ -1,4 +1,4 @@
-"""Masked language modelling of pairs: exact shares, marks, labels, and the corpus behind it."""
+"""Masked language modelling of pairs: exact shares, marks, labels, and the restored corpus."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from jaxptd.data import ByteTokenizer, MaskedPairs, ShuffledWindows, WindowsInOr
 from jaxptd.data.objectives import MASK_TOKENS, MaskIds
 from jaxptd.errors import UserError
 
-ORDINARY = 5000  # ids of the corpus are below, each token's is its place
+ORDINARY = 5000  # ids of the corpus are smaller and equal their positions
 PAD, CLS, SEP, MASK, END = range(ORDINARY, ORDINARY + 5)
 IDS = MaskIds(pad=PAD, cls=CLS, sep=SEP, mask=MASK, end_of_document=END, vocab_size=ORDINARY + 5)
 LENGTH = 63
@@ -24,7 +24,7 @@ def make(seq_length=LENGTH, **shares):
 
 
 def windows(tokens=None, *, seq_length=LENGTH, seed=None):
-    """Windows over tokens that are their own positions, unless given."""
+    """Windows over the given tokens; by default tokens equal their positions."""
     tokens = np.arange(ORDINARY) if tokens is None else tokens
     if seed is None:
         return WindowsInOrder(tokens, seq_length - 3, IDS.vocab_size)
@@ -36,12 +36,12 @@ def fields(numbers=range(2000), *, seed=0, objective=None, samples=None):
 
 
 def restored(batch):
-    """The tokens before they were masked."""
+    """Tokens before they were masked."""
     return np.where(batch["targets"] >= 0, batch["targets"], batch["tokens"])
 
 
 def split(batch):
-    """For each sample its A and its B, restored."""
+    """Yields A and B of each sample, restored."""
     for tokens, types in zip(restored(batch), batch["token_types"], strict=True):
         yield tokens[types == 0][1:-1], tokens[types == 1][:-1]
 
@@ -71,7 +71,7 @@ def test_a_and_b_are_of_the_corpus_and_the_label_says_whether_b_follows():
         assert (a == row[: len(a)]).all()
         assert (np.diff(b) == 1).all()
         assert (b[0] == a[-1] + 1) == (label == 0)
-        assert label == 0 or (b[0] - row[0]) % WINDOW == len(a)  # where another window would go on
+        assert label == 0 or (b[0] - row[0]) % WINDOW == len(a)  # B continues another window
 
 
 def test_half_of_the_samples_are_swapped_and_every_split_and_other_window_is_drawn():
@@ -103,7 +103,7 @@ def test_exactly_the_share_is_predicted():
     targets = fields()["targets"]
     assert ((targets >= 0).sum(1) == TO_PREDICT).all()
     assert targets.min() == -1
-    places = (targets >= 0).sum(0)[2:-2]  # the marks behind A are spread evenly
+    places = (targets >= 0).sum(0)[2:-2]  # SEP after A is equally likely everywhere
     assert places == pytest.approx(2000 * TO_PREDICT / WINDOW, rel=0.25)
 
 

@@ -1,4 +1,4 @@
-"""Mixtures: which source a sample is from, in which proportion, and configs that are refused."""
+"""Mixtures: the source of each sample, proportions, and configs that are refused."""
 
 import functools
 import json
@@ -14,15 +14,15 @@ from jaxptd.data.mixture import PERIOD, counts_of, make_period, seed_of
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import UserError
 
-EVENNESS = 8  # samples by which a source may be off its share, in any number of samples in a row
+EVENNESS = 8  # most samples by which a source may miss its share, over any run of samples
 
 
-SIZES = (90, 60, 31)  # tokens of each source
+SIZES = (90, 60, 31)  # tokens in each source
 
 
 @functools.cache
 def make(weights=(0.7, 0.2, 0.1), *, sizes=SIZES, seq_length=4, seed=0, kind=ShuffledWindows):
-    """A mixture of corpora whose ids are 1000 * source + a token's place."""
+    """Mixture of corpora whose ids are 1000 * source + position."""
     parts = [
         kind(
             1000 * source + np.arange(size),
@@ -35,7 +35,7 @@ def make(weights=(0.7, 0.2, 0.1), *, sizes=SIZES, seq_length=4, seed=0, kind=Shu
     return Mixture(tuple(parts), tuple(weights), seq_length=seq_length, seed=seed)
 
 
-# ---- which source, in which proportion ----------------------------------------------------------
+# ---- sources and proportions --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 0.013, 2.5, 1e-4)])
@@ -46,7 +46,7 @@ def test_every_run_of_samples_has_the_shares(weights, seed=5):
         assert abs(period.counts[source] - share * PERIOD) <= 1
         counted = np.concatenate([[0], np.cumsum(period.sources == source)])
         off = counted - ramp * (period.counts[source] / PERIOD)
-        assert off.max() - off.min() < EVENNESS  # between any two places
+        assert off.max() - off.min() < EVENNESS  # over any interval
 
 
 def test_the_sequence_goes_on_seamlessly_after_a_period():

@@ -201,7 +201,7 @@ def test_the_vocabulary_of_a_config_has_them():
 
 
 def word_level(path, *names):
-    """A tokenizer that has these tokens, at ids 10, 11 and so on, and an end of document, 3."""
+    """Tokenizer with these tokens, at ids 10, 11 and so on, and end of document at 3."""
     vocabulary = {"<eos>": 3, "a": 4} | {name: 10 + place for place, name in enumerate(names)}
     model = tokenizers.models.WordLevel(vocabulary, unk_token="<eos>")
     tokenizers.Tokenizer(model).save(str(path))

@@ -1,4 +1,4 @@
-"""`open_data`: the two splits of a corpus, and configs that it refuses."""
+"""`open_data`: the two splits of a corpus, and configs that are refused."""
 
 import contextlib
 import subprocess
@@ -25,7 +25,7 @@ def open_bytes(source, *, fraction=0.25, seq_length=4, vocab_size=257) -> Data:
 @pytest.fixture
 def text(tmp_path) -> str:
     path = tmp_path / "a.txt"
-    path.write_text("0123456789abcdefghi")  # 20 tokens with its end
+    path.write_text("0123456789abcdefghi")  # 20 tokens including the end
     return str(path)
 
 
@@ -71,7 +71,7 @@ def test_an_id_outside_the_vocabulary_is_found_at_once(tmp_path, place):
 @pytest.mark.parametrize(("place", "found"), [(0, True), (99, True), (39, False)])
 def test_of_very_many_ids_a_part_is_looked_at_at_once(tmp_path, monkeypatch, place, found):
     monkeypatch.setattr(ids_module, "BLOCK", 10)
-    monkeypatch.setattr(ids_module, "SCANNED", 30)  # of 100: the first, the last and [45, 55)
+    monkeypatch.setattr(ids_module, "SCANNED", 30)  # scans 10 ids at each end and [45, 55)
     ids = np.zeros(100, np.int64)
     ids[place] = 300
     write_bin(tmp_path / "a.bin", ids)

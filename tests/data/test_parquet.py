@@ -1,4 +1,4 @@
-"""Parquet files: the same documents and prompts as the same records in jsonl."""
+"""Parquet files give the same documents and prompts as the same records in jsonl."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Records with prompts: their tokens, which of them are targets, and sources that have none."""
+"""Records with prompts: their tokens, which of these are targets, sources without prompts."""
 
 import csv
 import gzip
@@ -43,7 +43,7 @@ def opened(path, *, seq_length=5, fraction=0.0, **fields):
 
 
 def expected(records):
-    """Ids of the corpus, and for each whether it is counted, token by token."""
+    """Ids of the corpus, and whether the loss counts each of them."""
     pairs = []
     for prompt, answer in records:
         pairs += [(token, False) for token in prompt.encode()]
@@ -89,17 +89,17 @@ def test_without_prompts_every_token_is_a_target():
 
 
 def test_records_are_packed_and_kept_apart(tmp_path):
-    """A window has the ends of several records; what crosses into a prompt is not counted."""
+    """A window holds several ends of records; targets that cross into a prompt do not count."""
     data = opened(write(tmp_path / "a.jsonl", RECORDS * 3), seq_length=40, documents="apart").train
     (row,), (targets,) = data.rows([0]), data.targets([0])
     segments = number_documents(row[None, :-1], END)[0]
-    after = np.flatnonzero(row[:-1] == END) + 1  # the places where records begin
+    after = np.flatnonzero(row[:-1] == END) + 1  # where records begin
     assert len(after) > 2
     assert (np.diff(segments)[after[after < 40] - 1] == 1).all()
     first = ByteTokenizer().decode(row[after[0] :]).split("\n")[0]
     prompt = next(prompt for prompt, answer in RECORDS if prompt + answer == first)
     assert set(targets[after[0] - 1 :][: len(prompt.encode())].tolist()) <= {-1}
-    assert (targets[row[1:] == END] == END).all()  # that a record ends is learnt
+    assert (targets[row[1:] == END] == END).all()  # the model learns where a record ends
 
 
 def test_a_split_of_prompts_alone_is_an_error(tmp_path):
@@ -155,7 +155,7 @@ def test_a_prompt_that_is_not_read_is_said(tmp_path, field, suffix):
 
 
 def write_records(path, records):
-    """Writes records in the format that the name says."""
+    """Writes records in the format that the file's name states."""
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(records), path)
     elif path.suffix in (".csv", ".tsv"):

@@ -1,4 +1,4 @@
-"""Files that are not what their names say are reported, with what to do."""
+"""Files whose content does not match their name are reported, with the remedy."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ from jaxptd.data.token_files import open_token_file
 from jaxptd.errors import UserError
 
 LINE = json.dumps({"text": "a text of some words " * 9}).encode() + b"\n"
-GZ = gzip.compress(LINE, mtime=0)  # no time in the names of the tests
+GZ = gzip.compress(LINE, mtime=0)  # keeps the time out of test ids
 RARE = np.where(np.arange(4000) % 9, 3, 300)  # one id in nine is above 31
 
 

@@ -1,4 +1,4 @@
-"""The files that a source names, and their order."""
+"""Files that a source names, and their order."""
 
 import os
 import subprocess

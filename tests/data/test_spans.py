@@ -1,4 +1,4 @@
-"""Span corruption: T5's lengths, the corpus behind source and targets, spans of every kind."""
+"""Span corruption: T5's lengths, the restored corpus, spans of every kind."""
 
 import collections
 import itertools
@@ -12,7 +12,7 @@ from jaxptd.data import ByteTokenizer, ShuffledWindows, SpanCorruption, WindowsI
 from jaxptd.data.objectives import SPAN_TOKENS, SpanIds
 from jaxptd.errors import UserError
 
-ORDINARY = 5000  # ids of the corpus are below, each token's is its place
+ORDINARY = 5000  # ids of the corpus are smaller and equal their positions
 PAD, END = ORDINARY, ORDINARY + 1
 SENTINELS = tuple(range(ORDINARY + 101, ORDINARY + 1, -1))
 IDS = SpanIds(pad=PAD, end=END, sentinels=SENTINELS, vocab_size=ORDINARY + 102)
@@ -23,7 +23,7 @@ def make(seq_length=64, decoder_seq_length=20, **shares):
 
 
 def windows(objective, *, tokens=ORDINARY, seed=None):
-    """Windows over tokens that are their own positions."""
+    """Windows over tokens that equal their positions."""
     sizes = (np.arange(tokens), objective.window, ORDINARY)
     return WindowsInOrder(*sizes) if seed is None else ShuffledWindows(*sizes, seed)
 
@@ -34,7 +34,7 @@ def fields(objective, numbers=range(500), *, seed=0, samples=None):
 
 
 def spans_of(ids):
-    """Splits ids up to their end: what is before the first sentinel, and behind each."""
+    """Splits ids, without their end, at the sentinels."""
     *body, end = [token for token in ids.tolist() if token not in (PAD, -1)]
     assert end == END
     pieces = [[]]
@@ -48,7 +48,7 @@ def spans_of(ids):
 
 
 def restored(source, targets):
-    """The window from which a source and its targets were made."""
+    """Window that was split into a source and its targets."""
     (first, *kept), (nothing, *cut) = spans_of(source), spans_of(targets)
     assert nothing == []
     pieces = itertools.zip_longest(cut, kept)
@@ -56,7 +56,7 @@ def restored(source, targets):
 
 
 def t5_lengths(inputs, density, mean):
-    """T5's random_spans_helper, as in its code: the window, and the length of the targets."""
+    """Copies T5's random_spans_helper: the lengths of the window and of the targets."""
 
     def lengths(tokens):
         noise = round(tokens * density)
@@ -96,11 +96,11 @@ def test_the_window_is_the_longest_that_fits(source, targets):
     "objective",
     [
         make(),
-        make(64, 10),  # the targets decide; the source is padded
+        make(64, 10),  # limited by the targets; the source is padded
         make(64, 40),  # the targets are padded
         make(3, 3),
         make(50, 50, share=0.5, mean_span=1.0),
-        make(20, 80, share=0.9, mean_span=1.0),  # more cut than kept
+        make(20, 80, share=0.9, mean_span=1.0),  # cuts more than it keeps
     ],
 )
 def test_the_window_follows_from_source_and_targets(objective):

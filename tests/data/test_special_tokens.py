@@ -1,4 +1,4 @@
-"""Begin and end tokens of documents, and special tokens that texts spell."""
+"""Begin and end tokens of documents, and special tokens spelled out in texts."""
 
 import json
 
@@ -19,7 +19,7 @@ WORDS = {word: number for number, word in enumerate([*SPECIAL, *"abcdefgh"])}
 
 @pytest.fixture
 def path(tmp_path):
-    """A tokenizer of eight letters whose files put <s> before a text, as Llama's do."""
+    """Tokenizer of eight letters whose files put <s> before a text, as Llama's do."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(WORDS, unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.add_special_tokens(SPECIAL)
@@ -31,7 +31,7 @@ def path(tmp_path):
 
 
 def read(path, texts, *, vocab_size=13, **options):
-    """The tokens of a .jsonl file of texts or records, and what is said of it."""
+    """Tokens of a .jsonl file of texts or records, and the messages about it."""
     records = [text if isinstance(text, dict) else {"text": text} for text in texts]
     source = path.with_name("source.jsonl")
     source.write_text("\n".join(map(json.dumps, records)))

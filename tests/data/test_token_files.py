@@ -153,7 +153,7 @@ def test_megatron_is_read_in_its_dtype(tmp_path, dtype):
 
 
 def test_a_mapped_file_is_not_read(tmp_path):
-    """A sparse file larger than the memory of the machine."""
+    """Maps a sparse file larger than the machine's memory."""
     path = tmp_path / "a.bin"
     path.touch()
     os.truncate(path, 2**40)
@@ -322,7 +322,7 @@ def drawn(dtype, low, high, count=400):
     "ids",
     [
         drawn("<u4", 0, 128_256),  # Llama 3's
-        drawn("<i4", 0, 50_257),  # Megatron's, whose .idx was lost
+        drawn("<i4", 0, 50_257),  # Megatron's, without its .idx
         drawn("<u4", 32, 127),  # bytes of text
         np.tile(np.array([100_000, 256], "<u4"), 200),
     ],
@@ -338,7 +338,7 @@ def test_ids_of_32_bits_without_a_header_are_read_as_such(tmp_path, ids):
     "ids",
     [
         drawn("<u2", 0, 50_257),
-        drawn("<u2", 0, 4),  # a vocabulary of four
+        drawn("<u2", 0, 4),  # four ids
         drawn("<u2", 32, 127),  # bytes of text
         drawn("<u2", 0, 40),
         np.zeros(400, "<u2"),

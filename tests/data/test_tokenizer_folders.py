@@ -1,4 +1,4 @@
-"""Tokenizer folders of Hugging Face: which id ends a document, and folders that are refused."""
+"""Hugging Face tokenizer folders: which id ends a document, and folders that are refused."""
 
 import json
 import os
@@ -14,7 +14,7 @@ VOCABULARY = {"?": 0, "a": 1, "<eos>": 2, "<turn>": 3, "</s>": 4}
 
 @pytest.fixture
 def folder(tmp_path):
-    """The folder of a model whose tokenizer knows five words."""
+    """Folder of a model whose tokenizer knows five words."""
     model = tokenizers.models.WordLevel(VOCABULARY, unk_token="?")
     tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     return tmp_path
@@ -35,8 +35,8 @@ def write(folder, own=None, generation=None):
         (2, 2, 2),
         ([3, 2], None, 3),
         (None, [3, 2], 3),
-        (2, 3, 2),  # files that differ, as Yi's
-        (2, [3, 2], 2),  # a chat model, whose turns end otherwise than its documents
+        (2, 3, 2),  # files that disagree, like Yi's
+        (2, [3, 2], 2),  # a chat model: turns and documents have different ends
         ([1, 2, 3], [3, 2], 2),
         ([], 3, 3),
     ],
@@ -130,7 +130,7 @@ def test_the_end_of_a_tokenizers_own_settings(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = load_tokenizer(folder)
     assert (tokenizer.end_of_document, tokenizer.begin) == (3, ())
-    assert tokenizer.special == {"<turn>": 3, "[PAD]": 5}  # as transformers adds them
+    assert tokenizer.special == {"<turn>": 3, "[PAD]": 5}  # the ids that transformers gives them
     assert tokenizer.vocab_size == 6
     write(folder, 2)
     assert load_tokenizer(folder).end_of_document == 2

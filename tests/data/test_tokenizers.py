@@ -24,7 +24,7 @@ ENDS = ["<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>"]
 
 
 def train_bpe(path, *, special_tokens, change=lambda tokenizer: None):
-    """A byte-level BPE tokenizer with a few merges, saved as JSON."""
+    """Saves a byte-level BPE tokenizer with a few merges as JSON."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -77,7 +77,7 @@ def test_json_round_trip(bpe, text):
 
 
 def sentencepiece(path, *, single="<s> $A"):
-    """A tokenizer of SentencePiece's kind, as Llama 2's: words begin with a space's mark."""
+    """SentencePiece-style tokenizer like Llama 2's: a mark replaces the space before a word."""
     words = ["<unk>", "<s>", "</s>", "\u2581Hello", "\u2581world", "a"]
     model = tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>")
     made = tokenizers.Tokenizer(model)
@@ -228,7 +228,7 @@ def test_missing_extra_is_an_error(tmp_path, monkeypatch):
 
 
 def without_unknown(kind):
-    """A tokenizer that knows the letters of "hello" and no unknown token."""
+    """Tokenizer that knows the letters of "hello" and has no unknown token."""
     vocabulary = {"<eos>": 0, "h": 1, "e": 2, "l": 3, "o": 4}
     models = tokenizers.models
     return {

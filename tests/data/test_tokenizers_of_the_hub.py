@@ -1,4 +1,4 @@
-"""Tokenizers of the Hub's kinds give texts the ids that transformers gives them."""
+"""Tokenizers of the kinds on the Hub give texts the same ids as transformers."""
 
 import json
 import runpy
@@ -16,7 +16,7 @@ JUDGED = json.loads((GOLDEN / "tokenizers.json").read_text())
 
 @pytest.fixture(params=KINDS)
 def kind(request, tmp_path):
-    """A tokenizer, and what transformers makes of texts with its files."""
+    """A tokenizer, and the results of transformers with its files."""
     folder = write_kind(tmp_path / "there", request.param)
     return load_tokenizer(folder), JUDGED[request.param]
 
@@ -31,14 +31,14 @@ def test_ids_begins_and_ends_are_those_of_transformers(kind):
 
 def test_texts_are_those_of_transformers(kind):
     ours, theirs = kind
-    end = ours.end_of_document  # which is a line feed here
+    end = ours.end_of_document  # a line feed in these tests
     pairs = zip(theirs["ids"].values(), theirs["decoded"], strict=True)
     for ids, text in ((ids, text) for ids, text in pairs if end not in ids):
         assert ours.decode(ids) == text
 
 
 def test_a_prompt_and_its_continuation_are_the_text(kind):
-    """Wherever a text is cut, even within the bytes of a letter."""
+    """Cuts texts at every token, even between the bytes of a letter."""
     ours, theirs = kind
     for ids in ([*ours.begin, *ids] for ids in theirs["ids"].values()):
         whole = ours.decode(ids)

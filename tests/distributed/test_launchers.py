@@ -53,7 +53,7 @@ def without(environ: dict[str, str], *names: str, **others: str) -> dict[str, st
         (NOTHING, TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, World(16, 9, "node01:29500")),
         (NOTHING, SLURM, World(4, 2, "gpu007:61445", local=0)),  # 4099 + 2 = 5 mod 4096
         (
-            NOTHING,  # one task a node
+            NOTHING,  # one task per node
             SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
             World(2, 1, "gpu007:61445"),
         ),
@@ -116,9 +116,9 @@ def test_one_process_is_alone(config, environ):
     ("environ", "inner"),
     [
         (SLURM | TORCHRUN, "node01:29500"),  # srun torchrun
-        (SLURM | {"MASTER_ADDR": "node01", "MASTER_PORT": "1"}, "gpu007:61445"),  # exported only
-        (SLURM | OPEN_MPI, "10.96.0.1:"),  # mpirun in a step
-        (KUBERNETES | TORCHRUN, "node01:29500"),  # a training operator's pod
+        (SLURM | {"MASTER_ADDR": "node01", "MASTER_PORT": "1"}, "gpu007:61445"),  # only exported
+        (SLURM | OPEN_MPI, "10.96.0.1:"),  # mpirun inside a Slurm step
+        (KUBERNETES | TORCHRUN, "node01:29500"),  # a pod of a training operator
     ],
 )
 def test_of_several_launchers_the_innermost_counts(environ, inner):
@@ -189,7 +189,7 @@ def test_an_address_is_a_host_and_a_port(address):
     ("address", "forms"),
     [
         ("::1", "[::1]:55527"),
-        ("::1:1234", "[::1]:1234 or [::1:1234]:55527"),  # nobody can tell
+        ("::1:1234", "[::1]:1234 or [::1:1234]:55527"),  # ambiguous
         ("2001:db8:0:0:1:2:3:7:5555", "[2001:db8:0:0:1:2:3:7]:5555"),
         ("fe80::1%eth0", "[fe80::1%eth0]:55527"),
     ],
@@ -238,10 +238,10 @@ def test_devices_are_shared_evenly():
 @pytest.mark.parametrize(
     ("local", "visible", "ids"),
     [
-        (None, None, None),  # nobody said: what it sees is its own
+        (None, None, None),  # unknown: it uses all that it sees
         (1, None, [2, 3]),
         (0, 8, [0, 1]),
-        (1, 2, None),  # the launcher lets each see its own (srun --gpus-per-task)
+        (1, 2, None),  # each sees only its share (srun --gpus-per-task)
     ],
 )
 def test_processes_of_a_host_share_its_devices(local, visible, ids):

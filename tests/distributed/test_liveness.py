@@ -1,8 +1,8 @@
-"""Real processes that are killed, stopped, stuck or fail: how the others end, and what they say.
+"""Real processes that are killed, stopped, stuck or fail: how the others end, and what they report.
 
-The loop is a small version of the trainer's: steps with a collective, in phases. How long a
-process was silent or stuck is what the others say, by a clock that leaves out the time in which
-they did not run themselves; so a busy machine changes nothing.
+The loop is a small version of the trainer's: steps with a collective, in phases. The others report
+how long a process was silent or stuck. Their clock leaves out time in which they did not run
+themselves, so a busy machine changes nothing.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import signal
 import pytest
 from together import Together
 
-STUCK_AFTER = 2.0  # seconds; 40 by default
+STUCK_AFTER = 2.0  # seconds; the default is 40
 LOOP = """
 import os, sys, time
 import jax
@@ -64,7 +64,7 @@ with Liveness(world, watchdog, report=say, before_exit=lambda: say("cleaned up")
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts the loop in processes, in one of which something happens at step 20."""
+    """Starts the loop in several processes; something happens to one of them at step 20."""
     started = []
 
     def begin(what: str = "pass", *, culprit: int = 0, count: int = 2, steps: int = 10**6):

@@ -1,4 +1,4 @@
-"""Every process stops after the same step, no matter which one is asked, and when."""
+"""All processes stop after the same step, no matter which one is asked, and when."""
 
 import random
 import signal
@@ -12,7 +12,7 @@ from jaxptd.distributed.stop import Stop
 
 
 class Service:
-    """The coordination service's values, within this process; the first one written counts."""
+    """Fakes the coordination service's values in this process; the first write counts."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -36,9 +36,9 @@ def service(monkeypatch):
 
 
 def loop(stop: Stop, started: list[int], rank: int, *, steps: int) -> Iterator[int | None]:
-    """The trainer's loop; it yields wherever other processes may run.
+    """Imitates the trainer's loop; yields wherever other processes may run.
 
-    Step s is started, step s - 1 has ended once all have started it, then it reads the stop step.
+    Starts step s, waits until step s - 1 ends because all have started it, reads the stop step.
     """
     for step in range(1, steps + 1):
         started[rank] = step
@@ -52,7 +52,7 @@ def loop(stop: Stop, started: list[int], rank: int, *, steps: int) -> Iterator[i
 
 
 def run(seed: int, *, count: int, steps: int, asked: int) -> tuple[list[int], int]:
-    """Runs the processes in a random order; the steps they stop after, and the first step asked."""
+    """Runs processes in random order; returns the steps they stop after and the first one asked."""
     choose = random.Random(seed)
     stops, started = [Stop(alone=False) for _ in range(count)], [0] * count
     loops = [loop(each, started, rank, steps=steps) for rank, each in enumerate(stops)]
@@ -65,7 +65,7 @@ def run(seed: int, *, count: int, steps: int, asked: int) -> tuple[list[int], in
             stops[rank].asked = True
         if end := next(loops[rank]):
             ends[rank] = end
-            started[rank] = steps + 1  # it starts no other, and nobody waits for it
+            started[rank] = steps + 1  # it starts no further step, and no process waits for it
         if len(ends) == count:
             assert len({each.asked_anywhere() for each in stops}) == 1
             return [ends[r] for r in range(count)], first
@@ -159,13 +159,13 @@ def test_the_signals_are_those_of_people_schedulers_and_terminals():
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_request_may_come_again_and_sigterm_after_it_ends_nothing_at_once(number):
-    """A closed terminal sends SIGHUP twice; after its warning, Slurm sends SIGTERM."""
+    """Closing a terminal sends SIGHUP twice; Slurm sends SIGTERM after its warning signal."""
     ended, said = [], []
     stop = Stop(end=ended.append, on_asked=lambda: said.append(True))
     with stop.watching(), stop.listening():
         for each in (number, number, signal.SIGTERM, number):
             signal.raise_signal(each)
-    assert stop.exit_code == 128 + number  # that of the first
+    assert stop.exit_code == 128 + number  # the first signal's
     assert (ended, said) == ([], [True])
 
 

@@ -1,4 +1,4 @@
-"""Finds the process that blocks a run, among those that only wait or compile."""
+"""Finds the process that blocks a run among those that only wait or compile."""
 
 import contextlib
 import threading
@@ -19,9 +19,9 @@ def beat(phase: Phase, seconds: float, *, limit: float | None = 40.0, step: int 
     ("beats", "rank"),
     [
         ([beat(W, 39), beat(W, 39)], None),
-        ([beat(W, 41), beat(R, 41)], 1),  # it waits for who reads
-        ([beat(W, 90), beat(R, 10)], None),  # who reads has not read for long
-        ([beat(W, 900), beat(C, 900, limit=None)], None),  # and compiling takes what it takes
+        ([beat(W, 41), beat(R, 41)], 1),  # the one that reads blocks the run
+        ([beat(W, 90), beat(R, 10)], None),  # the one that reads began recently
+        ([beat(W, 900), beat(C, 900, limit=None)], None),  # compiling has no limit
         ([beat(W, 41), beat(W, 39)], None),
         ([beat(W, 41), beat(W, 41, step=6)], 1),
         ([beat(W, 41), beat(W, 41)], 0),
@@ -56,7 +56,7 @@ def test_phases_begin_anew_and_go_back_to_the_outer_one():
 
 
 def limit(*waits: float, stuck_after: float = 40.0) -> float | None:
-    """The limit of waiting after steps in which these seconds were spent waiting."""
+    """Limit on waiting after steps that waited this many seconds."""
     watchdog = Watchdog(stuck_after)
     steps = watchdog.steps(1, len(waits) + 1)
     for seconds in waits:
@@ -71,9 +71,9 @@ def limit(*waits: float, stuck_after: float = 40.0) -> float | None:
 
 
 def test_the_limit_of_a_step_follows_from_those_before():
-    assert limit() == 400  # nobody knows yet
+    assert limit() == 400  # nothing measured yet
     assert limit(0.1) == 40
-    assert limit(6, 6, 300, 6) == 60  # one was long: the others compiled
+    assert limit(6, 6, 300, 6) == 60  # the others compiled during the long one
     assert limit(6, stuck_after=0) is None
     watchdog = Watchdog(0)
     with watchdog.phase(Phase.READING):
@@ -97,7 +97,7 @@ def test_it_says_in_which_line_of_the_package_the_thread_is(tmp_path):
         thread.join()
         return contextlib.nullcontext()
 
-    write_whole({tmp_path / "file": b""}, look)  # any function of another folder of the package
+    write_whole({tmp_path / "file": b""}, look)  # any function from another folder
     assert found[0].startswith(" (atomic_files.py:")
     assert found[0].endswith(" in write_whole)")
     assert watchdog.where().startswith(" (watchdog.py:")

@@ -94,7 +94,7 @@ def test_a_message_is_short_however_long_the_value():
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "> /dev/full"])
 @pytest.mark.parametrize("lines", [1, 200_000])
 def test_an_output_that_is_closed_or_full(closed, lines):
-    """Closed: nothing is said. Full: one line, exit code 2."""
+    """Closed outputs give no message. Full ones give one line and exit code 2."""
     code = (
         "from jaxptd.errors import run_command;"
         f"run_command(lambda: print('\\n'.join(['line'] * {lines})))"
@@ -107,17 +107,17 @@ def test_an_output_that_is_closed_or_full(closed, lines):
     assert ended.stderr.startswith(line) if full else ended.stderr == ""
 
 
-@pytest.mark.parametrize("lines", [1, 200_000])  # fewer than a pipe holds, and many more
+@pytest.mark.parametrize("lines", [1, 200_000])  # less than a pipe holds, and far more
 def test_a_reader_that_goes_away_is_no_error(lines):
     program = (
         "import sys; from jaxptd.errors import run_command; sys.stdin.readline();"
         f"run_command(lambda: print('\\n'.join(['line'] * {lines})))"
     )
     pipe = subprocess.PIPE
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is by default
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # Python's default
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=buffered) as writer:
-        writer.stdout.close()  # before it writes anything: it waits for a line
+        writer.stdout.close()  # before it writes: it is waiting for a line
         writer.stdin.write(b"go\n")
         writer.stdin.close()
         assert writer.stderr.read() == b""
@@ -197,7 +197,7 @@ SAY = "import sys; from jaxptd.errors import UserError, run_command; "
 )
 def test_streams_that_are_full_or_closed_change_no_exit_code(main, redirect, code, line):
     command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {redirect}'
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is by default
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # Python's default
     ended = subprocess.run(command, shell=True, capture_output=True, text=True, env=buffered)
     assert ended.returncode == code
     assert line in ended.stderr
@@ -211,7 +211,7 @@ def test_a_closed_stream_does_not_give_its_number_to_a_file(tmp_path):
             "bool(__import__('os').system('echo a line'))",
             ">&-",
             0,
-        ),  # nor is it closed for a command
+        ),  # a child process does not get it closed either
     ):
         command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {closed}'
         assert subprocess.run(command, shell=True).returncode == code
@@ -221,7 +221,7 @@ def test_a_closed_stream_does_not_give_its_number_to_a_file(tmp_path):
 
 
 def test_a_notebook_shows_the_line_alone(capsys):
-    """IPython would print every frame: sixty lines for a misspelt word."""
+    """IPython would print every frame: sixty lines about a misspelt word."""
     shell = pytest.importorskip("IPython").core.interactiveshell.InteractiveShell.instance()
     shell.run_cell("from jaxptd import Layout\nLayout(tp=0)", silent=True)
     out = capsys.readouterr().out.strip()
@@ -234,7 +234,7 @@ def test_the_line_of_a_notebook_is_one(kind):
     assert kind("first line\n  second")._render_traceback_() == ["UserError: first line second"]
 
 
-# ---- names that are like others -----------------------------------------------------------------
+# ---- similar names ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_the_line_of_a_notebook_is_one(kind):
         ("tpp", "tp"),
         ("heads", "num_heads"),
         ("seq_parallel", "sequence_parallel"),
-        ("extra", None),  # not beta2, with three letters of five
+        ("extra", None),  # not beta2: only three letters of five agree
         ("x" * 10**6, None),
     ],
 )

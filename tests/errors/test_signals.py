@@ -13,7 +13,7 @@ from turns import slow
 
 from jaxptd.errors import signal_watch
 
-# A main thread that Python's handlers cannot reach: one long call into C, without the GIL.
+# One long call into C without the GIL, so that Python's handlers cannot run in the main thread.
 BUSY = """
 import hashlib, os, signal, sys, time
 from jaxptd.distributed.stop import Stop
@@ -26,7 +26,7 @@ with stop.watching(), stop.listening():
     print("asked" if stop.asked else "undisturbed", flush=True)
 sys.exit(stop.exit_code)
 """
-LONG, SHORT = 2_000_000_000, 300_000  # rounds: far longer than the test waits, and a second
+LONG, SHORT = 2_000_000_000, 300_000  # rounds: far longer than the test waits; a second
 PATIENCE = 120  # seconds; a process that does not end at once takes much longer
 
 
@@ -43,12 +43,12 @@ def test_each_signal_is_passed_on_and_the_end_is_quiet():
         signal.signal(signal.SIGUSR1, before)
     assert found == [signal.SIGUSR1] * 2
     assert set(threading.enumerate()) == threads
-    assert signal.set_wakeup_fd(-1) == -1  # as it was
+    assert signal.set_wakeup_fd(-1) == -1  # unset, as before
 
 
 @contextlib.contextmanager
 def ready(code: str, *argv: str) -> Iterator[subprocess.Popen]:
-    """A process that has said that it is ready; it is killed if it has not ended by itself."""
+    """Starts a process, waits until it reports ready, and kills it if it does not end by itself."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code, *argv], **pipes) as process:
         try:
@@ -62,7 +62,7 @@ def ready(code: str, *argv: str) -> Iterator[subprocess.Popen]:
 def test_a_second_signal_ends_a_busy_process_at_once(number, code):
     with ready(BUSY, "insist", str(LONG)) as process:
         process.send_signal(number)
-        assert process.stdout.readline() == "heard\n"  # of two at the same time one may be lost
+        assert process.stdout.readline() == "heard\n"  # one of two simultaneous signals may be lost
         process.send_signal(number)
         assert process.wait(timeout=PATIENCE) == code
         assert process.stderr.read() == ""

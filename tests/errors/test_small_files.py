@@ -21,7 +21,7 @@ def test_a_text_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:
     [
         ("none", "No such file or directory"),
         (".", "is not a file on disk"),
-        ("pipe", "is not a file on disk"),  # reading it would wait for ever
+        ("pipe", "is not a file on disk"),  # reading it would block forever
         ("large", f"has more than {LARGEST} bytes"),
         ("binary", "is not text"),
         ("a\0b", "null byte"),

@@ -46,7 +46,7 @@ def test_a_name_that_is_no_argument_is_one_line(call, words) -> None:
         call()
     message = str(caught.value)
     assert words in message and "\n" not in message and len(message) < 240
-    with pytest.raises(TypeError):  # as Python's own error is
+    with pytest.raises(TypeError):  # like Python's error
         call()
 
 

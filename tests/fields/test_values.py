@@ -14,7 +14,7 @@ from jaxptd.layout import Layout
 
 
 class Choice(enum.StrEnum):
-    """A choice as a script may have it."""
+    """A choice as a user's script may define it."""
 
     RSA = "rsa"
 
@@ -107,7 +107,7 @@ def test_types_in_words(kind, words) -> None:
 @pytest.mark.parametrize("name", ["s3://a/b", "S3://a", " gs://a", "hf://a/b", "host:/a", "u@h:/a"])
 @pytest.mark.parametrize("as_path", [str, Path])
 def test_an_address_is_no_path_as_a_text_or_as_a_path(name, as_path) -> None:
-    """`Path("s3://a/b")` is `s3:/a/b`."""
+    """`Path("s3://a/b")` turns into `s3:/a/b`."""
     with pytest.raises(ImpossibleError, match="is an address, not a path; jaxptd reads and writes"):
         convert(as_path(name), str | list[str])
 

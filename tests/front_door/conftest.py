@@ -1,4 +1,4 @@
-"""A folder of files that no command can use, and a check that a command refuses them."""
+"""A folder of unusable files, and a check that a command refuses them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import pytest
 
 from jaxptd.errors import UserError
 
-LONGEST = 600  # characters of a message; the folder's name is in it
+LONGEST = 600  # characters in a message, including the folder's name
 TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
 FILES = {
     "text.txt": TEXT.encode(),
@@ -35,7 +35,7 @@ Refused = Callable[[Callable, Sequence[str]], str]
 
 @pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder: `FILES`, folders, pipes, and a link to itself, `loop`."""
+    """Folder with `FILES`, folders, pipes, and `loop`, a link to itself."""
     path = tmp_path_factory.mktemp("files")
     for name, content in FILES.items():
         (path / name).write_bytes(content)
@@ -49,9 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
-    """Runs a command that must refuse its arguments; returns its message.
+    """Runs a command that must refuse its arguments, and returns the message.
 
-    It fails if a device is asked for, a file is written, or the message is not one short line.
+    Fails if a device is requested, a file is written, or the message is not one short line.
     """
 
     def no_device(*_: object) -> None:

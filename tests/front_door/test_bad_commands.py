@@ -1,6 +1,6 @@
-"""Bad command lines: each is one line that names the option or field and the remedy.
+"""Bad command lines: each gives one line that names the option or field and the remedy.
 
-A line of the table is a command (or several, with commas), options, and words of the message;
+A row of the table is a command (or several, with commas), options, and words of the message;
 `{long}`, `{digits}` and `{huge}` stand for `MARKS`. Nothing is written, and nothing is printed.
 """
 

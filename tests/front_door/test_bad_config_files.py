@@ -1,4 +1,4 @@
-"""Bad config files: one line that names the file and the remedy, before anything else happens."""
+"""Bad config files give one line that names the file and the remedy before anything else runs."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from jaxptd.train import main
 SECTIONS = "model, layout, data, optimizer, train, checkpoint, processes"
 KEYS = "expected `name: value` lines"
 LONG = "a" * 200_000
-# Each line stands for nine times the one before.
+# Each line repeats the previous one nine times.
 BOMB = "  - &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"  - &{outer} [{', '.join([f'*{inner}'] * 9)}]\n"
     for inner, outer in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
-# The content of a file, and pieces of the message after its name.
+# Content of a file, and parts of the message after its name.
 CONTENTS = [
     ("", KEYS, "found nothing; see --print_config"),
     ("\n\n", KEYS, "found nothing"),
@@ -103,7 +103,7 @@ CONTENTS = [
     (b"model: {num_layers: \xe9}", "is not text; name a YAML config file"),
 ]
 
-# A value in a file that can be read: the message names the field.
+# Values in readable files: the message names the field.
 VALUES = [
     ("model: {num_layers: x}", "model.num_layers: expected int, got x"),
     ("model: {num_layers: .nan}", "model.num_layers: expected int, got nan"),
@@ -130,7 +130,7 @@ VALUES = [
     ("checkpoint: {every: yes}", "checkpoint.every: expected int, got True"),
 ]
 
-# What is passed as --config, and pieces of the message.
+# Value of --config, and parts of the message.
 PATHS = [
     ("", "--config is empty", "or one of", "quickstart"),
     (

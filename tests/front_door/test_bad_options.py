@@ -1,4 +1,4 @@
-"""Bad options of the training command: one line that names the field and the remedy."""
+"""Bad options of the training command give one line that names the field and the remedy."""
 
 import dataclasses
 import types
@@ -11,12 +11,12 @@ from jaxptd.train import main
 
 BASE = ("--config=test-tiny", "--train.run_dir={folder}/run", "--data.source={folder}/text.txt")
 LONG = "a" * 200_000
-# Ten ones, ten times these, ten times all that, ...: a million values.
+# Nests ten ones five times in lists of ten: a million values.
 BOMB = "[&a [1,1,1,1,1,1,1,1,1,1]"
 for inner, outer in zip("abcde", "bcdef", strict=True):
     BOMB += f",&{outer} [{','.join([f'*{inner}'] * 10)}]"
 
-# What is passed, separated by spaces, and pieces of the message.
+# Options, separated by spaces, and parts of the message.
 OPTIONS = [
     # --- names
     ("--model.num_layer=2", "unknown key model.num_layer; did you mean model.num_layers?"),
@@ -167,7 +167,7 @@ OPTIONS = [
 
 
 def bad_value(kind: object) -> str:
-    """A value of another type than a field's, or for texts one that no path has."""
+    """Returns a value of the wrong type for a field; for texts, one that no path can have."""
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     return "a" * 300 if str in kinds else "nonsense"
 

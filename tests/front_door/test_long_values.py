@@ -1,4 +1,4 @@
-"""However long a value is, the line that refuses it is short: what was typed is cut off."""
+"""Messages that refuse a long value are short: they cut off what the user typed."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from jaxptd.errors import UserError
 LONGEST = 500
 PATH = "/".join(["a" * 200] * 15)
 VALUES = (PATH, "a" * 3000, int("1" * 3000), [1] * 1000, ["a1"] * 1000, {"a" * 3000: 0})
-# Before the option that is tried.
+# Options that precede the one under test.
 BEFORE = {
     "mesh": "--world-size 8",
     "pipeline": "--stages 4 --micro-batches 8",
@@ -27,7 +27,7 @@ BEFORE = {
 
 
 def lengths_of(*runs) -> list[int]:
-    """The lengths of the messages of the runs that are refused."""
+    """Lengths of the messages of refused runs."""
     found = []
     for run in runs:
         with contextlib.suppress(SystemExit):

@@ -1,4 +1,4 @@
-"""An encoder-decoder answers: its prompt is a source, encoded once, and the answer ends."""
+"""Answers of an encoder-decoder: the prompt is the source, encoded once, and answers end."""
 
 import functools
 import itertools
@@ -29,7 +29,7 @@ PROMPTS = [[3, 4, 5, 6, 7, 8], [9, 1, 12]]
 
 @functools.cache
 def weights() -> dict[str, np.ndarray]:
-    """Canonical parameters, large enough that answers differ."""
+    """Canonical parameters that are large enough for answers to differ."""
     made = tiny.program(Layout(), **T5)
     return {n: 8 * np.asarray(x) for n, x in made.canonical(made.init_state()["params"]).items()}
 
@@ -53,7 +53,7 @@ def written(layout: Layout, prompt: list[int], tokens: int) -> list[int]:
 
 @functools.cache
 def without_cache() -> list[list[int]]:
-    """Answers to both prompts, each token from the whole source and all tokens before it."""
+    """Answers both prompts, computing each token from the whole source and all tokens before it."""
     program = tiny.program(Layout(), batch=2, micro_batches=1, **T5)
     params, specs = params_of(program), batch_specs(program.config)
 
@@ -98,7 +98,7 @@ def without_cache() -> list[list[int]]:
     ids=str,
 )
 def test_an_answer_is_that_of_the_whole_source(layout: Layout) -> None:
-    """It has at most decoder_seq_length tokens, no matter how many are requested."""
+    """Answers have at most decoder_seq_length tokens, no matter how many are requested."""
     expected = without_cache()
     assert expected[0] != expected[1]
     for prompt, answer in zip(PROMPTS, expected, strict=True):
@@ -118,7 +118,7 @@ def test_an_answer_has_so_many_tokens() -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The ids of prompts that generators got, which answer with "ab", an end and "c"."""
+    """Records the prompts' ids; every generator answers with "ab", an end and "c"."""
     found: list[list[int]] = []
 
     def answer(self: Generator, params: Any, prompt: list[int], tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command that generates text from a run's checkpoints."""
+"""Generates text from a run's checkpoints on the command line."""
 
 import functools
 import json
@@ -21,8 +21,8 @@ TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(40
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """A run of 12 steps with checkpoints at 10 and 12."""
-    assert len(jax.devices()) == 8  # before a command starts JAX with fewer
+    """Directory of a run of 12 steps with checkpoints at 10 and 12."""
+    assert len(jax.devices()) == 8  # starts JAX before a command does, with fewer
     folder = tmp_path_factory.mktemp("generate")
     (folder / "text.txt").write_text(TEXT)
     options = ["--train.steps=12", "--train.sample_tokens=0", "--train.eval_every=0"]
@@ -61,7 +61,7 @@ def test_the_command_writes_the_prompt_and_so_many_bytes(ask):
     out, err = ask("--prompt", "def ", "--tokens", 10, "--temperature", 0)
     assert err == ""
     assert out.startswith("def ")
-    assert len(out) == len("def ") + 10 + 1  # and a line feed; the model knows ASCII only
+    assert len(out) == len("def ") + 10 + 1  # plus a line feed; the model knows only ASCII
 
 
 def test_the_text_as_json_or_without_the_prompt_from_the_config_of_a_run(ask, run_dir, capfd):

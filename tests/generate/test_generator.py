@@ -1,4 +1,4 @@
-"""Generating text with and without the cache, on every layout, and sampling tokens."""
+"""Generates text with and without the cache on every layout, and samples tokens."""
 
 import functools
 from pathlib import Path
@@ -68,9 +68,9 @@ def model_options(overrides: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def make_params(*overrides: str) -> dict:
-    """Parameters 8 times larger than initial ones, so that the generated text varies.
+    """Parameters 8 times larger than the initial ones, so that the generated text varies.
 
-    They have the same numbers on every layout of the model.
+    Every layout of the model gets the same values.
     """
     program, model = make_program(*overrides), model_options(overrides)
     if overrides != model:
@@ -92,7 +92,7 @@ def write(prompt, tokens: int, *overrides: str, sampling: Sampling = GREEDY) -> 
 
 @functools.cache
 def next_logits(*model: str):
-    """(ids[16], length) -> logits of the next token, from the whole text without a cache."""
+    """Logits of the next token as a function of (ids[16], length), without a cache."""
     program = make_program(*model)
 
     def body(params, tokens_BT):
@@ -110,7 +110,7 @@ def next_logits(*model: str):
 
 
 def written_without_cache(prompt: list[int], tokens: int, *model: str) -> list[int]:
-    """Generates each token from the whole text before it; a full text continues from its half."""
+    """Generates tokens from all text before them; a full text continues from its second half."""
     text = list(prompt)
     seen = list(prompt)
     for _ in range(tokens):
@@ -134,7 +134,7 @@ PROMPTS = {
 
 
 def two_halves_more(prompt: list[int]) -> int:
-    """Tokens that fill a text twice; any other number would compile another program."""
+    """Number of tokens that fills a text twice; any other would compile another program."""
     return max(LONGEST - len(prompt), 0) + LONGEST
 
 
@@ -162,7 +162,7 @@ def test_every_layout_writes_the_same(layout):
     ids=str,
 )
 def test_groups_of_heads_that_are_turned_write_the_same(layout):
-    """The cache holds turned keys, of one kv head where devices are more. Windows are short."""
+    """The cache holds rotated keys, of one kv head if devices outnumber them; windows are short."""
     prompt = PROMPTS["some"]
     found = write(prompt, two_halves_more(prompt), *QWEN, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *QWEN)
@@ -171,7 +171,7 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
 
 @pytest.mark.parametrize("layout", [(), *map(slow, (TP4, GRID, PIPELINE, CP2_TP2))], ids=str)
 def test_layers_of_two_kinds_write_the_same(layout):
-    """Each knows its own window and angles by its number, also in a pipeline; heads have sinks."""
+    """Layers pick window and angles by their number, even in a pipeline; heads have sinks."""
     prompt = PROMPTS["some"]
     found = write(prompt, two_halves_more(prompt), *BY_LAYER, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *BY_LAYER)
@@ -223,7 +223,7 @@ def test_a_text_ends_where_an_end_is_drawn_and_nothing_is_computed_behind_it(lay
     end = next(token for token in whole[2:] if token not in whole[:2])
     place = whole.index(end)
     made = ending((VOCAB + 5, end), *layout)
-    assert 2 <= place < count  # and a second time the model is not asked
+    assert 2 <= place < count  # the model does not run a second time
     assert made(params, prompt, count + LONGEST) == whole[:place]
     batch = made._writing.first(made._model, prompt)
     ids = made._write(params, batch, jax.random.key(0), np.full(count, NONE, np.int32))[:, 0]
@@ -234,7 +234,7 @@ def test_an_end_that_is_drawn_first_adds_nothing_and_one_in_a_prompt_is_no_end(m
     monkeypatch.setattr("jaxptd.run.generator.SHAPES", 2)
     params, prompt = make_params(), PROMPTS["some"][:3]  # the last one is given
     first, other = written_without_cache(prompt, 1), written_without_cache(prompt[:2], 1)
-    assert first != other != prompt[2:]  # drawn where the last one is given
+    assert first != other != prompt[2:]  # this id is drawn where the last one is given
     assert ending((first[0],))(params, prompt, LONGEST - len(prompt)) == []
     assert ending((prompt[2], other[0])).generate_many(params, prompt, 1) == first
     assert ending((first[0],)).generate_many(params, prompt, 1) == []
@@ -242,7 +242,7 @@ def test_an_end_that_is_drawn_first_adds_nothing_and_one_in_a_prompt_is_no_end(m
 
 # ---- sampling -------------------------------------------------------------------------------
 
-FULL = PROMPTS["full"]  # continued in halves: one program
+FULL = PROMPTS["full"]  # continues from its half: one program
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_only_the_k_likeliest_are_drawn_and_all_of_them():
     assert set(drawn(logits, Sampling(2.0, top_k=3), vocab_size=6)) == {1, 3, 4}
     assert set(drawn(logits, Sampling(2.0, top_k=0), vocab_size=6)) == set(range(6))
     assert set(drawn(logits, Sampling(2.0, top_k=99), vocab_size=6)) == set(range(6))
-    assert set(drawn(logits, Sampling(2.0, top_k=1), vocab_size=6)) == {1}  # of equals the first
+    assert set(drawn(logits, Sampling(2.0, top_k=1), vocab_size=6)) == {1}  # the first of equals
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
@@ -298,7 +298,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     ids=["greedy", "all", "k"],
 )
 def test_padding_is_never_drawn(layout, sampling):
-    """The logits of all tokens are below 0, those of padding are 0."""
+    """Logits of all tokens are negative; those of padding are 0."""
     program = make_program(*layout)
     held = program.infos["tokens.table"].stored_shape
     assert held[0] > VOCAB

@@ -1,4 +1,4 @@
-"""The command that writes the masks of images."""
+"""Command that writes the masks of images."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ PROGRAMS: dict[str, Any] = {}
 
 
 def program(family: str) -> tuple[Program, Any]:
-    """A tiny model with phantoms as its data, and random parameters."""
+    """Tiny model with phantoms as its data and random parameters."""
     if family not in PROGRAMS:
         images = {"images.channels": 1, "images.classes": 4} if family != "gpt" else {}
         config = tiny.config(Layout(), family=family, **images)
@@ -34,7 +34,7 @@ def program(family: str) -> tuple[Program, Any]:
 
 
 def drawn(program: Program) -> dict[str, Any]:
-    """Without the compiled program of a first state."""
+    """Draws parameters in numpy, which saves compiling `init_state`."""
     rng, abstract = np.random.default_rng(0), program.abstract_state["params"]
     return {
         name: jax.device_put(rng.normal(0, 0.3, x.shape).astype(x.dtype), x.sharding)

@@ -1,4 +1,4 @@
-"""Writes what transformers computes with the tiny models of tests/helpers/hugging.
+"""Writes the results of transformers for the tiny models of tests/helpers/hugging.
 
     PYTHONPATH=tests/helpers python tests/golden/make_hugging_face.py [NAME ...]
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hugging import encoders, experts, gpt2_tensors, reference, write_directory
 
-LENGTH = 11  # below the 16 positions, and odd
+LENGTH = 11  # odd, and less than the 16 positions
 
 HERE = Path(__file__).parent
 
@@ -29,7 +29,7 @@ def encoder(name: str, folder: Path) -> None:
 
 
 def with_experts(folder: Path) -> None:
-    """All families with experts in one file, since their tensors are many."""
+    """Writes all families with experts to one file, since they have many tensors."""
     directories = {
         kind: write_directory(folder / kind, experts.expert_tensors(kind), base=config)
         for kind, config in experts.CONFIGS.items()

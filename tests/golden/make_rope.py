@@ -1,10 +1,10 @@
-"""Writes the rotations that transformers makes of keys of a `config.json`.
+"""Writes the rotations that transformers derives from keys of a `config.json`.
 
     python tests/golden/make_rope.py
 
-Needs torch and transformers; made with transformers 5.24.0 and torch 2.14.1. The file has for each
-case the keys, and the angle of each pair at position 1 and the factor of turned vectors, or null
-where transformers fails.
+Needs torch and transformers; made with transformers 5.24.0 and torch 2.14.1. For each case
+the file holds the keys, the angle of each pair at position 1 and the factor of rotated vectors, or
+null if transformers fails.
 """
 
 import itertools
@@ -28,7 +28,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 KINDS = (DEFAULT, LINEAR, LLAMA3, YARN)
-# Values of single keys, in the object of each kind.
+# Values to try for single keys of each kind's object.
 KEYS: dict[str, tuple[Any, ...]] = {
     "factor": (None, "4.0", 1.0, 3),
     "original_max_position_embeddings": (None, "32", 64, 64.0),
@@ -49,7 +49,7 @@ KEYS: dict[str, tuple[Any, ...]] = {
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """The keys of each case."""
+    """Yields the keys of each case."""
     yield {}
     yield {"rope_theta": 500.0}
     for kind in KINDS:
@@ -69,7 +69,7 @@ def cases() -> Iterator[dict[str, Any]]:
 
 
 def rotation(keys: dict[str, Any]) -> tuple[list[float], float] | None:
-    """What transformers makes of these keys; None: an error."""
+    """Rotation that transformers derives from these keys; None if it fails."""
     try:
         made = LlamaRotaryEmbedding(LlamaConfig.from_dict({**SIZES, **keys}))
         return [float(f"{x:.8g}") for x in made.inv_freq.tolist()], 1.0 * made.attention_scaling

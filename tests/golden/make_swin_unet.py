@@ -1,10 +1,10 @@
-"""Writes what a Swin-UNet in torch, in float64, computes for the one of tests/helpers/hugging.
+"""Writes the results of a float64 Swin-UNet in torch for the model of tests/helpers/hugging.
 
     PYTHONPATH=tests/helpers python tests/golden/make_swin_unet.py
 
-It follows Swin-Unet's code, with its names, and shares nothing with the package but the shapes of
-parameters and the rules for their names, which it tests; of its Dice loss the mean over images is
-taken. Needs torch; made with 2.14.1.
+It follows Swin-Unet's code and names. It shares only the shapes of parameters and the rules for
+their names with the package, and tests these. Its Dice loss is averaged over images. Needs torch;
+made with 2.14.1.
 
 Source: `swin_transformer_unet_skip_expand_decoder_sys.py` and `utils.py` of Swin-Unet's code.
 """
@@ -52,7 +52,7 @@ def offsets(size: int) -> Any:
 
 
 def mask(H: int, W: int, size: int, shift: int) -> Any:
-    """0 or -inf `[windows, size size, size size]`, by nine regions of the image."""
+    """Mask of 0 or -inf `[windows, size size, size size]`, from nine regions of the image."""
     region, count = torch.zeros(1, H, W, 1), 0
     slices = (slice(0, -size), slice(-size, -shift), slice(-shift, None))
     for down in slices:
@@ -139,7 +139,7 @@ def logits(image: Any, w: Weights) -> Any:
 
 
 def terms(found: Any, label: Any) -> dict[str, Any]:
-    """0.4 of the cross-entropy, and 0.6 of the Dice loss, the mean over images."""
+    """Weighted losses: 0.4 of the cross-entropy, 0.6 of the Dice loss (its mean over images)."""
     counted = label >= 0
     flat = found.flatten(0, 2)
     pixels = cross_entropy(flat, label.flatten(), ignore_index=-1)

@@ -1,9 +1,9 @@
-"""Writes the ids that transformers makes of texts, by tokenizers of the Hub's kinds.
+"""Writes the ids that transformers gives texts, with each kind of tokenizer on the Hub.
 
     PYTHONPATH=tests/helpers python tests/golden/make_tokenizers.py
 
-Needs transformers; made with transformers 5.24.0 and tokenizers 0.23.3. The file has for each kind
-the ids of each text, their text, the ids that begin a text, and that of `eos_token`.
+Needs transformers; made with transformers 5.24.0 and tokenizers 0.23.3. For each kind the file
+holds the ids of each text, their decoded text, the ids that begin a text, and `eos_token`'s id.
 """
 
 import json
@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 
 def judged(name: str) -> dict[str, Any]:
-    """What transformers makes of the texts of a kind."""
+    """Results of transformers for the texts of a kind."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = AutoTokenizer.from_pretrained(write_kind(Path(folder) / "made", name))
     spelled = texts(theirs.get_added_vocab())

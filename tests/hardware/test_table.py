@@ -1,4 +1,4 @@
-"""The table of accelerators: its numbers have sources, and bad files are one line."""
+"""Table of accelerators: its numbers have sources, and bad files give one line."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def file(folder: Path, document: object) -> Path:
 
 
 def mine(**changes: object) -> dict[str, object]:
-    """An accelerator with some numbers changed; a value of None leaves the number out."""
+    """Accelerator with some numbers changed; None leaves a number out."""
     row = {name: {**FIGURE} for name in NUMBERS} | changes
     return {"mine": {name: cell for name, cell in row.items() if cell is not None}}
 
@@ -50,7 +50,7 @@ def test_shares_are_taken_over_from_the_accelerator_that_is_named() -> None:
 def test_the_rest_of_the_package_has_the_same_numbers() -> None:
     table = accelerators()
     assert {name: table[name.lower()].bf16_flops for name in PEAK_FLOPS} == PEAK_FLOPS
-    h200 = table["h200"]  # whose kernels do not move bytes as fast as its copies
+    h200 = table["h200"]  # its kernels move bytes more slowly than its copies
     assert h200.hbm_bandwidth * h200.hbm_share < BANDWIDTH < h200.hbm_bandwidth
 
 

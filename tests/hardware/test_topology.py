@@ -1,4 +1,4 @@
-"""Groups of devices: their members in a node, and the link that bounds them."""
+"""Groups of devices: their members per node, and the link that limits them."""
 
 import pytest
 

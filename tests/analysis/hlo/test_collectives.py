@@ -1,4 +1,4 @@
-"""Reading collectives from the text of compiled programs."""
+"""Reads collectives from the text of compiled programs."""
 
 import pytest
 

@@ -48,27 +48,27 @@ ENTRY %main (a: f32[256,256], s: (s32[], f32[8,256])) -> f32[256,256] {
 def test_kernels_are_counted_with_what_they_read() -> None:
     found = summary(KERNELS)
     assert found.count == 5 + 1 + 1
-    one_row = 2 * 256 * 4 + 4  # read, written, and the index
-    assert found.other_bytes == 5 * one_row + 2 * 256 * 256 * 4  # the product's are not among them
+    one_row = 2 * 256 * 4 + 4  # one row read, one written, plus the index
+    assert found.other_bytes == 5 * one_row + 2 * 256 * 256 * 4  # excludes the matmul's bytes
 
 
 def test_the_largest_kernels_are_those_that_are_counted() -> None:
     rows = largest(KERNELS, 9)
     assert sum(size for size, _, _ in rows) == summary(KERNELS).other_bytes
-    assert sum(count for _, count, _ in rows) == summary(KERNELS).count - 1  # a product
+    assert sum(count for _, count, _ in rows) == summary(KERNELS).count - 1  # no matmuls
     assert [size for size, _, _ in rows] == sorted((size for size, _, _ in rows), reverse=True)
     assert largest(KERNELS, 1) == rows[:1]
 
 
 def test_loops_of_stages_count_with_their_mean_trips() -> None:
-    """Two stages, of which one runs the loop three times and the other four times."""
+    """Two stages: one runs the loop three times, the other four."""
     known = 'b={"known_trip_count":{"n":"5"}}'
     text = KERNELS.replace(known, 'metadata={op_name="jit(step)/forward/while"}')
     found = summary(text, Pipeline(2, {"forward": 7}))
     assert found.count == round(7 / 2) + 1 + 1
     one_row = 2 * 256 * 4 + 4
     assert found.other_bytes == 7 * one_row // 2 + 2 * 256 * 256 * 4
-    assert summary(text).count == 1 + 1 + 1  # nothing is known of the loop
+    assert summary(text).count == 1 + 1 + 1  # without the pipeline, the loop's length is unknown
 
 
 def test_memory_that_a_loop_will_fill_is_no_kernel() -> None:
@@ -81,7 +81,7 @@ def test_memory_that_a_loop_will_fill_is_no_kernel() -> None:
 def test_a_copy_reads_and_writes_once_and_one_of_the_host_is_of_its_own_kind(
     memory: str, others: int
 ) -> None:
-    """Its result includes the array that it reads."""
+    """The result of `copy-start` includes the array that it reads."""
     types = f"(f32[256,256]{{1,0}}, f32[256,256]{{1,0{memory}}}, u32[])"
     copy = f"  %c = {types} copy-start(%n)\n  %d = f32[256,256]{{1,0}} copy-done(%c)\n"
     text = KERNELS.replace("  ROOT %m", f"{copy}  ROOT %m")

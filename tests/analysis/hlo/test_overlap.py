@@ -101,7 +101,7 @@ def test_collectives_are_found_with_axes_and_what_they_lie_over() -> None:
     assert [each.sent(SIZES) for each in (gathered, reduced, scattered)] == [
         5 * 128 // 2,
         5 * 2 * 64 * 3 // 4,
-        5 * 2 * 64 // 2,  # the result is half of the operand
+        5 * 2 * 64 // 2,  # the result is half the operand
     ]
 
 

@@ -14,7 +14,7 @@ def link(axes: AxisNames) -> tuple[str, float]:
     return ("fast", SIZE) if axes == ("tp",) else ("slow", SIZE / 4)
 
 
-# One second: a product, a kernel that moves one array, an array sent over tp; four over dp.
+# A matmul, a kernel that moves one array and a send over tp take 1 s each; a send over dp 4 s.
 RATES = Rates(flops=2 * 8**3, flops_8_bits=4 * 8**3, attention=8**3, memory=SIZE, link=link)
 FAST = Rates(flops=2 * 8**3, flops_8_bits=4 * 8**3, attention=8**3, memory=1e12, link=link)
 TP, DP = "source_target_pairs={{0,1},{1,0}}", "source_target_pairs={{0,2},{2,0}}"
@@ -53,7 +53,7 @@ def test_kernels_take_their_flops_or_their_bytes() -> None:
     copy = "%c = f32[8,8]{1,0} copy(%x)"
     assert times(product("a"), product("b")).kernels[PRODUCT] == pytest.approx(2)
     found = times(product("a"), copy, rates=RATES)
-    assert found.kernels[PRODUCT] == pytest.approx(3)  # two arrays read, one written
+    assert found.kernels[PRODUCT] == pytest.approx(3)  # reads two arrays, writes one
     assert found.kernels[OTHER] == pytest.approx(2)
     assert found.total == pytest.approx(5)
 
@@ -135,7 +135,7 @@ custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_co
 }
 """
 
-# A layer's weight is a slice of the stack of all layers: XLA puts the call into a fusion.
+# A layer's weight is a slice of the stack of all layers, so XLA puts the call into a fusion.
 SLICED = """
 %sliced (p0: bf16[6,4,32], p1: s32[], p2: bf16[16,32]) -> (bf16[16,4], s8[99]) {
   %p0 = bf16[6,4,32]{2,1,0} parameter(0)
@@ -183,7 +183,7 @@ def test_the_calls_of_cublas_are_products(text: str) -> None:
 def test_attention_is_a_kind_of_its_own() -> None:
     rates = Rates(flops=1e12, flops_8_bits=2e12, attention=1.0, memory=1e12, link=link)
     found = estimate(FMHA, rates, SIZES)
-    assert found.kernels[ATTENTION] == 2 * 2 * (2 * 64 * 64) // 2  # whatever the size of a head
+    assert found.kernels[ATTENTION] == 2 * 2 * (2 * 64 * 64) // 2  # independent of the head size
 
 
 def test_attention_without_its_shape_is_an_error() -> None:

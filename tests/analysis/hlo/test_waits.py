@@ -1,4 +1,4 @@
-"""Waits of a GPU's host, counted in the text of programs."""
+"""Counts in a program's text how often the host waits for its GPU."""
 
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.hlo.timeline import host_waits
@@ -7,7 +7,7 @@ KNOWN = 'backend_config={"known_trip_count":{"n":"5"}}'
 
 
 def program(loop: str = "", inside: str = "") -> str:
-    """Ticks, five of them if `loop` says so, each with `inside`."""
+    """Program of ticks (five if `loop` says so), each containing `inside`."""
     return f"""
 %something (s: s32[]) -> s32[] {{
   %s = s32[] parameter(0)

@@ -1,4 +1,4 @@
-"""The parts of the predicted peak, checked with small cases computed by hand."""
+"""Parts of the predicted peak, checked against small cases computed by hand."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from jaxptd.models.families import architecture_of, family_of, sizes_of
 from jaxptd.step.resolved import resolve
 
 GPU = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")
-FUSED = {"num_heads": 2, "dtype": "bfloat16"}  # heads of 8
+FUSED = {"num_heads": 2, "dtype": "bfloat16"}  # head size 8
 X = 4 * 8 * 16 * 2  # bytes of the residual stream: 4 sequences of 8 tokens, D = 16, 16 bits
 
 
@@ -45,16 +45,16 @@ def test_a_layer_at_attention_where_the_mlp_is_computed_again() -> None:
 def test_tensor_parallelism_cuts_hidden_units_and_sequence_parallelism_x() -> None:
     halves, whole = 3 / 2 + 1 / 2 + (4 + 4) / 2 + (4 + 4) / 2, 2 + 2 + 3
     assert working_set("none", Layout(tp=2)) == (halves + whole) * X + 64 * 16
-    # A gathered x for each pair, and two while the gradient of x is gathered and transposed.
+    # One gathered x per pair, and two while the gradient of x is gathered and transposed.
     shards, gathered = 1 / 2 + 1 / 2 + 3 / 2, 1 + 1 + 2
     sharded = working_set("none", Layout(tp=2, sequence_parallel=True))
     assert sharded == (halves + shards + gathered) * X + 64 * 16
 
 
 def test_scores_are_whole_without_a_fused_kernel() -> None:
-    scores = 2 * 4 * 2 * 8 * 8 * (4 + 2)  # float32 and 16 bits, of 4 sequences and 2 heads
+    scores = 2 * 4 * 2 * 8 * 8 * (4 + 2)  # in float32 and in 16 bits, for 4 sequences and 2 heads
     more = working_set("full", attention="xla") - working_set("full")
-    assert more == scores - 3 * X  # gradients of q, k and v are later
+    assert more == scores - 3 * X  # the gradients of q, k and v come later
 
 
 def test_one_pass_has_its_gradients_and_several_have_a_sum() -> None:
@@ -65,7 +65,7 @@ def test_one_pass_has_its_gradients_and_several_have_a_sum() -> None:
     layers = memory_model.state(tiny.config(Layout(), num_layers=40, **FUSED), zero(num_layers=40))
     assert several.moment == "layers"
     assert several.gradients == layers["gradients"]
-    mixed = {"remat": "full", "remat_layers": 20, "num_layers": 40}  # in two loops, with stacks
+    mixed = {"remat": "full", "remat_layers": 20, "num_layers": 40}  # two loops, with stacks
     stacked = predicted(tiny.config(Layout(), **mixed, **FUSED)).gradients
     table = (13 * 16 + 8 * 16) * 4
     assert stacked == layers["gradients"] + (layers["gradients"] - table) // 2
@@ -100,12 +100,12 @@ def test_a_split_backward_hands_gradients_on() -> None:
     joined = memory_model.activations(config, resolve(config, mesh()).plan)
     plan = resolve(config, mesh()).plan
     assert plan is not None
-    # x of each pair, and the gradient of q, k, v; that of the MLP takes another's place.
+    # x of each pair and the gradients of q, k, v; the MLP's gradient reuses another's memory.
     assert split.kept - joined == plan.slots["between_blocks"] * (1 + 1 + 3) * X
 
 
 def test_experts_save_nothing_in_8_bits() -> None:
-    """Attention saves its input in 8 bits, which is half, and its output twice."""
+    """Attention saves its input in 8 bits (half the bytes) and its output twice."""
     kept = [
         predicted(tiny.config(Layout(), **tiny.MOE, **FUSED, products=products)).kept
         for products in ("native", "fp8")

@@ -1,4 +1,4 @@
-"""What B hands to W by the formula, and in the program."""
+"""Compares what B hands to W by the formula with what it hands over in the program."""
 
 import math
 from typing import Any
@@ -50,7 +50,7 @@ def test_the_formula_is_what_the_program_hands_on(
     (stack,) = architecture_of(program.config.model).stacks
     sizes = sizes_of(program.config)
     sublayers = [part.pair_bytes(sizes) for part in stack.parts]
-    wide = [x for x in found[0].between if x.dtype == jnp.bfloat16]  # others are without tokens
+    wide = [x for x in found[0].between if x.dtype == jnp.bfloat16]  # the others have no token dim
     assert handed_on(program.config, sublayers, program.config.model.remat) == sum(
         math.prod(x.shape) * x.dtype.itemsize for x in wide
     )

@@ -1,4 +1,4 @@
-"""Times of a step's parts, from the events of a trace."""
+"""Times of a step's parts, read from the events of a trace."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def test_without_instructions_there_is_no_profile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_of_a_gpu_only_what_ran_on_its_streams_counts(streams: bool, tmp_path: Path) -> None:
-    """Other threads of a GPU's trace repeat the events, as modules and as operations."""
+    """Other threads in a GPU's trace repeat the same events, as modules and as operations."""
 
     def event(thread: int, **more: object) -> dict[str, object]:
         return {"pid": 1, "tid": thread, **more}

@@ -1,4 +1,4 @@
-"""The parts of a step: their kernels, their least time, and the rows and bars that show them."""
+"""Parts of a step: their kernels, their minimum times, and the rows and bars that show them."""
 
 import pytest
 import tiny
@@ -40,7 +40,7 @@ def test_every_scope_is_in_a_step_and_all_its_products_are_in_one(step) -> None:
     products = {scope: times[scope, PRODUCT] for scope in SCOPES}
     assert sum(products.values()) * PEAK_FLOPS["H200"] == pytest.approx(executed(program, flops))
     assert products["rest"] == products["norm"] == products["optimizer"] == 0
-    # The MLP has two products of 2 T D 4D FLOPs, each once forward and twice backward.
+    # The MLP has two matmuls of 2 T D 4D FLOPs, each run once forward and twice backward.
     tokens, hidden, layers = 8 * 8, 16, program.config.model.num_layers
     one = 2 * tokens * hidden * 4 * hidden / 2
     assert products["mlp"] * PEAK_FLOPS["H200"] == pytest.approx(layers * 3 * 2 * one)
