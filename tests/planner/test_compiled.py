@@ -64,7 +64,8 @@ def test_what_does_not_fit_is_dropped(ranking: list[Candidate]) -> None:
     best, said = compile_all(ranking, figures, 2)
     assert [each.config for each in best] == [ranking[1].config, ranking[3].config]
     assert [" dropped, " in line for line in said] == [True, False, True, False]
-    assert said[0].startswith(f"compiled 1: {ranking[0].config.layout}: dropped, 75.6 GiB a device")
+    layout = ranking[0].config.layout
+    assert said[0].startswith(f"compiled 1: {layout}: dropped, 75.6 GiB per device")
     assert best[0].compiled and best[0].compiled.bytes == FITS + sum(x.bytes for x in OUTSIDE)
     none, said = compile_all(ranking, [as_predicted(each, TOO_LARGE) for each in ranking], 2)
     assert (none, len(said)) == ((), 5)

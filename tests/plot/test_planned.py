@@ -83,7 +83,7 @@ def test_small_parts_are_one() -> None:
 def test_a_plan_is_a_table(made: Plan) -> None:
     lines = repr(made).splitlines()
     batch = made.config.train.global_batch_size
-    devices = f"4 x h100, 8 a node, {made.limit / 2**30:.1f} GiB a device"
+    devices = f"4 x h100, 8 a node, {made.limit / 2**30:.1f} GiB per device"
     assert lines[0] == f"{devices}; global batch {batch} x 512 tokens"
     assert lines[1].split()[:3] == ["layout", "micro-batch", "remat"]
     assert "MFU ± model error" in lines[1]

@@ -40,7 +40,7 @@ PHRASES = {
     ),
     "7 ms a step": (
         r"\b(?:ms|us|s|[TGMK]i?B(?:/s)?|TFLOP/s) an? (?:GPU|step|device|second|layer|token|node)\b",
-        1,  # what `jaxptd plan` prints, in a tutorial
+        0,
         "7 ms per step",
     ),
     "a loop of one trip": (

@@ -20,7 +20,7 @@ def test_a_product_takes_whole_waves_of_tiles() -> None:
     machine = dataclasses.replace(A100, hbm_bandwidth=1e15)
     one = kernels.product(machine, 256 * SMS, 128, K)
     more = kernels.product(machine, 256 * (SMS + 1), 128, K)
-    assert (one.resource, more.resource) == ("products", "products")
+    assert (one.resource, more.resource) == ("matmuls", "matmuls")
     assert one.seconds == pytest.approx(wave + LAUNCH)
     assert one.flops == 2 * 256 * SMS * 128 * K
     # a few tiles of another size are faster than a second wave of the largest

@@ -29,7 +29,7 @@ def test_the_table_and_the_config_below_it(name: str, capsys: pytest.CaptureFixt
     lines = table.splitlines()
     assert lines[0].startswith(FRAMEWORKS[name].title)
     assert lines[0].endswith(
-        "on 8 x h100, 8 a node, 73.6 GiB a device; global batch 128 x 8,192 tokens"
+        "on 8 x h100, 8 a node, 73.6 GiB per device; global batch 128 x 8,192 tokens"
     )
     assert len(lines) == 6
     assert lines[4].startswith("± is 12% of the prediction")

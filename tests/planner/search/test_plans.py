@@ -28,7 +28,7 @@ def test_a_plan_in_words(small: Plan) -> None:
     first, second = small.best
     lines = str(small).splitlines()
     assert len(lines) == 5
-    assert lines[0] == "4 x h100, 8 a node, 73.6 GiB a device; global batch 512 x 1,024 tokens"
+    assert lines[0] == "4 x h100, 8 a node, 73.6 GiB per device; global batch 512 x 1,024 tokens"
     assert lines[4].startswith(f"± is {small.error:.0%} of the prediction")
     assert first.step.seconds <= second.step.seconds
     assert lines[3].endswith(f"{second.step.seconds / first.step.seconds - 1:.1%}")
