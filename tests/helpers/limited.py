@@ -1,4 +1,4 @@
-"""Simulates a full disk for this process: no file can be longer than a limit."""
+"""Simulates a full disk for this process: no file can exceed a limit."""
 
 import contextlib
 import resource
