@@ -174,7 +174,7 @@ def expected(m: int, encoders: int, decoders: int) -> tuple[Array, tuple]:
 
 
 def step(case: Case) -> Callable:
-    """A training step: arrays, with layers in rows -> loss, gradients of layers, ends and common."""
+    """A training step: arrays, with layers in rows -> loss, gradients of layers, ends, common."""
     plan = case.plan
     layers = [functools.partial(RUN[kind.stack], tp=True) for kind in plan.kinds]
 
