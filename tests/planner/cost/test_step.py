@@ -1,4 +1,4 @@
-"""A step is the sum of its terms, and its terms have the FLOPs and bytes of the literature."""
+"""A step is the sum of its terms, whose FLOPs and bytes agree with the literature."""
 
 import dataclasses
 

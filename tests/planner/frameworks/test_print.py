@@ -1,4 +1,4 @@
-"""`jaxptd plan --print`: golden configs, what it prints and writes, and what it refuses."""
+"""`jaxptd plan --print`: golden configs, output, files, and refusals."""
 
 import json
 import runpy
@@ -18,7 +18,7 @@ CASE = ["--config", "llama3-8b", "--gpus", "8", "--gpu", "h100"]
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("case", MAKE["CASES"])
 def test_golden(case: str, name: str) -> None:
-    """If a change is meant, write the files again with make_golden.py."""
+    """After an intended change, rewrite the files with make_golden.py."""
     assert MAKE["printed"](case, name) == MAKE["path_of"](case, name).read_text()
 
 
@@ -136,7 +136,7 @@ def test_experts(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_the_configs_that_frameworks_read(tmp_path: Path) -> None:
-    """`make_configs.py` writes files that `read_configs.py` gives to the frameworks."""
+    """`make_configs.py` writes the files that `read_configs.py` passes to the frameworks."""
     paths = runpy.run_path(str(FOLDER / "make_configs.py"))["write"](tmp_path, 1)
     assert {path.name.partition("-")[0] for path in paths} == set(FRAMEWORKS)
     for path in paths:
