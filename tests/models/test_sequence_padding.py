@@ -18,7 +18,7 @@ from jaxptd.step.batch import given_shapes
 
 TEN, ODD = {"seq_length": 10}, {"seq_length": 13}
 GROUPS = {"family": "llama", "num_kv_heads": 2}
-WINDOW = {"window": 11, "documents": "apart"}  # longer than ten tokens, shorter than their padded length
+WINDOW = {"window": 11, "documents": "apart"}  # longer than ten tokens, shorter than padded
 T5 = tiny.T5 | {"seq_length": 11, "encoder_decoder.seq_length": 7}
 BERT = {"family": "bert"}
 SEQUENCE = Layout(tp=4, sequence_parallel=True)

@@ -173,7 +173,7 @@ def test_cells_are_coloured_by_operation_and_darker_in_the_second_chunk():
         colours.setdefault((operation, chunk), set()).add(tuple(rgb[stage, tick].tolist()))
     assert all(len(each) == 1 for each in colours.values())
     one = {key: np.array(next(iter(each))) for key, each in colours.items()}
-    assert len({tuple(colour) for colour in one.values()}) == 7  # three operations x two chunks, and idle
+    assert len({tuple(colour) for colour in one.values()}) == 7  # three of two chunks, and idle
     for operation in (1, 2, 3):
         np.testing.assert_allclose(one[operation, 1], one[operation, 0] / 2)
 
