@@ -32,7 +32,7 @@ def layouts(
     Args:
         gpus: number of devices.
         global_batch: sequences per step.
-        tp: sizes of tensor parallelism to try; here and below, those that do not divide are left out.
+        tp: sizes of tensor parallelism to try; here and below, only those that divide count.
         pp: numbers of stages to try.
         micro_batch: sequences per micro-batch to try.
     """

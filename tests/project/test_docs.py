@@ -66,7 +66,7 @@ def blocks(source: str) -> list[Block]:
 
 
 def run(source: str, name: str, printed: Any) -> list[str]:
-    """Runs a page and returns wrong outputs; `printed()` is the text printed since its last call."""
+    """Runs a page, returns wrong outputs; `printed()` is the text printed since its last call."""
     found, wrong, namespace = blocks(source), [], {"__name__": "__main__"}
     for block, follower in itertools.zip_longest(found, found[1:]):
         if block.kind != "python":

@@ -103,7 +103,7 @@ def test_an_animation_becomes_a_moving_picture() -> None:
     assert "script" not in text
     image: Any = Image.open(io.BytesIO(pictures["n_1.png"]))
     assert image.n_frames == 2
-    assert image.convert("RGBA").getpixel((0, 0))[3] == 0  # a white background would glare on a dark page
+    assert image.convert("RGBA").getpixel((0, 0))[3] == 0  # white glares on a dark page
     image.seek(1)
     assert image.convert("RGBA").getpixel((0, 0)) == (0, 0, 255, 255)
 

@@ -111,7 +111,7 @@ def test_after_ctrl_c_there_is_no_half_bar_and_no_doubled_line(width):
     first, *middle, last = terminal.lines
     assert (first, last) == ("before", "stopped at step 13: saved")
     evaluated = "step 12/30  " + metrics_text({**ROW, **EVALUATION})
-    assert "".join(middle).replace(" ", "") == evaluated.replace(" ", "")  # wrapped on a narrow terminal
+    assert "".join(middle).replace(" ", "") == evaluated.replace(" ", "")  # wrapped if narrow
 
 
 def test_a_process_that_ends_at_once_removes_the_line_before():
