@@ -1,5 +1,4 @@
-"""PNG files: pixels equal the values in the file; damaged files and a missing Pillow are refused.
-"""
+"""PNG files: pixels equal the stored values; damaged files and a missing Pillow are refused."""
 
 import io
 import struct
@@ -115,7 +114,7 @@ def test_what_is_written_is_read_by_others() -> None:
 
 
 def test_large_images_are_read_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)  # Pillow warns above this, and refuses twice as many
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)  # it warns above, refuses twice that
     assert read_png(DATA).pixels.shape == (*SHAPE, 1)
 
 
