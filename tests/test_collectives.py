@@ -169,7 +169,7 @@ EACH = pytest.param(lambda: 1 + 2 * jax.lax.axis_index(Axis.DP), (1, 3), id="eac
 
 
 def spread_and_summed(x: np.ndarray, numbers: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """For each group, the numbered device's array on all, and the sum of all on that device."""
+    """The numbered device's array on all of its group, and the group's sum on that device."""
     spread, summed = np.zeros_like(x), np.zeros_like(x)
     for group, number in enumerate(numbers):
         group_of, at = slice(group * N, (group + 1) * N), group * N + number

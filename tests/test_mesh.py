@@ -99,7 +99,7 @@ def test_groups_of_an_encoder_and_a_decoder_are_megatrons():
 
 @pytest.mark.parametrize(("tp", "ep", "dp", "pp"), [(2, 2, 2, 2), (1, 4, 1, 3), (3, 2, 3, 1)])
 def test_groups_of_experts_are_megatrons(tp, ep, dp, pp):
-    """Repeats the loops of `initialize_model_parallel` in megatron-core 0.5.0; its dp contains ep."""
+    """Repeats the loops in megatron-core 0.5.0's `initialize_model_parallel`; dp contains ep."""
     tensor_and_data, tensor_and_expert = tp * ep * dp, tp * ep
     starts = range(0, tensor_and_data * pp, tensor_and_data)
     groups = rank_groups(Layout(pp=pp, dp=dp, ep=ep, tp=tp))

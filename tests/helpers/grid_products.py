@@ -38,8 +38,8 @@ PLAIN: dict[str, Callable] = {
     "A Bt": lambda a, b: a @ b.T,
     "At B": lambda a, b: a.reshape(-1, a.shape[-1]).T @ b.reshape(-1, b.shape[-1]),
 }
-# The matrix whose panels are fetched, or whose partial sums are reduced, along a row of devices,
-# and along a column: forward, and in the gradients of A and of B.
+# The matrix whose panels are fetched, or whose partial sums are reduced, along a row and along a
+# column of devices: in forward, and in the gradients of A and B.
 MOVES = {
     "A B": [("fetch a", "fetch b"), ("reduce a", "fetch b"), ("fetch a", "reduce b")],
     "A Bt": [("reduce c", "fetch b"), ("fetch c", "fetch b"), ("fetch c", "reduce b")],

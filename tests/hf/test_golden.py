@@ -108,7 +108,7 @@ def test_transformers_itself_agrees(tmp_path: Path, layout: Layout) -> None:
 
 @pytest.mark.slow
 def test_a_table_of_another_order_is_told_apart(gpt2: Path) -> None:
-    """With equal stages, rows in the stages' order have the same shape as rows in layer order."""
+    """Rows in the stages' order have the same shape as in layer order if stages are equal."""
     layout = Layout(pp=2, schedule="interleaved", virtual_stages=2)
     tensors = {name: x for name, x in gpt2_tensors().items() if ".h.4." not in name}
     folder = write_directory(gpt2.parent / "four", tensors, n_layer=4)

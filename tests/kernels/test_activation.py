@@ -84,7 +84,7 @@ def test_large_numbers_do_not_overflow(name: Any, interpret: bool) -> None:
 
 
 def test_gradients_of_biases_are_sums_over_devices_in_their_type() -> None:
-    """Only traces, as JAX's kernel interpreter has no types; h varies over dp and tp, b over tp."""
+    """Traces only, as JAX's kernel interpreter has no types; h varies over dp and tp, b over tp."""
     mesh = make_mesh(Layout(dp=2, tp=2))
     fused = FusedActivation(FUSED["gelu-tanh"], gated=False)
 

@@ -82,7 +82,7 @@ def test_a_device_may_have_padding_only(interpret: bool) -> None:
 
 
 def test_results_vary_as_their_inputs_do() -> None:
-    """Only traces, as JAX's kernel interpreter has no types; logits vary over dp, stop over tp."""
+    """Traces only, as JAX's kernel interpreter has no types; logits vary over dp, stop over tp."""
     mesh = make_mesh(Layout(dp=2, tp=2))
 
     def both_ways(x_RV: Array, row_R: Array) -> Array:

@@ -86,7 +86,7 @@ def test_rows_that_a_program_cannot_hold_are_a_limit_of_models() -> None:
 
 
 def test_gradients_of_weights_are_sums_over_devices_in_their_type() -> None:
-    """Only traces, as JAX's kernel interpreter has no types; x varies over dp and tp, not w."""
+    """Traces only, as JAX's kernel interpreter has no types; x varies over dp and tp, not w."""
     mesh, norm = make_mesh(Layout(dp=2, tp=2)), FusedNorm(EPS, True, beside=True)
 
     def both_ways(x: Array, w: Array, b: Array) -> tuple[Array, ...]:

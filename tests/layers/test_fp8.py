@@ -65,7 +65,7 @@ def test_every_element_is_rounded_to_the_next_number_of_the_format(dtype, size):
 
 @FORMATS
 def test_a_part_is_rounded_as_the_whole_is(dtype):
-    """So no device needs to know another one's largest element."""
+    """Devices therefore need not know each other's largest element."""
     x = normal((256, 16)) * 2.0 ** jnp.linspace(-6, 3, 256)[:, None]
     x = jnp.where(jnp.abs(x) < 2.0**-9, 0, x)
     blocks = [rounded(block, dtype) for block in jnp.split(x, 8)]

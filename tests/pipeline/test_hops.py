@@ -137,7 +137,7 @@ def test_one_stage_has_no_hops() -> None:
     ],
 )
 def test_chunks_close_the_ring(p: int, last: dict) -> None:
-    """With chunks, the hops also join the last stage and the first."""
+    """Hops of schedules with chunks also join the last stage and the first."""
     onward = [(s, (s + 1) % p) for s in range(p)]
     back = [(to, s) for s, to in onward]
     ticks = [onward[:1] + back[:1], onward[1:2] + back[1:2], onward, back]

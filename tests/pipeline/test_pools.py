@@ -128,7 +128,7 @@ def test_a_body_runs_zero_times_or_once(loop: Callable) -> None:
 
 
 def sums(loop: Callable) -> int:
-    """How many all-reduces over tp the compiled program executes on all stages together."""
+    """Number of all-reduces over tp that the compiled program executes on all stages together."""
     text = make_run(loop).lower(W).compile().as_text()
     sizes = {str(axis): size for axis, size in MESH.shape.items()}
     found = list(collectives_from_hlo(text, sizes, {"some": int(TICKS.sum())}))
@@ -138,7 +138,7 @@ def sums(loop: Callable) -> int:
 
 @pytest.mark.parametrize("loop", [run_if, loop])
 def test_xla_moves_nothing_out(loop: Callable) -> None:
-    """Even loop-invariant collectives run only on the stages and ticks that need them."""
+    """Collectives, even loop-invariant ones, run only on the stages and ticks that need them."""
     assert sums(loop) == TICKS.sum()
 
 

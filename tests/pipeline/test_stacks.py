@@ -109,7 +109,7 @@ def kept(arrays: ModelArrays, stack: str, x: X) -> int:
     ids=str,
 )
 def test_each_stack_has_slots_of_its_own(case: Case, slots: dict[str, int]) -> None:
-    """For each stack, ticks carry slots x rows of a part x what a layer saves."""
+    """Ticks carry, for each stack, slots x rows of a part x what a layer saves."""
     assert slots.items() <= case.plan.slots.items()
     with jax.enable_x64(True):
         arrays = make_arrays(case)

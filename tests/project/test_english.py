@@ -1,4 +1,4 @@
-"""Pages, docstrings, comments and messages keep clear of phrases that read as translated."""
+"""Pages, docstrings, comments and messages avoid phrases that read as translated."""
 
 import functools
 import io

@@ -20,7 +20,7 @@ each = pytest.mark.parametrize("name", NOTEBOOKS)
 
 
 def is_current(name: str, text: str) -> bool:
-    """True if the page has the words and the code of the notebook."""
+    """True if the page contains the notebook's words and code."""
     return without_outputs(text) == page(jupytext.read(NOTEBOOKS[name]), name)[0]
 
 

@@ -28,7 +28,7 @@ from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
 
 LLAMA: dict[str, Any] = {"family": "llama", "num_layers": 4, "num_kv_heads": 2}
-# Two experts in every second layer, so that there are stacks of one layer each.
+# Two experts in every second layer, so that each stack has one layer.
 MIXTRAL: dict[str, Any] = LLAMA | {"family": "mixtral", "moe.num_experts": 4}
 MIXTRAL |= {"rope.theta": 1e4, "moe.upcycle": True}
 SPARSE = {"moe.every": 2}

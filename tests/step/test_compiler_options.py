@@ -172,7 +172,7 @@ def test_where_nothing_is_permuted_the_option_is_not_given() -> None:
 
 
 def test_products_and_xla_s_own_kernels_are_not_split_over_threads() -> None:
-    """Otherwise XLA starts a collective before the preceding loop has ended."""
+    """XLA would otherwise start a collective before the preceding loop has ended."""
     x = jnp.ones((1024, 1024))
     compiled = jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile().as_text()
     assert " dot(" in compiled

@@ -183,7 +183,7 @@ def test_a_step_copies_layers_one_by_one_to_the_device(layout: Layout, choice: d
 
 
 def test_copies_for_the_update_wait_for_updates_before() -> None:
-    """Otherwise XLA copies the whole state at the beginning of a step."""
+    """XLA would otherwise copy the whole state at the beginning of a step."""
     program = tiny.program(Layout(tp=2, offload=BOTH))
     jaxpr = next(x for x in inside_all(traced(program).jaxpr) if waits(x))
     assert len(waits(jaxpr)) == 3 * len(program.infos)  # a parameter and two moments

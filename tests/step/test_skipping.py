@@ -234,7 +234,7 @@ def errors(found: dict, expected: dict) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [tiny.SEQUENCE_PARALLEL, *MORE], ids=str)
 def test_float16_on_a_layout_is_float16_on_one_device(layout):
-    """Both differ from float32 by about ten successive roundings of 2**-11."""
+    """Results differ from float32 by about ten successive roundings of 2**-11 each."""
     exact = gradients(program(Layout(), dropout=0.1))
     one = gradients(program(Layout(), dtype="float16", dropout=0.1))
     found = gradients(program(layout, dtype="float16", dropout=0.1))

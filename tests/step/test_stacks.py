@@ -98,7 +98,7 @@ def test_what_moves_is_what_the_formula_says(layout: Layout, choice: dict) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zb-v", "1f1b"])
 def test_xla_moves_no_collective_out_of_a_loop_that_leaves_the_source_as_it_is(schedule) -> None:
-    """In every layer, a decoder's norm of the source all-reduces over col."""
+    """A decoder's norm of the source all-reduces over col in every layer."""
     made = program(Layout(pp=2, row=2, col=2, matmul2d="gather", schedule=schedule))
 
     def moved(found: Any) -> tuple[int, int]:

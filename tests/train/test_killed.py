@@ -103,7 +103,7 @@ def started(folder):
 
 @pytest.mark.slow
 def test_thirty_kills_change_nothing(tmp_path):
-    """Each step is in the metrics once, equal to the last digit, evaluations too.
+    """Each step is in the metrics once, equal to the last digit, including evaluations.
 
     Hence every step had the same state and samples as in a run that nobody kills.
     """

@@ -80,7 +80,7 @@ def test_what_a_run_writes(train, layout, described):
 
 @pytest.mark.slow
 def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
-    """Otherwise a long evaluation, or the final wait for a save, would look like a hang."""
+    """A long evaluation, or the final wait for a save, would otherwise look like a hang."""
     dogs, found = [], collections.defaultdict(list)
 
     def made(*args):

@@ -293,7 +293,7 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     ids=str,
 )
 def test_unrolled_layers_are_gathered_again_for_backward(layout, choice) -> None:
-    """Without barriers XLA would keep what forward gathered, as it does on CPUs."""
+    """XLA would keep what forward gathered without barriers, as it does on CPUs."""
     program = tiny.program(layout, scan_layers=False, num_layers=4, **choice)
     moved = [
         sum(each.bytes for each in found if each.kind == ALL_GATHER)

@@ -53,7 +53,7 @@ WIDE: list[Any] = [
 
 def program(layout: Layout, **choice: Any) -> Program:
     sizes = {} if choice.get("family") == "swin-unet" else THREE
-    one = {"dtype": "bfloat16", "micro_batches": 1}  # several add each layer's to their sums
+    one = {"dtype": "bfloat16", "micro_batches": 1}  # more add up in sums
     return tiny.program(layout, **one | sizes | choice)
 
 
@@ -111,7 +111,7 @@ def test_several_micro_batches_stack_none(layout: Layout, choice: dict) -> None:
 
 
 def test_loops_take_narrow_parameters_with_their_sums() -> None:
-    """Only parameters that no loop adds to are converted to float32 before they are read."""
+    """Parameters that no loop adds to, and only these, become float32 before they are read."""
     block = jnp.ones((2, 3), jnp.bfloat16)
     summed = with_grad_slot(block, IN_LOOP)
     alone = dataclasses.replace(summed, plan=ParamPlan("outside"))
@@ -155,7 +155,7 @@ def test_other_loops_do_not_add_to_sums(layout: Layout, choice: dict) -> None:
 
 
 def test_a_layer_that_is_there_is_not_gathered_again() -> None:
-    """Otherwise backward would begin with copies behind barriers."""
+    """Backward would otherwise begin with copies behind barriers."""
     found = program(Layout(), remat="full")
     barriers = [each for each in equations(traced(found).jaxpr) if each.primitive.name == BARRIER]
     shapes = {x.aval.shape for each in barriers for x in each.outvars}

@@ -89,7 +89,7 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="see collectives.after")
 def test_of_two_trips_in_one_the_second_waits_for_what_the_first_moves() -> None:
-    """In backward, a gather waits for the incoming gradient of x, the outgoing one for scatters."""
+    """Backward's gathers wait for the incoming gradient of x, its scatters for the outgoing one."""
     program = tiny.program(Layout(dp=2, zero=3), **THREE | {"remat": "full"})
     *_, loop = (each for each in scans(traced(program).jaxpr) if each.params["reverse"])
     body = loop.params["jaxpr"].jaxpr

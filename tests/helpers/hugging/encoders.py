@@ -58,7 +58,7 @@ def make(reference: Reference, folder: Path) -> None:
 def losses_and_gradients(
     reference: Reference, folder: Path, batch: BATCH
 ) -> tuple[dict[str, float], BATCH]:
-    """Each loss by name, and the gradients of their sum by transformers' names."""
+    """Losses by name, and gradients of their sum by transformers' names."""
     import torch
     import transformers
 

@@ -11,7 +11,7 @@ def load(directory: Path) -> Any:
     """The model of a directory, in float64.
 
     transformers computes GPT-2's attention in the model's precision with the eager kernel; only its
-    own loss is in float32, which `loss_and_gradients` computes itself.
+    loss is in float32, so `loss_and_gradients` replaces it.
     """
     import torch
     from transformers import AutoModelForCausalLM

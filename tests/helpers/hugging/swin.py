@@ -59,7 +59,7 @@ def shapes(prefix: str = "swin.") -> dict[str, tuple[int, ...]]:
 
 
 def swin_tensors(*, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """The state dict of a SwinForImageClassification, as files have it."""
+    """The state dict of a SwinForImageClassification, as in files."""
     rng = np.random.default_rng(0)
     return {name: rng.normal(0, 0.3, shape).astype(dtype) for name, shape in shapes().items()}
 

@@ -145,7 +145,7 @@ def with_column(x: Value, of_head: Value) -> Value:
 
 
 def logsumexp(x: Value) -> Value:
-    """Over the last dim."""
+    """log(sum(exp(x))) over the last dim."""
     top = x.x.real.max(-1, keepdims=True)
     total = np.exp(x.x - top).sum(-1, keepdims=True)
     p = np.exp(x.x - top) / total

@@ -140,7 +140,7 @@ def test_what_is_written_is_read(config: Config) -> None:
     model = ModelConfig(**nested(expected))
     assert found["tie_word_embeddings"] is found["scale_decoder_outputs"] is tied
     assert generation_json(model, found) == {
-        "eos_token_id": None,  # the table has no such row
+        "eos_token_id": None,  # the table lacks this row
         "pad_token_id": 4,
         "decoder_start_token_id": 4,
     }

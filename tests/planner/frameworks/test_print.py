@@ -18,7 +18,7 @@ CASE = ["--config", "llama3-8b", "--gpus", "8", "--gpu", "h100"]
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("case", MAKE["CASES"])
 def test_golden(case: str, name: str) -> None:
-    """After an intended change, rewrite the files with make_golden.py."""
+    """Golden files match; after an intended change, rewrite them with make_golden.py."""
     assert MAKE["printed"](case, name) == MAKE["path_of"](case, name).read_text()
 
 

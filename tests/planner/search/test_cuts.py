@@ -1,4 +1,4 @@
-"""How layers are divided over the stages of a pipeline."""
+"""Division of layers over the stages of a pipeline."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a step's collectives enter its time."""
+"""The part of a step's time that its collectives take."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""After a minute, the time left is correct within 20 %, on a simulated clock."""
+"""The time left is correct within 20 % after a minute, on a simulated clock."""
 
 import dataclasses
 import random
