@@ -27,7 +27,7 @@ from tests.test_collectives import (
 
 
 def kinds_on(platform: str, fn: Callable, stages: int = 1) -> list[str]:
-    """Kinds of collectives in the trace of `fn` for two devices along tp, which need not exist."""
+    """Kinds of collectives in the trace of `fn` for two, possibly absent, devices along tp."""
     sizes = {Axis.PP: stages, Axis.TP: 2}
     mesh = AbstractMesh(
         tuple(sizes.values()),
@@ -106,7 +106,7 @@ MOVES = [
 
 @pytest.mark.parametrize(("fn", "spec_x", "spec_y", "forward", "back"), MOVES)
 def test_what_moves_is_what_the_table_says(fn, spec_x, spec_y, forward, back) -> None:
-    """Traced collectives, forward and backward, as in the table of the module's docstring."""
+    """Traced collectives, forward and backward, match the table in the module's docstring."""
     trace = on_mesh(fn, spec_x, spec_y).trace(X)
     assert [c.kind for c in collectives_of(trace.jaxpr, MESH)] == forward
     dy = jnp.zeros(jax.eval_shape(on_mesh(fn, spec_x, spec_y), X).shape)

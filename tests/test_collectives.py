@@ -1,4 +1,4 @@
-"""Each collective's value, and its backward against the hand-derived one."""
+"""Each collective's value and gradient against hand-derived ones."""
 
 from collections.abc import Callable
 
@@ -66,16 +66,16 @@ def test_split_and_gather_keep_the_whole_array(fn, spec_x, spec_y, y, dx) -> Non
     np.testing.assert_array_equal(on_mesh(backward(fn), (spec_x, spec_y), spec_x)(X, DY), dx)
 
 
-PER_DEVICE = P(Axis.TP)  # leading dim: one array for each device along tp
+PER_DEVICE = P(Axis.TP)  # leading dim: one array per device along tp
 
 
 def unstack(fn: Callable) -> Callable:
-    """Applies `fn` to this device's array of a stack."""
+    """Applies `fn` to this device's array in a stack."""
     return lambda x, *rest: fn(x[0], *(r[0] if r.ndim == x.ndim else r for r in rest))
 
 
 def test_copy_to_is_the_identity_and_sums_gradients() -> None:
-    dy = array(N, 2, 8, seed=2)  # every device makes something else of its copy
+    dy = array(N, 2, 8, seed=2)  # every device uses its copy differently
     y = on_mesh(lambda x: copy(x)[None], WHOLE, PER_DEVICE)(X[0, 0])
     np.testing.assert_array_equal(y, np.broadcast_to(X[0, 0], (N, 12)))
     dx = on_mesh(lambda x, dy: backward(copy)(x, dy[0]), (WHOLE, PER_DEVICE), WHOLE)(
@@ -118,7 +118,7 @@ def test_reduce_scatter_of_the_sequence_and_its_all_gather_backward() -> None:
 # ---- from device to device ----------------------------------------------------------------------
 
 
-BOTH = P((Axis.DP, Axis.TP))  # numbered through, they are one ring of eight
+BOTH = P((Axis.DP, Axis.TP))  # together they form one ring of eight
 RINGS = [(Axis.TP, PER_DEVICE, N), ((Axis.DP, Axis.TP), BOTH, 2 * N)]
 
 
@@ -128,7 +128,7 @@ RINGS = [(Axis.TP, PER_DEVICE, N), ((Axis.DP, Axis.TP), BOTH, 2 * N)]
 def test_shift_sends_around_the_ring_and_gradients_back(
     monkeypatch, axis, spec, devices, by, native
 ):
-    """Device i gets what device i - by has."""
+    """Device i receives what device i - by holds."""
     monkeypatch.setattr(collectives, "permutes_natively", lambda: native)
     x, dy = array(devices, 3), array(devices, 3, seed=5)
     shift = lambda x: collectives.shift(x, axis, by)  # noqa: E731
@@ -137,7 +137,7 @@ def test_shift_sends_around_the_ring_and_gradients_back(
     np.testing.assert_array_equal(dx, np.roll(dy, -by, axis=0))
 
 
-# On 2 x 4 devices (i, j): the target of each device's value, and the axes along which values move.
+# On 2 x 4 devices (i, j): the target of each value, and the axes along which values move.
 WAYS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "skewed along a row": (lambda i, j: (i, (j - i) % N), ("tp",)),
     "skewed along a column": (lambda i, j: ((i - j) % 2, j), ("dp",)),
@@ -148,7 +148,7 @@ WAYS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_permute_by_an_all_gather_is_xlas(way: str) -> None:
-    """Values and gradients are equal to the last bit; it gathers along the moved axes only."""
+    """Values and gradients are equal to the last bit; gathers use only the axes that move."""
     to, axes = WAYS[way]
     pairs = [(N * i + j, N * to(i, j)[0] + to(i, j)[1]) for i in range(2) for j in range(N)]
     x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
@@ -163,13 +163,13 @@ def test_a_permute_by_an_all_gather_is_xlas(way: str) -> None:
     assert [(c.kind, c.axes) for c in moved] == ([(ALL_GATHER, axes)] if axes else [])
 
 
-# The source (or target) that each of the two groups along tp has: one for both, or one for each.
+# The source (or target) of the two groups along tp: the same for both, or one for each.
 ONES = [pytest.param(lambda: 2, (2, 2), id="2"), pytest.param(lambda: 3, (3, 3), id="3")]
 EACH = pytest.param(lambda: 1 + 2 * jax.lax.axis_index(Axis.DP), (1, 3), id="each its own")
 
 
 def spread_and_summed(x: np.ndarray, numbers: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """For each group: the numbered device's array on all; the sum of all on that device."""
+    """The numbered device's array on all of its group, and the group's sum on that device."""
     spread, summed = np.zeros_like(x), np.zeros_like(x)
     for group, number in enumerate(numbers):
         group_of, at = slice(group * N, (group + 1) * N), group * N + number

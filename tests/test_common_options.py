@@ -1,4 +1,4 @@
-"""The options that mean the same in every command."""
+"""Options that mean the same in every command."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Strategies of context parallelism: their rows are true, and only the table names them."""
+"""Strategies of context parallelism: their rows are correct, and only the table names them."""
 
 import ast
 import importlib
@@ -14,14 +14,14 @@ from jaxptd.layout import Matmul2D
 
 PACKAGE = Path(__file__).parents[1] / "jaxptd"
 TABLE = "context_parallel.py"
-RING = ("ring", "ring.kind")  # what ends so has the name of a strategy
-SHARED = {*STRATEGIES} & {*get_args(Matmul2D)}  # names of other things as well
+RING = ("ring", "ring.kind")  # expressions that end like this hold a strategy's name
+SHARED = {*STRATEGIES} & {*get_args(Matmul2D)}  # names with other meanings as well
 
 
 def names_in(source: str) -> Iterator[str]:
-    """The strategies that a file names, but for the default of a field that holds such a name.
+    """The strategies that a file names, except in defaults of fields that hold such names.
 
-    Of a name that a matmul on a grid has as well, only what a ring's is compared with.
+    Names that grid matmuls also use count only in comparisons with a ring's name.
     """
     tree = ast.parse(source)
     compared = {
@@ -83,7 +83,7 @@ ORDERS = {each.order: name for name, each in STRATEGIES.items()}
 
 
 def held(order: TokenOrder, length: int, devices: int) -> np.ndarray:
-    """Positions of the tokens of each device, `[devices, length]`."""
+    """Positions of each device's tokens, `[devices, length]`."""
     split = [order.split(length, device, devices) for device in range(devices)]
     return np.array([[i + n for i, size in chunks for n in range(size)] for chunks in split])
 
@@ -103,7 +103,7 @@ def test_an_order_is_what_it_says(order: TokenOrder, devices: int) -> None:
 @pytest.mark.parametrize("devices", [2, 3, 5])
 @pytest.mark.parametrize("order", [each for each in ORDERS if each.chunks > 1])
 def test_of_two_devices_the_two_chunks_of_one_enclose_those_of_the_other(order, devices) -> None:
-    """So a causal mask leaves the same two pairs of them, which `attention/ring.py` visits."""
+    """A causal mask then leaves the same two pairs of chunks, which `attention/ring.py` visits."""
     numbers = np.array([[each(i, devices) for each in order.numbers] for i in range(devices)])
     assert numbers.shape == (devices, 2)
     assert (np.diff(numbers[:, 0]) > 0).all()

@@ -1,4 +1,4 @@
-"""A layout: its sizes, its description, and options that exclude each other."""
+"""Layouts: sizes, descriptions, and mutually exclusive options."""
 
 import pytest
 

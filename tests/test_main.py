@@ -95,7 +95,7 @@ def test_as_a_module():
 )
 @pytest.mark.parametrize("module", [["jaxptd", "mesh"], ["jaxptd.mesh"]], ids=" ".join)
 def test_a_variable_that_jax_does_not_accept_is_a_line(name, value, words, module):
-    """JAX raises at its import, inside whatever command is asked for."""
+    """JAX raises on import, inside whichever command is called."""
     ended = subprocess.run(
         [sys.executable, "-m", *module, "--world-size", "4"],
         env={**os.environ, name: value},

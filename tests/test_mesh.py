@@ -26,7 +26,7 @@ from jaxptd.mesh import (
     ranks_along,
 )
 
-# 16 devices, tp=2, pp=4, so dp=2: the groups that Megatron-LM's documentation lists.
+# The groups that Megatron-LM's documentation lists for 16 devices, tp=2, pp=4 and therefore dp=2.
 LITERATURE = {
     "tp": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]],
     "cp": [[rank] for rank in range(16)],
@@ -61,9 +61,9 @@ def test_groups_are_those_of_the_literature():
 
 
 def test_the_decoder_begins_at_the_split_rank_as_in_megatron():
-    """Its documentation: of 8 stages and split rank 3, 0 to 2 are the encoder, 3 to 7 the decoder.
+    """Documented: with 8 stages and split rank 3, the encoder has 0 to 2, the decoder 3 to 7.
 
-    The embeddings are on the first stage, the decoder's first and the last, those of positions on
+    Embeddings are on the first stage, the decoder's first and the last; position embeddings are on
     the first two of these.
     """
     groups = rank_groups(Layout(pp=8), split_rank=3)
@@ -73,9 +73,9 @@ def test_the_decoder_begins_at_the_split_rank_as_in_megatron():
     assert groups["position_embedding"] == [[0, 3]]
 
 
-# What LITERATURE has beside with split rank 2, and other embedding groups with 1 and 3: the ranks
-# that `initialize_model_parallel` of megatron-core 0.12.0 makes process groups of, each of 16 ranks
-# asked; encoder and decoder are its `is_pipeline_stage_before_split`.
+# Additions to LITERATURE with split rank 2, and the embedding groups with 1 and 3, as obtained from
+# `initialize_model_parallel` of megatron-core 0.12.0 on each of 16 ranks; its
+# `is_pipeline_stage_before_split` gives encoder and decoder.
 SPLIT = {
     "embedding": [[0, 8, 12], [1, 9, 13], [2, 10, 14], [3, 11, 15]],
     "position_embedding": [[0, 8], [1, 9], [2, 10], [3, 11]],
@@ -99,7 +99,7 @@ def test_groups_of_an_encoder_and_a_decoder_are_megatrons():
 
 @pytest.mark.parametrize(("tp", "ep", "dp", "pp"), [(2, 2, 2, 2), (1, 4, 1, 3), (3, 2, 3, 1)])
 def test_groups_of_experts_are_megatrons(tp, ep, dp, pp):
-    """The loops of `initialize_model_parallel` in megatron-core 0.5.0, which counts ep in dp."""
+    """Repeats the loops in megatron-core 0.5.0's `initialize_model_parallel`; dp contains ep."""
     tensor_and_data, tensor_and_expert = tp * ep * dp, tp * ep
     starts = range(0, tensor_and_data * pp, tensor_and_data)
     groups = rank_groups(Layout(pp=pp, dp=dp, ep=ep, tp=tp))

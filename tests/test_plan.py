@@ -50,7 +50,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 @pytest.mark.slow
 def test_the_same_plan_is_the_same_text_in_every_process() -> None:
-    """Whatever the order of Python's sets is there."""
+    """The output does not depend on the order of Python's sets."""
     command = [
         "jaxptd",
         "plan",
@@ -78,7 +78,7 @@ SMALL = ["--gpus", "2", "--gpu", "h200", "--top", "1", "--layout.dp", "2"]
 
 
 def train_command(capsys: pytest.CaptureFixture, *argv: str) -> tuple[str, str]:
-    """The last line that a plan prints, and what it says on stderr."""
+    """The last line that a plan prints, and its stderr."""
     assert command.main([*argv, *SMALL]) == 0
     out, err = capsys.readouterr()
     return out.splitlines()[-1], err
@@ -88,7 +88,7 @@ def train_command(capsys: pytest.CaptureFixture, *argv: str) -> tuple[str, str]:
 def test_the_command_names_the_model_and_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture, source: list[str]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # sizes need no weights
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # sizes do not require weights
     source = [each.replace("DIR", str(tmp_path)) for each in source]
     others = ["--data.source", "a b.jsonl", "--train.global_batch_size=4"]
     line, _ = train_command(capsys, *source, *others, "--model.dtype", "float16")

@@ -31,9 +31,9 @@ RINGS = [("zigzag", True), ("blockwise", True), ("blockwise", False), ("rsa", Tr
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An attention on a mesh. Its tokens are `order`ed as the devices hold them.
+    """Attention on a mesh, with tokens in the devices' `order`.
 
-    keys: S, if these are of another sequence. bias: of the scores, by distance.
+    keys: S, if keys come from another sequence. bias: whether scores have a bias by distance.
     """
 
     layout: Layout
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def orders(self) -> list[np.ndarray]:
-        """Of the tokens of q, k, v and the output's gradient."""
+        """Orders of the tokens of q, k, v and the output's gradient."""
         return [self.ring.order(n, self.layout.cp) for n in (T, self.keys, self.keys, T)]
 
     def inputs(self) -> list[np.ndarray]:
@@ -122,7 +122,7 @@ class Case:
 
 
 def both_ways(case: Case, wrap: Callable = lambda attention: attention) -> Callable:
-    """-> o, dq, dk, dv and the gradient of the bias, which every device has whole."""
+    """Computes o, dq, dk, dv and the gradient of the bias, which every device holds in full."""
 
     def body(tokens: AttentionInputs, *qkvdo: Array) -> tuple[Array, ...]:
         *qkv, do = qkvdo
@@ -142,7 +142,7 @@ def only_forward(case: Case) -> Callable:
 
 
 def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
-    """Results of the ring, in the sequences' order, and of plain attention."""
+    """Results of the ring in the sequences' order, and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
         arguments = case.arguments(dtype)
         found = jax.jit(both_ways(case))(*arguments)
@@ -264,7 +264,7 @@ def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ring", "cp"), [("zigzag", 3), ("blockwise", 3), ("rsa", 4)])
 def test_hops_by_all_gathers_bring_the_same(ring: Any, cp: int) -> None:
-    """On a mesh of two stages CPUs use no permute; the results are equal to the last bit."""
+    """CPUs use no permute on a mesh of two stages; the results are equal to the last bit."""
     each, other = (Case(Layout(cp=cp, ring=ring, pp=pp)) for pp in (2, 1))
     np.testing.assert_array_equal(run(each, "float64")[0], run(other, "float64")[0])
     assert {c.kind for c in moved(each, both_ways(each), "float32")} == {"all-gather"}
@@ -273,7 +273,7 @@ def test_hops_by_all_gathers_bring_the_same(ring: Any, cp: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ring", ["zigzag", "gather"])
 def test_more_devices_round_no_more_in_bfloat16(ring: Any) -> None:
-    """Outputs and gradients are summed in float32, and rounded once at the end."""
+    """Outputs and gradients are summed in float32 and rounded once at the end."""
     errors = []
     for cp in (1, 8):
         found, want = run(case(ring, cp), "bfloat16")

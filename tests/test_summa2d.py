@@ -1,4 +1,4 @@
-"""Matmuls on a grid against dense ones: values, gradients, residuals and messages."""
+"""Matmuls on a grid against dense ones: values, gradients, residuals and communication."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from jaxptd.costs.collective import (
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import multiply
 
-# ---- values, gradients, traffic -----------------------------------------------------------------
+# ---- values, gradients, communication -----------------------------------------------------------
 
 SQUARE = [Case(2, 2, Grid(kind)) for kind in ("gather", "summa", "fox", "cannon")]
 OBLONG = [Case(*shape, Grid(kind)) for shape in ((2, 4), (4, 2)) for kind in ("gather", "summa")]
@@ -53,7 +53,7 @@ def test_in_float32_too(case: Case, form: str) -> None:
 
 @pytest.mark.parametrize(("kind", "form"), by_turns(["fox", "cannon"], list(FORMS)))
 def test_rings_by_all_gathers_bring_the_same(kind: Any, form: str) -> None:
-    """On a mesh of two stages CPUs use no permute; the results are equal to the last bit."""
+    """CPUs use no permute on a mesh of two stages; the results are equal to the last bit."""
     permutes, gathers = (Case(2, 2, Grid(kind), (2,), stages) for stages in (1, 2))
     found, moved, _ = run(gathers, form, "float64")
     for x, want in zip(found, run(permutes, form, "float64")[0], strict=True):
@@ -94,13 +94,13 @@ def test_grids_of_more_than_eight_devices(grid: tuple) -> None:
     assert done.stdout == "held\n", done.stderr
 
 
-# ---- what is kept -------------------------------------------------------------------------------
+# ---- residuals ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", [*SQUARE, *OBLONG, *SLICED], ids=str)
 def test_the_operands_own_blocks_are_kept_and_nothing_else(case: Case, form: str) -> None:
-    """Each of n devices saves one n-th of what a single one would, and no received panel."""
+    """Each of n devices saves 1/n of what a single one would, and no received panel."""
     kept: list[tuple[int, ...]] = []
 
     def body(a: Array, b: Array, dc: Array) -> tuple[Array, ...]:
@@ -121,7 +121,7 @@ def test_the_operands_own_blocks_are_kept_and_nothing_else(case: Case, form: str
 
 @pytest.mark.parametrize("case", [SQUARE[0], *map(slow, (*SQUARE[1:], *SLICED))], ids=str)
 def test_bfloat16_with_float32_masters(case: Case) -> None:
-    """The gradient of a float32 master is float32 and never rounded."""
+    """A float32 master's gradient is float32 and never rounded."""
     x, w, dy = case.inputs("A B")
     operands = [jnp.asarray(z, t) for z, t in ((x, "bfloat16"), (w, "float32"), (dy, "bfloat16"))]
     dx, dw, y = jax.jit(both_ways(case, "A B"))(*operands)
@@ -131,7 +131,7 @@ def test_bfloat16_with_float32_masters(case: Case) -> None:
     found = (np.asarray(z, np.float64) for z in (y, dx, dw))
     errors = [relative(*pair) for pair in zip(found, want, strict=True)]
     assert errors[2] <= TOLERANCES["float32"]
-    assert errors[0] <= 2**-9  # rounded once, although panels arrive one after the other
+    assert errors[0] <= 2**-9  # rounded once, although panels arrive one by one
     assert errors[1] <= 2**-7
 
 
@@ -157,7 +157,7 @@ def test_sizes_that_do_not_split(case: Case) -> None:
 
 @pytest.mark.parametrize("case", SQUARE, ids=str)
 def test_padding_gets_no_gradient(case: Case) -> None:
-    """There is none, not even a small one."""
+    """The gradient is exactly zero, not just small."""
     a, b, dc = np.random.default_rng(2).standard_normal((3, 8, 8))
     for x, (rows, cols) in ((a, (6, 5)), (b, (5, 7)), (dc, (6, 7))):
         x[rows:], x[:, cols:] = 0, 0

@@ -1,4 +1,4 @@
-"""Layouts that are equal to one device, and the command that verifies them."""
+"""Layouts that equal one device, and the command that verifies them."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def test_rings_are_equal_to_one_device_with_documents_kept_apart(layout: Layout)
 
 
 GRID = Layout(row=2, col=2)
-UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid divides them
+UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # not divisible by any grid
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_collective_matmul_is_equal_to_one_device() -> None:
     ids=str,
 )
 def test_bfloat16_is_float32_on_one_device_but_for_its_roundings(layout: Layout) -> None:
-    """The fast kernels and recomputation, compared with the plain step."""
+    """Compares the fast kernels and recomputation with the plain step."""
     found = verified(layout, "bfloat16", **FAST, remat="dots")
     assert found.wrong == []
     assert 1e-3 <= found.worst_gradient <= 0.05
@@ -214,14 +214,14 @@ def test_kernels_are_refused_before_anything_runs(option, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_a_pipeline_is_equal_to_one_device() -> None:
-    """More pipelines are in tests/pipeline."""
+    """Covers one pipeline; tests/pipeline has more."""
     found = verified(Layout(pp=2, dp=2, schedule="zb-h1"))
     assert found.wrong == []
     assert found.worst_gradient <= 1e-12
 
 
 def hold(layout: Layout, **choice) -> None:
-    """As the command does it: both precisions, and the words of the verdict."""
+    """Checks both precisions, as the command does, and the verdict's words."""
     double = verified(layout, **choice)
     assert double.wrong == []
     assert double.worst_gradient <= 1e-12
@@ -232,7 +232,7 @@ def hold(layout: Layout, **choice) -> None:
 
 
 def hold_fast(layout: Layout, **choice) -> None:
-    """In float64, with one device's step from the cache, for matmuls in many layouts."""
+    """Checks float64 with one device's cached step, for matmuls in many layouts."""
     found = report(layout, "float64", **{"dropout": 0.1, **choice})
     assert found.wrong == []
     assert found.worst_gradient <= 1e-12

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-PRODUCTS, HBM, HOST, WAITING = "products", "HBM", "host", "waiting"
+PRODUCTS, HBM, HOST, WAITING = "matmuls", "HBM", "host", "waiting"
 
 
 class Term(NamedTuple):
@@ -12,7 +12,7 @@ class Term(NamedTuple):
     name: what runs.
     kind: the group in which it is reported, such as `attention`.
     seconds: time of all executions.
-    resource: what bounds it: products, HBM, NVLink, network, host or waiting.
+    resource: what bounds it: matmuls, HBM, NVLink, network, host or waiting.
     flops, bytes: executed and moved.
     runs: number of executions.
     """

@@ -60,7 +60,7 @@ class Compiling:
             except UserError as error:
                 self.say(f"{words}dropped, {error}")
                 continue
-            known = f"{gib_text(compiled.bytes)} a device, {compiled.step.seconds:.3f} s per step"
+            known = f"{gib_text(compiled.bytes)} per device, {compiled.step.seconds:.3f} s per step"
             if compiled.bytes > self.limit:
                 self.say(f"{words}dropped, {known}: the limit is {gib_text(self.limit)}")
                 continue
@@ -194,7 +194,7 @@ class Plan:
         tokens = architecture_of(self.config.model).stacks[-1].tokens
         return (
             f"{self.gpus:,} x {name}, {self.cluster.node_size} a node, "
-            f"{gib_text(self.limit)} a device; global batch "
+            f"{gib_text(self.limit)} per device; global batch "
             f"{self.config.train.global_batch_size:,} x {tokens:,} tokens{compiled}"
         )
 

@@ -24,7 +24,7 @@ NO_FILES = {
     "dangling link": (lambda path: os.symlink("nowhere", path), "is not a regular file"),
     "loop": (lambda path: os.symlink(path, path), "is not a regular file"),
 }
-# Names that no file can have, and what is said of them wherever they are given.
+# Names that no file can have, and what the error says wherever they are given.
 BAD_NAMES = {
     "long": ("x" * 300, "no path is so long; use"),
     "with a null byte": ("a\0b", "it has a null byte; remove it"),
@@ -39,7 +39,7 @@ def a_socket(path) -> None:
 
 
 def ids(*values: int, dtype: str = "<u2", count: int = 4000) -> bytes:
-    """Token ids, zeros after the given ones."""
+    """Token ids, padded with zeros."""
     array = np.zeros(count, dtype)
     array[: len(values)] = values
     return array.tobytes()
@@ -64,7 +64,7 @@ WORDS = {"<eos>": 0, "def": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Files by name, content or a function that makes each; fields of the config; the error."""
+    """Files by name (content, or a function that creates each), config fields, and the error."""
 
     name: str
     files: dict
@@ -271,7 +271,7 @@ def changed(config: Config, fields: dict) -> Config:
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """Every file with its content; of what is no file its kind."""
+    """Maps every regular file to its content, and everything else to its kind."""
     found = {}
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode

@@ -1,4 +1,4 @@
-"""States to save, what a test checks of them, and code run in another process."""
+"""States to save, checks on them, and a way to run code in another process."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ def put(mesh, value, *spec):
 
 
 def make_state(seed=0, *sizes):
-    """Every kind of tensor a run holds, on 2 x 4 devices; other numbers for another seed."""
+    """Every kind of tensor a run holds, on 2 x 4 devices; the seed decides the values."""
     draw, mesh = np.random.default_rng(seed), make_mesh(*(sizes or (2, 4)))
     weight = draw.standard_normal((4, 8))
     return {
@@ -56,7 +56,7 @@ def make_state(seed=0, *sizes):
 
 
 def abstract(state, mesh=None, *spec):
-    """The state's shapes and dtypes, with its own sharding or that of another mesh."""
+    """The state's shapes and dtypes, with its current sharding or that of another mesh."""
 
     def leaf(x):
         sharding = NamedSharding(mesh, PartitionSpec(*spec[: x.ndim])) if mesh else x.sharding

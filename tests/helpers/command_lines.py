@@ -1,4 +1,4 @@
-"""Command lines: those of documentation, read by the command's own parser, and refused ones."""
+"""Command lines: documented ones, read by the command's parser, and refused ones."""
 
 import re
 import shlex
@@ -29,7 +29,7 @@ def accept(name: str, options: list[str]) -> None:
     parser = module.parser()
     options = [each for each in options if each not in ("--help", "--help-all", "--print_config")]
     if isinstance(parser, ConfigParser):
-        for name in {"--run-dir", "--from"} & set(options):  # there is no such directory here
+        for name in {"--run-dir", "--from"} & set(options):  # the directory does not exist here
             options[(at := options.index(name)) : at + 2] = []
             options += [] if "--config" in options else ["--config", "quickstart"]
         read_run(parser, options, new=True)

@@ -1,11 +1,11 @@
 """Holds a layer against its dense form: value, gradients of input and parameters, collectives.
 
-A layer is a `Case`: how to build it, what goes in, how that lies over the mesh, and what it moves.
+A `Case` says how to build a layer, its inputs, their sharding over the mesh, and its communication.
 Its dense form is the same layer on a mesh of one device, which `tests/layers/test_dense.py` holds
-to numpy. A new layer is a new row, whatever the tensor parallelism.
+to numpy. To test a new layer, add a row; it covers every kind of tensor parallelism.
 
-A dim cut over tp or col goes in padded with zeros, as tensor parallelism holds it. Nothing but
-zeros may come out where the padding was, of the output and of every gradient.
+A dim sharded over tp or col is padded with zeros, as tensor parallelism stores it. The padding of
+the output and of every gradient must remain zero.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ class Case:
     """A layer under test.
 
     Args:
-        name: of the test.
+        name: part of the test's id.
         make: (tensor_parallel, rngs) -> the layer.
         inputs: global arrays.
-        specs: (form) -> how each of them lies over the mesh.
-        out: (form) -> how the output lies over the mesh.
+        specs: (form) -> the sharding of each input.
+        out: (form) -> the sharding of the output.
         call: (layer, *inputs) -> output; default: the layer's own call.
-        moves: (layout, dtype) -> collectives over ep, tp, row or col, forward and backward; but for
-            sums of gradients of parameters, which follow from the specs.
+        moves: (layout, dtype) -> collectives over ep, tp, row or col, forward and backward, except
+            for the all-reduces of parameter gradients, which follow from the specs.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a layer gives: its output, the gradients of inputs and parameters; as they are held."""
+    """Result of a layer: its output and the gradients of inputs and parameters, as sharded."""
 
     output: np.ndarray
     inputs: list[np.ndarray]
@@ -70,13 +70,13 @@ class Outcome:
 
 
 def residual_spec(tensor_parallel: TensorParallel) -> P:
-    """How `x[B, T, D]` of the residual stream lies over the mesh."""
+    """Sharding of `x[B, T, D]`, the residual stream."""
     tokens = Axis.CP, *tensor_parallel.axes.tokens
     return P(SAMPLE_AXES, tokens, *tensor_parallel.axes.hidden_spec())
 
 
 def between_spec(tensor_parallel: TensorParallel, dims: int, cut: int) -> P:
-    """How `h[B, T, *dims]` between a pair of matmuls does, sharded along dim `cut` of `dims`."""
+    """Sharding of `h[B, T, *dims]` between a pair of matmuls, along dim `cut` of `dims`."""
     return P(
         SAMPLE_AXES,
         (Axis.CP, *tensor_parallel.axes.logit_tokens),
@@ -85,12 +85,12 @@ def between_spec(tensor_parallel: TensorParallel, dims: int, cut: int) -> P:
 
 
 def token_spec(tensor_parallel: TensorParallel) -> P:
-    """How `loss[B, T]` does, of the tokens of the logits."""
+    """Sharding of `loss[B, T]`, for the same tokens as the logits."""
     return P(SAMPLE_AXES, (Axis.CP, *tensor_parallel.axes.logit_tokens))
 
 
 def run(case: Case, layout: Layout, dtype: str) -> Outcome:
-    """One forward and backward pass of `sum(weights * output)`, weights random."""
+    """Runs one forward and backward pass of `sum(weights * output)` with random weights."""
     tensor_parallel, mesh, blueprint = (
         make_tensor_parallel(layout),
         make_mesh(layout),
@@ -132,7 +132,7 @@ def run(case: Case, layout: Layout, dtype: str) -> Outcome:
 
 
 def _held(x: np.ndarray, spec: P, tensor_parallel: TensorParallel) -> np.ndarray:
-    """A global array, padded where it is cut over tp or col."""
+    """A global array, padded where it is sharded over tp or col."""
     cut = [axis in (Axis.TP, Axis.COL) for axis in spec]
     more = [
         tensor_parallel.padded(n) - n if c else 0 for n, c in itertools.zip_longest(x.shape, cut)
@@ -141,7 +141,7 @@ def _held(x: np.ndarray, spec: P, tensor_parallel: TensorParallel) -> np.ndarray
 
 
 def random_weights(case: Case, shape: tuple[int, ...], layout: Layout, dtype: str) -> np.ndarray:
-    """Random, the same on every layout; zero for the padding of an output of this shape."""
+    """Random weights, the same on every layout; zero in the padding of an output of this shape."""
     dense = shape if layout == Layout() else _dense(case, dtype).output.shape
     weights = np.random.default_rng(7).standard_normal(dense).astype(dtype)
     return np.pad(weights, [(0, n - m) for n, m in zip(shape, dense, strict=True)])
@@ -157,7 +157,7 @@ def _blueprint(case: Case, layout: Layout) -> Blueprint:
 
 
 def starting_params(case: Case, layout: Layout, dtype: str) -> dict[str, Array]:
-    """The parameters that `run` uses, laid over the mesh."""
+    """The parameters that `run` uses, sharded over the mesh."""
     blueprint, mesh = _blueprint(case, layout), make_mesh(layout)
     start = blueprint.init(0, mesh=mesh, dtype=dtype)
     params = {name: _moved(blueprint, name, p) for name, p in start.items()}
@@ -165,19 +165,19 @@ def starting_params(case: Case, layout: Layout, dtype: str) -> dict[str, Array]:
 
 
 def _moved(blueprint: Blueprint, name: str, p: Array) -> np.ndarray:
-    """Initial parameters moved by noise that is the same on every layout: biases that matter."""
+    """Initial parameters plus noise that is the same on every layout, so that biases matter."""
     info = blueprint.infos[name]
     noise = 0.1 * np.random.default_rng(len(name)).standard_normal(info.shape)
     return np.asarray(info.from_canonical(np.asarray(info.to_canonical(p)) + noise.astype(p.dtype)))
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference over the norm of what is expected."""
+    """Norm of the difference, divided by the norm of the expected value."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def hold(case: Case, layout: Layout, *, dtype: str) -> None:
-    """Asserts that the layer on `layout` is the layer on one device, and moves what it should.
+    """Asserts that the layer on `layout` equals the one on one device, and moves what it should.
 
     One device computes in float64, so that the error is that of the layout alone. float64 needs
     `jax.enable_x64`.
@@ -197,7 +197,7 @@ def hold(case: Case, layout: Layout, *, dtype: str) -> None:
 
 
 def _inside(collectives: Iterable[Collective]) -> Iterator[Collective]:
-    """Those that move over ep, tp, row or col; cp perhaps with them."""
+    """Collectives over ep, tp, row or col, possibly together with cp."""
     for each in collectives:
         if set(each.axes) & {Axis.EP, Axis.TP, Axis.ROW, Axis.COL}:
             axes = tuple(axis for axis in each.axes if axis != Axis.DP)
@@ -205,14 +205,14 @@ def _inside(collectives: Iterable[Collective]) -> Iterator[Collective]:
 
 
 def _error(found: np.ndarray, dense: np.ndarray) -> float:
-    """Of what is no padding; infinite if the padding is not all zero."""
+    """Relative error without the padding; infinite if the padding is not all zero."""
     own = found[tuple(slice(n) for n in dense.shape)]
     padding_is_zero = np.count_nonzero(found) == np.count_nonzero(own)
     return relative(own, dense) if padding_is_zero else np.inf
 
 
 def _expected(case: Case, layout: Layout, dtype: str) -> list[Collective]:
-    """What the case says, along the axes that there are, and sums of gradients."""
+    """The case's collectives, along the axes of the layout, and all-reduces of gradients."""
     expected = []
     for each in case.moves(layout, dtype):
         axes = tuple(str(axis) for axis in each.axes if layout.sizes[Axis(axis)] > 1)
@@ -222,9 +222,9 @@ def _expected(case: Case, layout: Layout, dtype: str) -> list[Collective]:
 
 
 def _owed(case: Case, layout: Layout, itemsize: int) -> Iterator[Collective]:
-    """One sum for each parameter that is whole where tokens, or its uses, are cut.
+    """One all-reduce for each parameter that is replicated where tokens, or its uses, are sharded.
 
-    `Program` puts them off.
+    `Program` defers them.
     """
     tensor_parallel = make_tensor_parallel(layout)
     for info in _blueprint(case, layout).infos.values():

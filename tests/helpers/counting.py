@@ -6,7 +6,7 @@ from typing import Any
 
 
 def calls(work: Callable[[], Any]) -> int:
-    """How many functions, of Python and of C, this thread calls while it does some work."""
+    """Number of Python and C functions that this thread calls while it does some work."""
     count = 0
 
     def count_one(frame: Any, event: str, argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ways in which a checkpoint's folder is damaged, and what the error says of each."""
+"""Ways to damage a checkpoint's folder, and what the error says about each."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ DAMAGE = {
 
 
 def change_and_seal(folder, change):
-    """Rewrites the manifest after `change(manifest)`, with the CRC-32 that then is right."""
+    """Rewrites the manifest after `change(manifest)`, with a CRC-32 that matches again."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_bytes())
     del manifest["crc32"]

@@ -1,4 +1,4 @@
-"""Layouts of every framework that together print every name that its file can print."""
+"""Layouts of every framework that together print every name that can appear in its config."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from jaxptd.planner.frameworks.planning import FRAMEWORKS
 from jaxptd.planner.frameworks.search import setups
 
 FOLDER = Path(__file__).parents[1] / "planner" / "frameworks"
-ALONE = [  # a config's own layout does not matter to a plan, but has to fit its batch
+ALONE = [  # a plan ignores the config's layout, which has to fit the batch all the same
     *("--layout.dp=1", "--layout.tp=1", "--layout.pp=1", "--layout.ep=1", "--layout.zero=0"),
     *("--layout.sequence_parallel=false", "--layout.collective_matmul=false"),
     *("--layout.schedule=1f1b", "--train.micro_batches=1"),
@@ -34,7 +34,7 @@ DOTS1 = [
     *("--model.moe.num_experts=8", "--model.moe.num_groups=4", "--model.moe.top_groups=2"),
     *("--model.moe.bias_rate=1e-3", "--model.moe.z_loss=1e-3", "--model.moe.balance_loss=1e-4"),
 ]
-# Config, its overrides, GPUs. Experts have words before the cost model has their time.
+# Config, its overrides, GPUs. Layouts with experts are printed before the cost model covers them.
 MODELS = (
     ("llama3-8b", [], 16),
     ("llama3-8b", ["--model.num_layers=30", "--optimizer.decay=wsd"], 16),
@@ -49,7 +49,7 @@ MODELS = (
     ("mixtral-8x7b", DOTS1, 32),
     ("qwen3-30b-a3b", [], 16),
 )
-EACH = 29  # of so many layouts one is taken
+EACH = 29  # take every 29th layout
 
 
 def workload(config: str, overrides: list[str], gpus: int, gpu: str = "h100") -> Workload:
@@ -68,7 +68,7 @@ def takes(framework: Framework, load: Workload) -> bool:
 
 
 def some_of(name: str) -> Iterator[tuple[Workload, Setup]]:
-    """Layouts of each model that a framework takes, whether they fit or not."""
+    """Layouts of each model that a framework supports, whether they fit in memory or not."""
     framework = FRAMEWORKS[name]
     for config, overrides, gpus in MODELS:
         load = workload(config, overrides, gpus)

@@ -1,4 +1,4 @@
-"""Matmuls on a grid under test: cases, dense results, and what they move by formula."""
+"""Test cases of matmuls on a grid: dense results, and formulas of their communication."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from jaxptd.matmul.padding import panels
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.summa2d import matmul, matmul_nt, matmul_tn
 
-M, K, N = 2, 3, 5  # rows and columns, in the least unit that splits
+M, K, N = 2, 3, 5  # rows and columns, in units of the smallest size that splits
 FORMS: dict[str, Callable] = {"A B": matmul, "A Bt": matmul_nt, "At B": matmul_tn}
 SHAPES = {"A B": ((M, K), (K, N)), "A Bt": ((M, K), (N, K)), "At B": ((K, M), (K, N))}
 PLAIN: dict[str, Callable] = {
@@ -38,8 +38,8 @@ PLAIN: dict[str, Callable] = {
     "A Bt": lambda a, b: a @ b.T,
     "At B": lambda a, b: a.reshape(-1, a.shape[-1]).T @ b.reshape(-1, b.shape[-1]),
 }
-# The matrix whose panels are fetched, or whose partial sums are reduced, along a row of devices,
-# and along a column: forward, and in the gradients of A and of B.
+# The matrix whose panels are fetched, or whose partial sums are reduced, along a row and along a
+# column of devices: in forward, and in the gradients of A and B.
 MOVES = {
     "A B": [("fetch a", "fetch b"), ("reduce a", "fetch b"), ("fetch a", "reduce b")],
     "A Bt": [("reduce c", "fetch b"), ("fetch c", "fetch b"), ("fetch c", "reduce b")],
@@ -48,7 +48,7 @@ MOVES = {
 
 
 def dense(form: str, a: np.ndarray, b: np.ndarray, dc: np.ndarray) -> list[np.ndarray]:
-    """The result and the gradients of a and b; leading dims are more rows."""
+    """The result and the gradients of a and b; leading dims count as rows."""
     a_2, b_2, dc_2 = (x.reshape(-1, x.shape[-1]) for x in (a, b, dc))
     if form == "A B":
         return [a @ b, dc @ b.T, a_2.T @ dc_2]
@@ -59,7 +59,7 @@ def dense(form: str, a: np.ndarray, b: np.ndarray, dc: np.ndarray) -> list[np.nd
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A grid, how it multiplies, and leading dims of the operands that may have some."""
+    """A grid, its algorithm, and leading dims for the operands that allow them."""
 
     rows: int
     cols: int
@@ -79,7 +79,7 @@ class Case:
         return jax.make_mesh((self.rows, self.cols), self.grid.axes, axis_types=names)
 
     def inputs(self, form: str) -> list[np.ndarray]:
-        """a, b and the gradient of the product, global."""
+        """Global a, b and gradient of the product."""
         unit, rng = panels(self.rows, self.cols, self.grid.slices), np.random.default_rng(0)
         (rows, inner), (in_b, out) = ([unit * n for n in dims] for dims in SHAPES[form])
         both = form == "At B"
@@ -89,7 +89,7 @@ class Case:
         return [rng.standard_normal(shape) for shape in (*shapes, (*lead, *shape_c))]
 
     def on_mesh(self, body: Callable, *inputs: np.ndarray) -> Callable:
-        """Maps `body` over blocks of such arrays; results are blocks without leading dims."""
+        """Maps `body` over blocks of these arrays; its results have no leading dims."""
         ins = tuple(P(*(None,) * (x.ndim - 2), *self.grid.axes) for x in inputs)
         return jax.shard_map(body, mesh=self.mesh, in_specs=ins, out_specs=ins, check_vma=True)
 
@@ -105,7 +105,7 @@ def both_ways(case: Case, form: str) -> Callable:
 
 
 def run(case: Case, form: str, dtype: str) -> tuple[list[np.ndarray], list[Collective], str]:
-    """da, db and c; the traced collectives; the compiled program."""
+    """Returns da, db and c; the traced collectives; the text of the compiled program."""
     with jax.enable_x64(dtype == "float64"):
         inputs = [jnp.asarray(x, dtype) for x in case.inputs(form)]
         traced = jax.jit(both_ways(case, form)).trace(*inputs)
@@ -125,15 +125,15 @@ def hold(case: Case, form: str, dtype: str) -> None:
     itemsize = np.dtype(dtype).itemsize
     assert moved == add_up(formula(case, form, itemsize))
     sizes = {str(axis): size for axis, size in case.mesh.shape.items()}
-    compiled = add_up(collectives_from_hlo(text, sizes))  # XLA joins messages, bytes stay
+    compiled = add_up(collectives_from_hlo(text, sizes))  # XLA merges collectives, bytes stay
     saved = sum(c.bytes for c in subtract(moved, compiled))
     if form == "A B":
         assert saved == 0
-    else:  # both gradients fetch that of c, and XLA may do it once
+    else:  # both gradients fetch dc, and XLA may do it once
         assert 0 <= saved <= sum(c.bytes for c in fetch_c(case, form, itemsize))
 
 
-# ---- what moves, by formula ---------------------------------------------------------------------
+# ---- communication by formula -------------------------------------------------------------------
 
 
 def formula(case: Case, form: str, itemsize: int) -> Iterator[Collective]:
@@ -164,7 +164,7 @@ def moves(case: Case, dim: int, what: str, size: int) -> Iterator[Collective]:
         "gather": (ALL_GATHER if what == "fetch" else REDUCE_SCATTER, case.grid.slices),
         "summa": (ALL_REDUCE, math.lcm(case.rows, case.cols)),
         "fox": (ALL_REDUCE, devices) if dim == 1 else (PERMUTE, devices - 1),
-        "cannon": (PERMUTE, devices),  # one of them to begin or to end with
+        "cannon": (PERMUTE, devices),  # including one that aligns at the start or the end
     }[case.grid.algorithm]
-    hops = count if kind == PERMUTE else devices  # each of a block; else in all of every block
+    hops = count if kind == PERMUTE else devices  # a hop moves one block
     yield Collective(kind, (axis,), count, hops * size)

@@ -1,4 +1,4 @@
-"""Simulates a full disk for this process: no file can be longer than a limit."""
+"""Simulates a full disk for this process: no file can exceed a limit."""
 
 import contextlib
 import resource
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Within it, a write beyond this many bytes of a file fails with "File too large"."""
+    """Makes writes beyond this many bytes of a file fail with "File too large"."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

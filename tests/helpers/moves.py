@@ -1,6 +1,6 @@
-"""What layers of these sizes move, forward and backward: by form of tensor parallelism, by formula.
+"""Formulas of what layers of these sizes communicate, forward and backward.
 
-Over tp messages are as large as the residual stream; on a grid there are blocks of every matrix.
+Over tp, collectives move the residual stream; on a grid they move blocks of every matrix.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,12 +17,12 @@ from jaxptd.parts.grid import Panels
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
 K = 2  # heads of keys and values, where groups of heads share them
 S = 16  # tokens of another sequence
-WINDOW, SCALE = 4, 0.7  # of groups
+WINDOW, SCALE = 4, 0.7  # of attention with grouped heads
 Part = Callable[[Layout, str], Iterator[Collective]]
 
 
 def moves(one_way: Part, *on_grid: Part) -> Part:
-    """Over tp as the first says, on a grid as the others do."""
+    """What the first part moves over tp, or the others on a grid."""
 
     def parts(layout: Layout, dtype: str) -> Iterator[Collective]:
         for part in on_grid if layout.has_grid else (one_way,):
@@ -32,14 +32,14 @@ def moves(one_way: Part, *on_grid: Part) -> Part:
 
 
 def tokens(layout: Layout, length: int = T) -> int:
-    """m: those of one device, as the residual stream of a grid has them."""
+    """m: tokens on one device in a grid's residual stream."""
     return B * length // (layout.replicas * layout.cp * layout.row)
 
 
 def width(layout: Layout, of: str) -> int:
-    """Features as held: D, F, V, N*H with N cut (N) or as attention cuts it (A); 2 or 3 of those.
+    """Padded features: D, F, V, N*H with N sharded (N) or as attention shards it (A); times 2 or 3.
 
-    With groups of heads: N*H (O), and all of q, k and v (G), where H is cut in pairs.
+    With groups of heads: N*H (O), and all of q, k and v (G), where H is sharded in pairs.
     """
     tensor_parallel, many = make_tensor_parallel(layout), int(of[0]) if of[0].isdigit() else 1
     if of == "O":
@@ -60,7 +60,7 @@ def width(layout: Layout, of: str) -> int:
 
 
 def heads(layout: Layout) -> HeadCounts:
-    """Padded numbers of heads in groups, where devices have whole ones."""
+    """Padded numbers of grouped heads, where devices hold whole heads."""
     return heads_for(layout, N, K, H)
 
 
@@ -70,7 +70,7 @@ def gathers_keys(layout: Layout) -> bool:
 
 
 def made_keys(layout: Layout) -> int:
-    """Numbers of a token's keys that all devices make."""
+    """Elements of a token's keys that all devices compute together."""
     tensor_parallel = make_tensor_parallel(layout)
     if tensor_parallel.axes.head_dim:
         return K * tensor_parallel.padded_head(H, 2)
@@ -86,7 +86,7 @@ def message(
     messages: int | None = None,
     length: int = T,
 ) -> Part:
-    """`times` as large as `of` features of each token, or as one ("1"), in so many messages."""
+    """Collectives moving `times` x the `of` features ("1": one feature) of each token."""
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
         features = 1 if of == "1" else width(layout, of)
@@ -97,10 +97,10 @@ def message(
 
 
 def ends(count: int, *others: Part, rounds: int = 0, length: int = T) -> Part:
-    """So many all-reduces of x, or under sequence parallelism gathers and scatters; and others.
+    """`count` all-reduces of x, or with sequence parallelism gathers and scatters; then the others.
 
-    rounds: with collective matmul instead, of hops of a block of x, forward and backward; 0: what
-    is no part of a layer knows none.
+    rounds: rounds of hops of a block of x, forward and backward, with collective matmul instead.
+    0 outside of layers, which do without collective matmul.
     """
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
@@ -118,7 +118,7 @@ def ends(count: int, *others: Part, rounds: int = 0, length: int = T) -> Part:
 
 
 def both(one: Part, other: Part) -> Part:
-    """What one part moves, and the other."""
+    """What both parts move together."""
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
         yield from one(layout, dtype)
@@ -128,7 +128,7 @@ def both(one: Part, other: Part) -> Part:
 
 
 def product(contract: str, out: str, length: int = T) -> Part:
-    """x[m, K] w[K, out]: both spread forward and again backward, their gradients brought home."""
+    """x[m, K] w[K, out]: both operands are spread in forward and backward, gradients collected."""
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
         grid, itemsize = Panels(layout, on_gpus=False), np.dtype(dtype).itemsize
@@ -142,9 +142,9 @@ def product(contract: str, out: str, length: int = T) -> Part:
 
 
 def attention(layout: Layout, dtype: str, length: int = T) -> Iterator[Collective]:
-    """Keys and values three times round the ring; or four products of blocks and a softmax.
+    """Keys and values three times round the ring; or four matmuls of blocks and a softmax.
 
-    length: of the keys.
+    length: length of the keys.
     """
     itemsize = np.dtype(dtype).itemsize
     k = tokens(layout, length) * width(layout, "A") // layout.col
@@ -160,14 +160,14 @@ def attention(layout: Layout, dtype: str, length: int = T) -> Iterator[Collectiv
 
 
 def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Collective]:
-    """As `attention`, with K heads of keys and values, a norm of queries and keys, and a window.
+    """Attention with K heads of keys and values, a norm of queries and keys, and a window.
 
     The rings are blockwise: blocks travel as far as the window reaches.
 
     Args:
-        layout: of the devices.
-        dtype: of activations and statistics.
-        whole: the norm is of all heads together: one statistic a token and device.
+        layout: layout of the devices.
+        dtype: precision of activations and statistics.
+        whole: the norm covers all heads together: one statistic per token and device.
     """
     tensor_parallel, itemsize = make_tensor_parallel(layout), np.dtype(dtype).itemsize
     size = tokens(layout) * itemsize
@@ -182,7 +182,7 @@ def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Colle
         block = T // layout.ring_size
         hops = 3 * sum(1 + n * block < WINDOW for n in range(layout.ring_size - 1))
         keys = max(1, heads(layout).keys // tensor_parallel.inner_devices) * H
-        back = 1 if hops and hops // 3 % layout.row == 0 else 0  # gradients', not over row
+        back = 1 if hops and hops // 3 % layout.row == 0 else 0  # hops of gradients that skip row
         for axes, number in (((Axis.CP, Axis.ROW), hops - back), ((Axis.CP,), back)):
             yield Collective(PERMUTE, axes, number, number * 2 * keys * size)
         return
@@ -197,7 +197,7 @@ def groups(layout: Layout, dtype: str, *, whole: bool = False) -> Iterator[Colle
 
 
 def collected(layout: Layout, gathered: int, scattered: int) -> Iterator[Collective]:
-    """Gathers and scatters over ep and tp, with a total of this many bytes on one device of ep."""
+    """Gathers and scatters over ep and tp; the bytes are those of one device along ep."""
     for axis, size in ((Axis.EP, layout.ep), (Axis.TP, 1)):
         if axis == Axis.EP or layout.sequence_parallel:
             yield Collective(ALL_GATHER, (axis,), 7, size * gathered)
@@ -207,17 +207,17 @@ def collected(layout: Layout, gathered: int, scattered: int) -> Iterator[Collect
 
 
 def ringed(layout: Layout, gathered: int, scattered: int) -> Iterator[Collective]:
-    """The same in hops from device to device."""
+    """The same bytes in hops from device to device."""
     others = layout.ep * layout.tp - 1
     moved = others * (gathered + scattered) // layout.tp
     yield Collective(PERMUTE, (Axis.EP, Axis.TP), 10 * others, moved)
 
 
 def experts(count: int, chosen: int, shared: Part | None = None) -> Part:
-    """Tokens, their K choices and weights to all devices along ep and tp, and sums of them home.
+    """Gathers tokens, choices and weights over ep and tp, and scatters sums of experts' outputs.
 
-    Backward gathers them again, and the gradient of the sums; x and weights have gradients. The
-    loss of loads has a sum of a sequence's counts.
+    Backward gathers them again, with the gradient of the sums, and scatters the gradients of x and
+    weights. The load-balancing loss all-reduces the counts of each sequence.
 
     Args:
         count: E.
@@ -228,7 +228,7 @@ def experts(count: int, chosen: int, shared: Part | None = None) -> Part:
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
         own, itemsize = tokens(layout), np.dtype(dtype).itemsize
         x, weights = own * D * itemsize, own * chosen * itemsize
-        choices = own * chosen * 4  # whole numbers, as are counts
+        choices = own * chosen * 4  # int32, as counts are
         gathered, scattered = 3 * x + 2 * weights + 2 * choices, 2 * x + weights
         yield from (ringed if layout.collective_matmul else collected)(layout, gathered, scattered)
         counted = B // layout.replicas * count * 4
@@ -244,7 +244,7 @@ def nothing(layout: Layout, dtype: str) -> Iterator[Collective]:
     yield from ()
 
 
-# Mean and variance; backward two means in one message.
+# Mean and variance; backward sends two means in one message.
 NORM = message(ALL_REDUCE, Axis.COL, "1", times=4, messages=3)
 RMS_NORM = message(ALL_REDUCE, Axis.COL, "1", times=2)  # one mean, forward and backward
 ATTENTION_MOVES = product("D", "3A"), attention, product("A", "D")
@@ -262,7 +262,7 @@ GATED_MOVES = product("D", "2F"), product("F", "D")
 
 
 def position_rows(layout: Layout, dtype: str) -> Iterator[Collective]:
-    """Of a cp block's positions, D/col of each."""
+    """Embeddings of a cp block's positions, D/col features of each."""
     size = T // layout.cp * width(layout, "D") // layout.col * np.dtype(dtype).itemsize
     yield Collective(REDUCE_SCATTER, (Axis.ROW,), 1, size)
     yield Collective(ALL_GATHER, (Axis.ROW,), 1, size)

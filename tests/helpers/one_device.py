@@ -1,4 +1,4 @@
-"""Compares a step of any layout with one device's step, which is cached for each model."""
+"""Compares a step of any layout with one device's step, which is cached per model."""
 
 import functools
 import re
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class FromZeros(Program):
-    """A program whose state of step 0 is zeros, except its guard: nothing to compile."""
+    """A program whose initial state is zeros, except its guard, so nothing has to be compiled."""
 
     def init_state(self) -> State:
         zeros = jax.tree.map(
@@ -33,7 +33,7 @@ class FromZeros(Program):
 
 @functools.cache
 def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, list[Outcome]]:
-    """Parameters, a step from them, and steps from parameters off by one rounding error each."""
+    """Parameters, a step from them, and steps from parameters perturbed by one rounding error."""
     one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
     draw, wide = np.random.default_rng(1), one.resolved.master_dtype
     eps = float(np.finfo(wide).eps)
@@ -45,7 +45,7 @@ def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, l
     return start, step.run(start), [step.run(perturbed(start, eps, seed)) for seed in SEEDS]
 
 
-# Fields that change how a step is computed, not what: one device need not do the same.
+# Fields that change how a step is computed, not its result: one device need not use them.
 HOW = ("remat", "scan_layers", "micro_batches", "kernels")
 
 
@@ -90,10 +90,10 @@ def hold_in_a_process(
     """Runs `verify` as a command, on as many devices as the layout needs.
 
     Args:
-        layout: fields, as in `dp=2 tp=2`.
-        num_layers: layers of the model.
-        batch: sequences of a step.
-        micro_batches: of each device's share of them.
+        layout: fields of the layout, such as `dp=2 tp=2`.
+        num_layers: number of layers.
+        batch: sequences per step.
+        micro_batches: number of micro-batches in each device's share of the batch.
         model: other fields of the model.
     """
     command = [sys.executable, "-m", "jaxptd.verify", "--config", "configs/test-tiny.yaml"]

@@ -1,4 +1,4 @@
-"""Measured steps that others have published, from `benchmarks/published`."""
+"""Steps measured and published by others, from `benchmarks/published`."""
 
 from pathlib import Path
 

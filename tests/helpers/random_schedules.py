@@ -1,4 +1,4 @@
-"""Random schedules, for what must hold for any table."""
+"""Random schedules, for properties that must hold for any table."""
 
 import dataclasses
 import random
@@ -38,7 +38,7 @@ def random_schedule(seed: int) -> Schedule:
 
 
 def random_stacks(schedule: Schedule, seed: int = 0) -> Stacks:
-    """Layers of each part: 2 of one stack for seed 0, else random ones of two, some of them 0."""
+    """Layers of each part: 2 of one stack with seed 0, else random counts of two stacks, even 0."""
     draw = random.Random(f"{seed} {schedule.parts}")
     if seed == 0:
         return {"blocks": (2,) * schedule.parts}

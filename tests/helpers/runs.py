@@ -1,4 +1,4 @@
-"""Runs of the training command on the tiny config, for tests: started, killed, signalled, read."""
+"""Starts, kills, signals and reads runs of the training command on the tiny config."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ PP2 = ("--layout.pp=2",)
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The end of a command: exit code and output."""
+    """The outcome of a command: exit code and output."""
 
     code: int
     out: str
@@ -42,14 +42,14 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """Runs the command on the tiny config, in this process, in a folder of its own."""
+    """Runs the command on the tiny config, in this process, in a separate folder."""
 
     folder: Path
     capture: pytest.CaptureFixture
 
     @property
     def options(self) -> list[str]:
-        """Options of a run that writes all its files, but samples no text."""
+        """Options of a run that writes all its files but samples no text."""
         source = self.folder / "text.txt"
         if not source.exists():
             source.write_text(TEXT)
@@ -77,7 +77,7 @@ class Trainer:
         return Outcome(end.value.code or 0, *self.capture.readouterr())
 
     def refused(self, *overrides: str) -> str:
-        """Runs a command that must fail; returns its one line on stderr."""
+        """Runs a command that must fail, and returns its one line on stderr."""
         outcome = self(*overrides)
         assert outcome.code == 2, outcome
         assert outcome.err.startswith("error: ")
@@ -85,18 +85,18 @@ class Trainer:
         return outcome.err
 
     def contents(self) -> dict[str, bytes]:
-        """Every file of the run directory."""
+        """All files of the run directory."""
         files = (path for path in self.run_dir.path.rglob("*") if path.is_file())
         return {str(path.relative_to(self.run_dir.path)): path.read_bytes() for path in files}
 
 
 def numbers(rows: list[dict]) -> list[dict]:
-    """The rows without times."""
+    """Rows without their times."""
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
 class Killed(BaseException):
-    """Ends a run with the files that a kill would leave."""
+    """Ends a run, leaving the files that a kill would leave."""
 
 
 def killed(*_, **__):
@@ -104,7 +104,7 @@ def killed(*_, **__):
 
 
 def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends a run after a step, but in no save, which this process would complete."""
+    """Ends a run after a step, but never during a save, which this process would complete."""
     log, save = RunDir.log, Checkpoints.save_async
 
     def deadly(self, row):

@@ -1,4 +1,4 @@
-"""The screen of a terminal, for tests of what stays on it."""
+"""A terminal's screen, for tests of what remains on it."""
 
 import re
 
@@ -6,9 +6,9 @@ CODE = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])")
 
 
 def screen(output: str, *, width: int) -> list[str]:
-    """The lines that a terminal of this width shows after an output, without trailing spaces.
+    """Lines that a terminal of this width shows after some output, without trailing spaces.
 
-    Understands carriage returns, line feeds, cursor up, and erase line; colours are left out.
+    Understands carriage return, line feed, cursor up and erase line; drops colours.
     """
     lines, row, column, place = [""], 0, 0, 0
     while place < len(output):

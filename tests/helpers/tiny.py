@@ -21,8 +21,8 @@ from jaxptd.step import Batch, Program
 
 VOCAB = 13  # odd, so that every tp pads it
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=VOCAB)
-# An encoder-decoder with lengths of their own, both beyond the distance from which on biases are
-# shared, and a number of decoder layers of its own.
+# An encoder-decoder with two different lengths, both beyond the distance where biases begin to be
+# shared, and a different number of decoder layers.
 T5 = {
     "family": "t5",
     "seq_length": 16,
@@ -31,7 +31,7 @@ T5 = {
     "encoder_decoder.relative_buckets": 8,
     "encoder_decoder.relative_distance": 7,
 }
-# Experts of which devices along ep=2 and 4 have two and one.
+# Four experts: two per device with ep=2, one with ep=4.
 MOE = {
     "family": "mixtral",
     "num_kv_heads": 2,
@@ -40,7 +40,7 @@ MOE = {
     "moe.num_experts": 4,
     "moe.top_k": 2,
 }
-# Images whose last level is one window, and whose 3 heads no tp divides.
+# Images whose last level is one window, and 3 heads that no tp divides.
 SWIN = ModelConfig(
     family="swin-unet",
     hidden_size=6,
@@ -72,7 +72,7 @@ def config(
     optimizer: OptimizerName = "adamw",
     **model: Any,
 ) -> Config:
-    """The tiny model's config; `model` has fields of the model to set, as `images.size`."""
+    """The tiny model's config; `model` sets fields of the model, such as `images.size`."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = with_fields(BASES.get(model.get("family"), MODEL), model)
     data = DataConfig(documents=documents)

@@ -1,6 +1,6 @@
-"""Starts several processes of one run on this machine, for tests.
+"""Starts several processes of one run on this machine.
 
-Each process runs the code of a test: the trainer with a change, or a loop of its own.
+Each process runs the code of a test: a patched trainer, or a separate loop.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ if __name__ == "__main__":
     run_command(main)
 """
 
-PATIENCE = 300.0  # seconds; only so that a test which hangs ends
+PATIENCE = 300.0  # seconds, after which a hanging test ends
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The end of a process: exit code (minus the signal) and output."""
+    """The outcome of a process: exit code (minus the signal) and output."""
 
     code: int | None
     out: str
@@ -43,7 +43,7 @@ class Ended:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of its output, without gloo's."""
+        """Lines of its output, except gloo's."""
         return [
             line
             for line in self.out.splitlines()
@@ -58,13 +58,13 @@ def free_port() -> int:
 
 
 class Together:
-    """Started processes, in the order of their ranks; they find each other by torchrun's variables.
+    """Starts processes, in order of rank; they find each other through torchrun's variables.
 
     Args:
-        code: of all of them.
-        argv: of all of them.
-        folder: where their output goes.
-        count: of them.
+        code: code that every process runs.
+        argv: arguments of every process.
+        folder: folder for their output.
+        count: number of processes.
     """
 
     def __init__(self, code: str, argv: list[str], folder: Path, *, count: int = 2) -> None:
@@ -95,7 +95,7 @@ class Together:
         self.processes[rank].send_signal(number)
 
     def ended(self, *, without: int | None = None) -> list[Ended | None]:
-        """Waits until all but `without` have ended; kills those that have not in time."""
+        """Waits until all but `without` have ended, and kills those that time out."""
         found: list[Ended | None] = [None] * self.count
         end = time.monotonic() + PATIENCE
         while any(x is None for rank, x in enumerate(found) if rank != without):
@@ -121,5 +121,5 @@ class Together:
 
 
 def trainer(patches: str = "") -> str:
-    """The code of the training command with a test's changes."""
+    """Code of the training command with a test's changes."""
     return TRAIN.format(patches=textwrap.dedent(patches))

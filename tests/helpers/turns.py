@@ -1,4 +1,4 @@
-"""Selects the cases to run: choices alternate over layouts, and in slow tests over pairs."""
+"""Selects the cases to run: choices alternate over layouts; slow tests cover every pair."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,14 @@ def slow(*values: Any, **options: Any) -> Any:
 
 
 def latin(rows: Sequence[Any], columns: Sequence[Any], symbols: Sequence[Any]) -> list[Any]:
-    """A Latin square: (row, column, symbol) for every row and column, with symbols by turns.
+    """A Latin square: (row, column, symbol) for every row and column, with alternating symbols.
 
-    So any two choices of different kinds meet, in few cases.
+    Any two choices of different kinds meet in one case, so few cases suffice.
 
     Args:
-        rows: at least as many as there are symbols.
-        columns: likewise.
-        symbols: what takes turns.
+        rows: choices, at least as many as symbols.
+        columns: choices, at least as many as symbols.
+        symbols: choices that alternate.
     """
     assert len(symbols) <= min(len(rows), len(columns))
     return [
@@ -30,9 +30,9 @@ def latin(rows: Sequence[Any], columns: Sequence[Any], symbols: Sequence[Any]) -
 
 
 def by_turns(layouts: Sequence[Any], choices: Sequence[Any], first: int = 0) -> list[Any]:
-    """Every (layout, choice) as test parameters: one choice a layout by default, the rest slow.
+    """Every (layout, choice) as test parameters: one choice per layout by default, the rest slow.
 
-    The first layout takes choice number `first`, each layout after it the next choice.
+    The first layout takes choice number `first`, each later layout the next choice.
     """
     return [
         (layout, choice) if j == i % len(choices) else slow(layout, choice)

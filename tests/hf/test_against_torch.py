@@ -1,7 +1,7 @@
 """Three steps of torch's AdamW from the same weights, and transformers' greedy texts.
 
-RMSNorm, rotary angles and softmax are in float32 in transformers: so GPT-2 is what is compared in
-float64, and texts, which are of the likeliest tokens, of a Llama too.
+transformers computes RMSNorm, rotary angles and softmax in float32, so only GPT-2 is compared in
+float64. Greedy texts are also compared for a Llama.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ PLACES = [Layout(), Layout(tp=2), Layout(pp=2), Layout(row=2, col=2)]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A directory of each model, whose norms and biases matter."""
+    """A directory of each model, with random norms and biases, so that they matter."""
     torch.manual_seed(0)
     found = {}
     for name, sizes in MODELS.items():
@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def by_torch(folder: Path, dtype: str, decayed: set[str]) -> Tensors:
-    """The weights after three steps of `torch.optim.AdamW` in a precision."""
+    """Weights after three steps of `torch.optim.AdamW` in this precision."""
     model = reference.load(folder).to(getattr(torch, dtype))
     named = dict(model.named_parameters())
     groups = [
@@ -85,13 +85,13 @@ def by_torch(folder: Path, dtype: str, decayed: set[str]) -> Tensors:
 
 
 def batch(number: int) -> Tensors:
-    """Every step's batch has the same rows, each turned by another number of tokens."""
+    """Every step's batch has the same rows, rolled by a different number of tokens."""
     found = reference.batch(VOCAB, LENGTH, rows=8)
     return {name: np.roll(x, number, axis=1) for name, x in found.items()}
 
 
 def exported(folder: Path, out: Path, dtype: Any, layout: Layout) -> tuple[Tensors, set[str]]:
-    """Our weights after three steps, as `convert --to-hf` writes them; names that decay."""
+    """Our weights after three steps, as `convert --to-hf` writes them, and the names that decay."""
     run = jaxptd.from_hf(folder, layout=layout, dtype=dtype, platform="cpu")
     config = run.program.config
     train = dataclasses.replace(config.train, global_batch_size=8)
@@ -134,7 +134,7 @@ def test_three_steps_and_an_export_are_torch_s(folders, tmp_path, layout) -> Non
     single, _ = exported(folder, tmp_path / "single", "float32", layout)
     theirs = by_torch(folder, "float32", decayed)
     steps = STEPS * OPTIMIZER.learning_rate
-    for each in (single, theirs):  # the gradient of a key's bias is rounding noise, of any sign
+    for each in (single, theirs):  # the gradient of a key's bias is rounding noise of any sign
         for name in (name for name in each if name.endswith("c_attn.bias")):
             keys = np.array_split(each[name] - expected[name], 3)[1]
             assert np.abs(keys).max() <= 2 * steps

@@ -1,4 +1,4 @@
-"""What an export keeps of the model that a run began from: configs, tokenizer, chat template."""
+"""What an export keeps from the run's base model: configs, tokenizer, chat template."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as the Hub has them."""
+    """A directory like those on the Hub."""
     folder = random_directory(tmp_path_factory.mktemp("hub") / "llama", LLAMA)
     write_tokenizer(folder, WORDS)
     for name, content in {"generation_config": GENERATION, "tokenizer_config": SETTINGS}.items():
@@ -83,7 +83,7 @@ def read(folder: Path, name: str = "config.json") -> dict[str, Any]:
 
 
 def there_and_back(directory: Path, folder: Path) -> Path:
-    """Converts a copy of a directory, which then goes; returns the export of the run."""
+    """Converts a temporary copy of a directory, and returns the run's export."""
     there, run, back = folder / "there", folder / "run", folder / "back"
     shutil.copytree(directory, there)
     convert(["--from-hf", str(there), "--out", str(run), "--quiet"])
@@ -148,7 +148,7 @@ def test_a_run_of_python_has_its_base_when_it_is_saved(llama, tmp_path, monkeypa
     shutil.rmtree(tmp_path / "there")
     assert set(contents(run.path / "base")) > {"config.json", "tokenizer.json", *OTHERS}
     again = jaxptd.load(run.path, platform="cpu")
-    assert again.config.data.tokenizer == str(run.path / "base")  # the only one left
+    assert again.config.data.tokenizer == str(run.path / "base")  # the only remaining one
     assert again.tokenizer.ends == (2, 3)
 
 
@@ -178,7 +178,7 @@ def test_another_tokenizer_has_its_own_ids_and_files(llama: Path, tmp_path: Path
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     }
     found = kept(tmp_path / "run", config_with(llama, other / "tokenizer.json"), [])
-    # Of a file alone: what it begins with, and the first end by name.
+    # Taken from the tokenizer file alone: its begin token, and the first end token by name.
     ids = {"bos_token_id": 2, "eos_token_id": 3}
     expected = {name: x for name, x in LLAMA.items() if name != "pad_token_id"} | ids
     assert json.loads(found["config.json"]) == expected
@@ -252,7 +252,7 @@ def test_fewer_positions_are_ours(tmp_path: Path) -> None:
 
 
 def test_a_base_that_does_not_say_the_model_gives_the_rest_only() -> None:
-    """As when a later version reads a key of the base in another way."""
+    """A base that reads back as another model, as after a change of versions."""
     model = ModelConfig(**nested(read_sizes(LLAMA, tied=False, where="x")))
     ours = config_json(model, dtype="float32", tokenizer=None)
     strange = LLAMA | {"hidden_size": 16, "rope_parameters": {"rope_type": "x"}, "auto_map": {}}
@@ -264,7 +264,7 @@ def test_a_base_that_does_not_say_the_model_gives_the_rest_only() -> None:
 
 
 def test_ids_of_a_run_without_a_base(llama: Path) -> None:
-    """They are the tokenizer's: what texts begin with, and all that ends them."""
+    """The ids come from the tokenizer: the token that begins texts, and all that end them."""
     model = ModelConfig(**nested(read_sizes(LLAMA, tied=False, where="x")))
     found = config_json(model, dtype="float32", tokenizer=load_tokenizer(llama))
     assert (found["bos_token_id"], found["eos_token_id"]) == (1, [2, 3])

@@ -1,6 +1,6 @@
 """Every key of a `config.json` with values of every type: transformers' meaning, or one line.
 
-Which values transformers takes was tried with its release 5.24; what it refuses is refused here,
+The values that transformers accepts were determined with release 5.24. We refuse what it refuses,
 except where only one meaning is possible (a `head_dim` of null in Qwen 2).
 """
 
@@ -187,7 +187,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_labels": 2,
     },
 }
-# Keys without effect on what is computed, or on sizes: any value gives what none does.
+# Keys that affect neither results nor sizes: any value means the same as leaving them out.
 UNREAD = {
     *TOKENS,
     *("attention_dropout", "initializer_range", "pretraining_tp", "n_ctx"),
@@ -195,7 +195,7 @@ UNREAD = {
     *("chunk_size_feed_forward", "dropout_rate"),
     *("router_aux_loss_coef", "output_router_logits"),
 }
-# Key -> our option, where a value that is taken is that of the option.
+# Key -> our option, where an accepted value becomes the option's value.
 SIZES = {
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_hidden_size",
@@ -244,12 +244,12 @@ SIZES = {
     "n_group": "moe.num_groups",
     "topk_group": "moe.top_groups",
 }
-# Where experts have the size that is an MLP's elsewhere.
+# Families in which the size of an MLP is that of each expert.
 SIZES_OF_EXPERTS = {
     (kind, "intermediate_size"): "moe.ffn_hidden_size"
     for kind in ("mixtral", "granitemoe", "olmoe")
 }
-# What null means where transformers takes it; elsewhere it is refused.
+# What null means where transformers accepts it; elsewhere it is refused.
 NULLS: dict[str, dict[str, Any]] = {
     "num_key_value_heads": {"num_kv_heads": 4},
     "head_dim": {"head_size": 8},
@@ -267,7 +267,7 @@ NO_NULLS |= {("dots1", "sliding_window")}
 
 
 def read(config: dict[str, Any]) -> ModelConfig | None:
-    """The model of a config, None for one that is refused, in one line."""
+    """The model of a config, or None if it is refused, which must take one line."""
     try:
         return ModelConfig(**nested(read_sizes(config, tied=True, where="DIR")))
     except UserError as error:
@@ -279,7 +279,7 @@ def read(config: dict[str, Any]) -> ModelConfig | None:
 
 
 def check(key: str, value: Any, model: ModelConfig | None, usual: ModelConfig) -> None:
-    """Asserts that a model is what a key's value means."""
+    """Asserts that a key's value gives the right model."""
     text = f"{key}={json.dumps(value)}"
     if key in UNREAD or text == f"{key}={json.dumps(CONFIG_VALUE[usual.family, key])}":
         assert model == usual, text
@@ -303,7 +303,7 @@ CONFIG_VALUE = {
     for kind, config in CONFIGS.items()
     for key, value in {**TOKENS, **config}.items()
 }
-# Values of other keys that are taken: they say in another way what the model has.
+# Accepted values of other keys: other spellings of what the model already has.
 OTHERS = {
     *((key, "{}") for key in ("rope_scaling", "rope_parameters")),
     *((key, "1") for key in ("is_causal", "scale_attn_weights", "is_encoder_decoder", "qkv_bias")),
@@ -312,8 +312,8 @@ OTHERS = {
     *(("max_window_layers", text) for text in ("-1", "1", "2", str(HUGE))),
     *(("mlp_ratio", text) for text in ("1", "1.5", "2")),
     ("tie_word_embeddings", "1"),
-    ("layer_types", "null"),  # of Qwen 2 MoE: then no layer has a window
-    ("use_sliding_window", "false"),  # of Qwen 3 MoE, whose `layer_types` has no effect
+    ("layer_types", "null"),  # Qwen 2 MoE: then no layer has a window
+    ("use_sliding_window", "false"),  # Qwen 3 MoE, which ignores `layer_types`
     ("first_k_dense_replace", "0"),
     *(("n_shared_experts", text) for text in ("1", "2")),
     ("router_jitter_noise", "0"),
@@ -380,7 +380,7 @@ def test_classes_are_those_of_the_number_before_those_of_the_names() -> None:
 
 
 def test_keys_that_are_missing_have_the_values_of_transformers() -> None:
-    """Of a few that its configuration classes set, and ours do not."""
+    """Defaults that transformers' config classes set and ours do not."""
     mistral = read_sizes({"model_type": "mistral"}, tied=False, where="DIR")
     assert (mistral["num_kv_heads"], mistral["window"], mistral["max_positions"]) == (
         8,
@@ -405,12 +405,12 @@ def test_keys_that_are_missing_have_the_values_of_transformers() -> None:
     ],
 )
 def test_activations_by_all_names_that_transformers_has(ours: str, theirs: tuple) -> None:
-    """They are the same functions to 1e-9 there, in float64."""
+    """transformers' functions of these names agree to 1e-9 in float64."""
     assert {read_activation("hidden_act", name) for name in theirs} == {ours}
 
 
 def test_sizes_of_gpt2_by_the_names_of_other_families() -> None:
-    """As in transformers, whose `attribute_map` has them."""
+    """transformers accepts these names through its `attribute_map`."""
     names = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2}
     config = {"model_type": "gpt2", "max_position_embeddings": 16, **names}
     found = read_sizes(config, tied=True, where="there")

@@ -1,4 +1,4 @@
-"""`jaxptd convert`: GPT-2 to a run and back with the same bits; shards; what a directory has."""
+"""`jaxptd convert`: GPT-2 to a run and back, bit for bit; shards; the files of a directory."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_shards_in_another_precision(run_dir, tensors, tmp_path) -> None:
     main(["--to-hf", str(run_dir), "--out", str(out), *sizes, "--quiet"])
     files = sorted(out.glob("*.safetensors"))
     assert len(files) > 3
-    assert max(path.stat().st_size for path in files) < 5000 + 2000  # and their headers
+    assert max(path.stat().st_size for path in files) < 5000 + 2000  # plus their headers
     for name, x in contents(out).items():
         np.testing.assert_array_equal(x, tensors[name].astype(ml_dtypes.bfloat16))
     index = json.loads((out / "model.safetensors.index.json").read_text())

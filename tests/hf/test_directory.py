@@ -1,4 +1,4 @@
-"""Damaged or pickled directories, and those of other models, are refused in one line each."""
+"""Damaged or pickled directories, and those of other models, are each refused in one line."""
 
 import json
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_files_of_another_length_than_their_headers_say(single: Path, change: in
 
 
 def test_headers_that_lie(single: Path) -> None:
-    """Offsets outside the file, or that do not fit the shape."""
+    """Offsets lie outside the file, or do not match the shape."""
     data = (single / ONE).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -101,7 +101,7 @@ def test_broken_indexes(folder: Path, content: str) -> None:
 
 
 def test_an_index_says_nothing_but_files(folder: Path, tensors) -> None:
-    """As in transformers: a tensor that no file has may be one that is tied to another."""
+    """Tensors absent from all files may be tied to others, as in transformers."""
     index = json.loads((folder / INDEX).read_text())
     files = sorted(set(index["weight_map"].values()))
     index["weight_map"] = {f"lm_head.{number}": file for number, file in enumerate(files)}
@@ -122,7 +122,7 @@ def test_a_single_file_goes_before_an_index(folder: Path, tensors) -> None:
 
 
 def test_of_several_files_with_a_tensor_the_last_one_counts(folder: Path, tensors) -> None:
-    """By name, whatever the index says; a file that it does not name is not read."""
+    """Files count in order of their names, whatever the index says; unlisted files are not read."""
     name = "transformer.wte.weight"
     index = json.loads((folder / INDEX).read_text())
     assert index["weight_map"][name] != SHARD
@@ -211,7 +211,7 @@ HEAD, TABLE = "lm_head.weight", "transformer.wte.weight"
 
 
 def head(folder: Path, there: str, **keys: Any) -> Directory:
-    """A GPT-2 whose output layer is no tensor, a copy of the embedding, or another."""
+    """A GPT-2 whose output layer is absent, a copy of the embedding, or a different tensor."""
     tensors = gpt2_tensors(tied=there == "none")
     if there == "copy":
         tensors[HEAD] = tensors[TABLE].copy()
@@ -225,7 +225,7 @@ def head(folder: Path, there: str, **keys: Any) -> Directory:
 def test_the_output_layer_is_that_of_transformers(
     tmp_path: Path, there: str, flag: bool | None
 ) -> None:
-    """Which ties what config.json says, true by default in a GPT-2, unless both differ."""
+    """Follows config.json, where a GPT-2 is tied by default, unless the two tensors differ."""
     directory = head(tmp_path, there, **({} if flag is None else {"tie_word_embeddings": flag}))
     if (there, flag) == ("none", False):
         assert refusal(tmp_path, sizes_of) == (
@@ -270,7 +270,7 @@ def test_flags_that_are_none_are_refused(tmp_path: Path, flag: object) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_a_llama_without_the_key_is_not_tied(tmp_path: Path, kind: str) -> None:
-    """transformers would reinitialise the head, and says so; here the directory is refused."""
+    """transformers would reinitialise the head with a warning; we refuse the directory."""
     write_directory(tmp_path, {"model.embed_tokens.weight": np.zeros((3, 2))}, base=NO_KEYS[kind])
     assert refusal(tmp_path, sizes_of).startswith(
         "DIR has no lm_head.weight, and tie_word_embeddings is false, "
@@ -279,7 +279,7 @@ def test_a_llama_without_the_key_is_not_tied(tmp_path: Path, kind: str) -> None:
 
 
 def test_t5_ties_whatever_the_key_says(tmp_path: Path) -> None:
-    """transformers takes the key of a T5 for the factor before the output layer."""
+    """transformers uses a T5's key for the factor before the output layer."""
     table = np.ones((3, 2))
     base = {"model_type": "t5", "d_model": 2, "vocab_size": 3, "num_layers": 1, "num_heads": 1}
     for key, other in ((False, 0), (False, 1), (True, 1)):

@@ -1,7 +1,7 @@
-"""Each loss and every gradient of encoders are transformers', in float64.
+"""Losses and gradients of encoders equal those of transformers in float64.
 
-By default for numbers that transformers computed; the slow tests run transformers itself, on every
-kind of layout.
+The default tests read transformers' results from golden files; the slow ones run transformers
+itself, on every kind of layout.
 """
 
 import os

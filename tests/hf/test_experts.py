@@ -1,6 +1,6 @@
-"""Loss, gradients and choices of models with experts are those of transformers, in float64.
+"""Loss, gradients and choices of models with experts equal those of transformers in float64.
 
-By default for numbers that transformers computed; the slow tests run transformers itself.
+The default tests read transformers' results from golden files; slow ones run transformers itself.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ def run_of(kind: str, folder: Path, layout: Layout, **keys: Any) -> Run:
 
 
 def counted(gradients: dict[str, Any]) -> np.ndarray:
-    """The number of tokens of each expert: the gradient of a bias that only chooses."""
+    """Number of tokens of each expert, which stands in for the gradient of the choosing bias."""
     biases = [np.asarray(x) for name, x in gradients.items() if name.endswith("load_bias")]
     return np.concatenate(biases).astype(int)
 
 
 LAYOUTS = [
     Layout(ep=4, tp=2, sequence_parallel=True),
-    Layout(pp=2, ep=2, tp=2, schedule="zb-h1"),  # two layers: a part for each stage
+    Layout(pp=2, ep=2, tp=2, schedule="zb-h1"),  # two layers: one for each stage
     Layout(ep=2, cp=2, zero=3),
     Layout(ep=2, tp=4, sequence_parallel=True, collective_matmul=True),  # kv heads are gathered
     Layout(dp=2, cp=2, tp=2, ring="blockwise"),

@@ -1,4 +1,4 @@
-"""One command fine-tunes a Hugging Face model, from a directory of random weights."""
+"""One command fine-tunes a Hugging Face model, here a directory of random weights."""
 
 import json
 import math

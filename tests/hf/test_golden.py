@@ -1,4 +1,4 @@
-"""Loss, gradients and logits are those of transformers in float64, on any layout."""
+"""Loss, gradients and logits equal those of transformers in float64, on any layout."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "gpt2.json"
 LENGTH = 11
 LAYOUTS = [
     slow(Layout()),
-    slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True)),  # pads heads, and 11 tokens to 16
+    slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True)),  # pads heads, and 11 tokens up to 16
     Layout(dp=2, tp=3),
     slow(Layout(row=2, col=2, attention2d="blocks")),
     slow(Layout(pp=2, dp=2)),
@@ -87,7 +87,7 @@ SLOW_LAYOUTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", SLOW_LAYOUTS, ids=str)
 def test_transformers_itself_agrees(tmp_path: Path, layout: Layout) -> None:
-    """A model of transformers' own making: every gradient, whole."""
+    """Compares every element of every gradient with transformers, run here."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -108,7 +108,7 @@ def test_transformers_itself_agrees(tmp_path: Path, layout: Layout) -> None:
 
 @pytest.mark.slow
 def test_a_table_of_another_order_is_told_apart(gpt2: Path) -> None:
-    """Rows of stages and layers in order have the same shape where stages have as many layers."""
+    """Rows in the stages' order have the same shape as in layer order if stages are equal."""
     layout = Layout(pp=2, schedule="interleaved", virtual_stages=2)
     tensors = {name: x for name, x in gpt2_tensors().items() if ".h.4." not in name}
     folder = write_directory(gpt2.parent / "four", tensors, n_layer=4)

@@ -1,4 +1,4 @@
-"""Every tensor of a file is mapped or known to hold no parameter; anything else is named."""
+"""Every tensor of a file is mapped, or known to hold no parameter, or named in an error."""
 
 import re
 

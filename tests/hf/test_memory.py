@@ -1,4 +1,4 @@
-"""The host memory of reading a large directory, whose files are headers and holes."""
+"""Host memory while reading a large directory of sparse files: headers and holes."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from jaxptd.hf import read as reading
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import sizes_of
 
-# An eighth of the sizes of Llama 3 70B, with 4 of its 80 layers.
+# Llama 3 70B with sizes divided by eight, and 4 of its 80 layers.
 SIZES = {
     "model_type": "llama",
     "hidden_size": 1024,
@@ -31,7 +31,7 @@ SIZES = {
 
 
 def write_holes(folder: Path) -> Path:
-    """A directory of the right shapes in bfloat16, whose tensors take no space on disk."""
+    """A directory with the right shapes in bfloat16, whose tensors take no disk space."""
     D, F, V = SIZES["hidden_size"], SIZES["intermediate_size"], SIZES["vocab_size"]
     kv = D * SIZES["num_key_value_heads"] // SIZES["num_attention_heads"]
     layer = {
@@ -67,7 +67,7 @@ def write_holes(folder: Path) -> Path:
     "layout", [Layout(tp=8), Layout(dp=2, row=2, col=2, zero=1), Layout(pp=2, tp=4)], ids=str
 )
 def test_the_host_holds_no_more_than_two_slices_of_a_device(tmp_path, monkeypatch, layout) -> None:
-    """While it reads one; simulated devices then keep that memory as their own, with no copy."""
+    """Covers reading only; simulated devices then keep that memory without a copy."""
     directory = Directory(write_holes(tmp_path / "holes"))
     model = ModelConfig(**nested(sizes_of(directory)))
     program = Program(Config(model, layout), make_mesh(layout))

@@ -1,4 +1,4 @@
-"""Parameters from safetensors files: the same on every layout, each device's slices only."""
+"""Parameters from safetensors files are the same on every layout; devices read only slices."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import read_params, sizes_of
 
 ONE = Layout()
-TP = Layout(dp=2, tp=3, sequence_parallel=False)  # 13 ids are padded
+TP = Layout(dp=2, tp=3, sequence_parallel=False)  # 13 ids need padding
 GRID = Layout(row=2, col=2, attention2d="blocks")
 PIPELINE = Layout(pp=2, dp=2, schedule="interleaved", virtual_stages=2)
 ZERO = Layout(dp=2, cp=2, tp=1, zero=3)
@@ -59,7 +59,7 @@ def test_every_layout_has_the_tensors(gpt2: Path, tensors, layout: Layout) -> No
 
 
 def test_devices_read_their_own_slices(gpt2: Path, tensors, monkeypatch) -> None:
-    """Each element of the file is read once, also where several devices have copies of it."""
+    """Each element of the file is read once, even if several devices hold copies of it."""
     read = []
     whole = dims.Rule.read
 
@@ -71,7 +71,7 @@ def test_devices_read_their_own_slices(gpt2: Path, tensors, monkeypatch) -> None
     monkeypatch.setattr(dims.Rule, "read", counted)
     read_params(program(gpt2, TP), Directory(gpt2))
     assert sum(read) == sum(x.size for x in tensors.values())
-    assert max(read) == 16 * 12  # a table of positions; a third of a layer's MLP is as large
+    assert max(read) == 16 * 12  # a table of positions, as large as a third of a layer's MLP
 
 
 def test_stages_read_their_own_layers(tmp_path: Path, tensors) -> None:

@@ -1,4 +1,4 @@
-"""Rotary positions of `config.json`: what transformers makes of them, as numbers."""
+"""Rotary positions of `config.json`, compared numerically with transformers."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def rotation(keys: dict[str, Any]) -> tuple[np.ndarray, float]:
-    """The angles of a head's pairs, and the factor of turned vectors, of keys of a config.json."""
+    """Angles of a head's pairs, and the factor for rotated vectors, from keys of config.json."""
     options = rope.read({"max_position_embeddings": 128, **keys})
     found = ModelConfig(family="llama", **SIZES, **nested(options)).block.rope
     assert found is not None
@@ -33,9 +33,9 @@ def rotation(keys: dict[str, Any]) -> tuple[np.ndarray, float]:
 
 
 def test_each_case_is_that_of_transformers() -> None:
-    """Which of two keys goes first, and which have an effect; what it refuses is refused here.
+    """Covers which key takes precedence, which are ignored, and what transformers refuses.
 
-    A head that is rotated in part has fewer angles, which its attention cannot use.
+    A partly rotated head has fewer angles, which its attention cannot use.
     """
     for keys, theirs in CASES:
         if theirs is None or len(theirs[0]) != 4:

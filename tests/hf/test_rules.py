@@ -1,4 +1,4 @@
-"""The rules of Hugging Face's tensors: inverted exactly, whole and in slices, without a device."""
+"""Rules for Hugging Face tensors invert exactly, whole and in slices, without a device."""
 
 import dataclasses
 import itertools
@@ -69,7 +69,7 @@ def shapes(block: dict[str, tuple[int, ...]], **others: tuple[int, ...]) -> dict
 
 
 def t5_shapes(up: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Stacks of an encoder and of a decoder with a layer less."""
+    """Stacks of an encoder, and of a decoder with one layer less."""
     layer = {name: x for name, x in GPT2_BLOCK.items() if name.endswith(".w")} | {"mlp.up.w": up}
     cross = {"q.w": (D, N, H), "kv.w": (D, 2, N, H), "out.w": (N, H, D)}
     decoder = {**layer, "cross_norm.w": (D,), **{f"cross.{name}": x for name, x in cross.items()}}
@@ -137,7 +137,7 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Counted:
-    """A tensor that counts the elements that are read."""
+    """A tensor that counts the elements read from it."""
 
     def __init__(self, x: np.ndarray) -> None:
         self.x, self.read = x, 0
@@ -149,7 +149,7 @@ class Counted:
 
 
 def read_back(rules: list[Rule], shape: tuple[int, ...], index: list[tuple[int, int]]) -> tuple:
-    """A slice of a numbered parameter, read from its tensors, and the elements read for it."""
+    """A slice of a numbered parameter, read from its tensors, and the count of elements read."""
     x = numbered(shape)
     found, read = np.full([end - begin for begin, end in index], np.nan), 0
     for rule in rules:
@@ -185,7 +185,7 @@ def test_a_parameter_is_all_of_its_tensors(tensors, name, shape) -> None:
 
 @EACH
 def test_any_slice_is_read_alone(tensors, name, shape) -> None:
-    """A slice of one dim costs its own elements, but for half a pair of a rotation."""
+    """A slice of one dim reads only its elements, plus at most half a rotated pair."""
     for dim, size in enumerate(shape):
         for begin, end in itertools.combinations(range(size + 1), 2):
             index = [(0, n) for n in shape]
@@ -275,7 +275,7 @@ def test_every_family_has_tensors() -> None:
 
 
 def test_rules_are_those_of_a_parameter_s_dims() -> None:
-    """With a gate, its entry 0, a matrix has a dim more."""
+    """A gate, stored as entry 0, adds a dim to the matrix."""
     found = [
         {rule.name.rpartition(".")[0][-4:]: rule.entry for rule in rules}
         for rules in (rules_for(t5.TENSORS, "encoder.mlp.up.w", rank) for rank in (3, 4))

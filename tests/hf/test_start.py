@@ -1,4 +1,4 @@
-"""Runs that start from weights: a Hugging Face directory, a checkpoint, another run."""
+"""Runs that start from the weights of a Hugging Face directory, a checkpoint or another run."""
 
 import dataclasses
 from pathlib import Path
@@ -49,7 +49,7 @@ def options(bytes_model: Path, tmp_path: Path) -> list[str]:
         "train.eval_every": 0,
         "train.steps": 2,
         "optimizer.warmup_steps": 0,
-        "optimizer.learning_rate": 1e-30,  # weights stay to the last bit
+        "optimizer.learning_rate": 1e-30,  # weights stay equal to the last bit
         "optimizer.weight_decay": 0,
     }
     return [f"--{name}={value}" for name, value in values.items()]
@@ -71,7 +71,7 @@ def arrays(program: Program, params: dict) -> dict[str, np.ndarray]:
 
 
 def test_the_state_of_step_0_has_weights_and_fresh_moments(gpt2: Path, tmp_path: Path) -> None:
-    """From a directory, a checkpoint of that state on another layout, and its run."""
+    """Starts from a directory, a checkpoint of its state on another layout, and that run."""
     lines: list[str] = []
     made = program(gpt2, Layout(dp=2), start=str(gpt2))
     state = first_state(made, say=lines.append)
@@ -105,7 +105,7 @@ def test_the_state_of_step_0_has_weights_and_fresh_moments(gpt2: Path, tmp_path:
 
 
 def test_random_draws_the_weights(gpt2: Path, tmp_path: Path, monkeypatch) -> None:
-    """As null does, also where a folder has this name."""
+    """`random` means the same as null, even if a folder has this name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "random").mkdir()
     lines: list[str] = []
@@ -175,7 +175,7 @@ def test_training_starts_from_a_directory_and_then_from_its_run(options, tmp_pat
         assert again.step == 1
         np.testing.assert_array_equal(params(again)["positions.table"], table)
     capsys.readouterr()
-    assert train([*options, "--train.steps=3"]) == 0  # resumes, whatever start says
+    assert train([*options, "--train.steps=3"]) == 0  # resumes and ignores start
     assert "resuming at step 2" in capsys.readouterr().out
 
 
@@ -219,7 +219,7 @@ BAD = "transformer.h.3.mlp.c_fc.weight"
 
 
 def test_a_nan_in_a_file_is_refused_with_its_tensor(tmp_path: Path) -> None:
-    """As are infinities, and what is one in float32; the count is of the whole tensor."""
+    """Infinities and float32 overflows are refused as well; the count covers the whole tensor."""
     tensors = gpt2_tensors(dtype=np.float64)
     tensors[BAD][[0, 5, 11], [1, 40, 3]] = np.nan, -np.inf, 1e300
     folder = write_directory(tmp_path / "m", tensors)

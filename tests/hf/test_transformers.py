@@ -1,7 +1,7 @@
-"""Loss and every gradient of transformers' own models, in float64, on every kind of layout.
+"""Loss and all gradients against transformers' models, in float64, on every kind of layout.
 
-transformers computes RMSNorm, rotary angles and softmax in float32 even in a float64 model; here
-they are computed in float64, with our frequencies where those agree with its float32 ones.
+transformers computes RMSNorm, rotary angles and softmax in float32 even in a float64 model. Here we
+patch it to float64, with our frequencies where those agree with its float32 ones.
 """
 
 import copy
@@ -65,7 +65,7 @@ LAYOUTS = [
     Layout(tp=4, sequence_parallel=True),  # more devices than kv heads
     Layout(tp=8),
     Layout(cp=4),
-    Layout(cp=4, ring="blockwise"),  # of two hops with mistral's window
+    Layout(cp=4, ring="blockwise"),  # two hops with mistral's window
     Layout(cp=4, ring="rsa"),
     Layout(row=2, col=2),
     Layout(row=2, col=2, attention2d="blocks"),
@@ -77,7 +77,7 @@ LENGTH = 16
 
 
 def in_float64(model: Any, options: BlockOptions) -> Any:
-    """The model with its islands of float32 in float64."""
+    """The model with its float32 parts converted to float64."""
 
     def normalised(norm: Any, x: Any) -> Any:
         mean = x.pow(2).mean(-1, keepdim=True)
@@ -119,7 +119,7 @@ def test_loss_and_gradients_are_those_of_transformers(
     config = getattr(transformers, kind)(**SIZES | options)
     made = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in made.parameters():
-        parameter.data += 0.05 * torch.randn_like(parameter)  # norms and biases that matter
+        parameter.data += 0.05 * torch.randn_like(parameter)  # so that norms and biases matter
     made.save_pretrained(tmp_path)
     batch = reference.batch(37, LENGTH, rows=8)
     with jax.enable_x64(True):
@@ -137,12 +137,12 @@ def test_loss_and_gradients_are_those_of_transformers(
     assert abs(loss - expected_loss) < 1e-12
     assert set(found) == set(expected)
     for tensor, x in expected.items():
-        scale = max(float(np.linalg.norm(x)), 1e-6)  # a key's bias has none but roundings
+        scale = max(float(np.linalg.norm(x)), 1e-6)  # a key's bias has only rounding noise
         assert np.linalg.norm(found[tensor] - x) < 1e-10 * scale, tensor
 
 
 def rotations() -> Iterator[dict[str, Any]]:
-    """Rotations as directories of the Hub have them, with keys that matter and others."""
+    """Rotations as in directories on the Hub, with keys that matter and others that do not."""
     draw = random.Random(0)
     others = {
         "beta_fast": (16, 32.0, None),

@@ -1,4 +1,4 @@
-"""transformers reads an export as it reads the base: config, chat template, ends, greedy texts."""
+"""transformers reads an export as it reads the base: config, chat template, greedy texts."""
 
 import json
 from pathlib import Path

@@ -14,7 +14,7 @@ from jaxptd.hf.verdict import check, lines
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A GPT-2 with a tokenizer that is larger."""
+    """A GPT-2 with a larger tokenizer."""
     folder = write_directory(tmp_path / "model", gpt2_tensors())
     write_tokenizer(folder, WORDS)
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))
@@ -75,7 +75,7 @@ def test_families_that_write_no_text(tmp_path: Path) -> None:
     write_tokenizer(folder, WORDS)
     found = facts(folder)
     assert found["verdict"] == "can be trained"
-    assert "begin" not in found  # its sequences begin as its objective has it
+    assert "begin" not in found  # its objective decides how sequences begin
     found = facts(write_directory(tmp_path / "swin", swin.swin_tensors(), base=swin.CONFIG))
     assert list(found) == ["weights", "dtype", "verdict"]
 
@@ -99,7 +99,7 @@ def test_each_problem_has_a_line(model: Path, capsys) -> None:
 
 
 def test_remarks_stand_before_the_verdict(tmp_path: Path) -> None:
-    """Here of an output layer that is there although the config says that it is tied."""
+    """The remark here: an output layer exists although the config says that it is tied."""
     folder = write_directory(tmp_path / "model", gpt2_tensors(tied=False))
     *_, remark, verdict = lines(check(folder))
     assert remark.startswith(f"remark: {folder}: tie_word_embeddings is true, but lm_head.weight")

@@ -29,8 +29,8 @@ def read(kind: str, config: dict) -> dict[str, Any]:
     [
         ("mistral", {"sliding_window": 64}, 64),
         ("mistral", {"sliding_window": None}, None),
-        ("mistral", {}, 4096),  # transformers leaves defaults out
-        ("llama", {"sliding_window": 64}, None),  # which no llama reads
+        ("mistral", {}, 4096),  # transformers omits defaults
+        ("llama", {"sliding_window": 64}, None),  # llama ignores it
         ("llama", {"layer_types": [FULL] * 3}, None),
         ("mistral", {"sliding_window": 64, "layer_types": [SLIDING] * 3}, 64),
         ("mistral", {"sliding_window": 64, "layer_types": [FULL] * 3}, None),
@@ -45,7 +45,7 @@ def read(kind: str, config: dict) -> dict[str, Any]:
         ("mixtral", {}, None),
         ("mixtral", {"sliding_window": 64}, 64),
         ("mixtral", {"sliding_window": 64, "use_sliding_window": False}, 64),
-        ("mixtral", {"sliding_window": 64, "layer_types": [FULL] * 3}, 64),  # read by no Mixtral
+        ("mixtral", {"sliding_window": 64, "layer_types": [FULL] * 3}, 64),  # Mixtral ignores it
         ("qwen2_moe", {}, None),
         ("qwen2_moe", USED | {"max_window_layers": 0}, None),
         ("qwen2_moe", USED | {"layer_types": [SLIDING] * 3}, 64),

@@ -1,4 +1,4 @@
-"""Kernels of activations with bias and gate, run operation by operation, against the formula."""
+"""Activation kernels with bias and gate, interpreted op by op, against the formula."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from jaxptd.kernels.activation import FUSED, FusedActivation
 from jaxptd.layers.mlp import ACTIVATIONS
 from jaxptd.mesh import Layout, make_mesh
 
-# Less than a tile; several tiles each way, none full, and several of a program.
+# Smaller than a tile; several tiles each way, none full; and several tiles per program.
 CASES = [
     slow((3, 5, 24), "gelu-tanh", False, True, jnp.float32),
     slow((3, 47, 300), "gelu-tanh", False, True, jnp.float32),
@@ -66,9 +66,9 @@ def test_it_is_the_activation_and_its_gradient(
     assert [(a.shape, a.dtype) for a in found] == [(a.shape, a.dtype) for a in other]
     for a, c, want in zip(found, other, exact, strict=True):
         off, own = (np.abs(np.asarray(x, np.float64) - np.asarray(want)).max() for x in (a, c))
-        # No farther off than the formula in this precision, which 1 - s of a sigmoid s near 1
-        # costs ten roundings, and: exponents of up to ten are rounded, a GPU's power and root have
-        # two bits less, sums over all rows are in another order.
+        # The error may exceed that of the formula in this precision, which loses ten roundings in
+        # 1 - s for a sigmoid s near 1, by this much: exponents up to ten are rounded, a GPU's power
+        # and root have two bits less, and sums over rows run in another order.
         rounding = float(jnp.finfo(dtype).eps) * np.abs(want).max()
         assert off <= own + (8 if interpret else 32) * rounding
 
@@ -76,7 +76,7 @@ def test_it_is_the_activation_and_its_gradient(
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 def test_large_numbers_do_not_overflow(name: Any, interpret: bool) -> None:
-    """Powers of such numbers are infinite, or none is left."""
+    """Powers of these numbers overflow or underflow."""
     x = jnp.array([-1e12, -200.0, -90.0, 90.0, 1e12])
     y, pull = jax.vjp(lambda x: FusedActivation(FUSED[name], False, interpret)(x, None), x)
     np.testing.assert_array_equal(y, jnp.maximum(x, 0))
@@ -84,7 +84,7 @@ def test_large_numbers_do_not_overflow(name: Any, interpret: bool) -> None:
 
 
 def test_gradients_of_biases_are_sums_over_devices_in_their_type() -> None:
-    """Traced, as JAX's interpreter of kernels has no types; h varies over dp and tp, b over tp."""
+    """Traces only, as JAX's kernel interpreter has no types; h varies over dp and tp, b over tp."""
     mesh = make_mesh(Layout(dp=2, tp=2))
     fused = FusedActivation(FUSED["gelu-tanh"], gated=False)
 

@@ -1,4 +1,4 @@
-"""Grouped matmuls, run operation by operation, against loops over groups in float64."""
+"""Grouped matmuls, interpreted op by op, against loops over groups in float64."""
 
 import functools
 import re
@@ -28,8 +28,8 @@ from jaxptd.kernels.grouped import GroupTile, grouped_matmul, multiplied, tiles_
 from jaxptd.mesh import Layout, make_mesh
 
 SMALL, WIDE = GroupTile(16, 16, 16, interpret=True), GroupTile(32, 128, 128, interpret=True)
-WHOLE, PARTS = (48, 32, 64), (45, 24, 40)  # R, D, F: tiles of 16 divide all, or none
-BLOCKS = (45, 200, 136)  # of several blocks in 8 bits, the last ones not whole
+WHOLE, PARTS = (48, 32, 64), (45, 24, 40)  # R, D, F: tiles of 16 divide all or none of them
+BLOCKS = (45, 200, 136)  # several 8-bit blocks, the last ones partial
 PRECISIONS = pytest.mark.parametrize("precision", ["native", "fp8"])
 SIZES = {
     "some": (17, 0, 5, 20),
@@ -45,7 +45,7 @@ SIZES = {
 def both_ways(
     dtype: str, tile: GroupTile | None, precision: Any = "native"
 ) -> Callable[..., tuple[Array, ...]]:
-    """x, w, dy, sizes -> y, dx, dw. tile: None for XLA's."""
+    """x, w, dy, sizes -> y, dx, dw. tile: None for XLA's implementation."""
 
     def run(x: Array, w: Array, dy: Array, sizes: Array) -> tuple[Array, ...]:
         y, back = jax.vjp(lambda x, w: multiplied(x, w, sizes, tile, precision), x, w)
@@ -55,12 +55,12 @@ def both_ways(
 
 
 def blocks(values: np.ndarray, rows: int, shape: tuple[int, ...]) -> np.ndarray:
-    """A value for each block of `rows` rows and 128 columns -> one for each element."""
+    """Expands a value per block of `rows` rows and 128 columns to one per element."""
     return values.repeat(rows, -2).repeat(128, -1)[..., : shape[-2], : shape[-1]]
 
 
 def drawn(shape: tuple[int, int, int], groups: int) -> tuple[np.ndarray, ...]:
-    """x, w, dy, whose blocks are of several sizes."""
+    """x, w, dy, whose blocks differ in magnitude."""
     rows, size, columns = shape
     rng = np.random.default_rng(rows + groups)
     found = []
@@ -72,7 +72,7 @@ def drawn(shape: tuple[int, int, int], groups: int) -> tuple[np.ndarray, ...]:
 
 
 def rounded(x: np.ndarray, rows: int) -> np.ndarray:
-    """x[.., A, B] as blocks in 8 bits hold it, each with a power of two of its own."""
+    """x[.., A, B] rounded to 8-bit blocks, each with a separate power of two."""
     found = np.zeros_like(x)
     for *lead, row, column in np.ndindex(*x.shape[:-2], -(-x.shape[-2] // rows), x.shape[-1]):
         if column % 128 == 0:
@@ -86,7 +86,7 @@ def rounded(x: np.ndarray, rows: int) -> np.ndarray:
 def by_loops(
     x: Any, w: Any, dy: Any, sizes: Sequence[int], cut: float = 0.0
 ) -> tuple[tuple[Any, Any], ...]:
-    """y, dx and dw, each with the bound of its rounding: terms added up, of what size."""
+    """y, dx and dw, each with a rounding bound from the number and size of the added terms."""
     results = [np.zeros(shape) for shape in (dy.shape, x.shape, w.shape)]
     bounds = [np.zeros(each.shape) for each in results]
     start = 0
@@ -101,7 +101,7 @@ def by_loops(
     return tuple(zip(results, bounds, strict=True))
 
 
-# A tensor core in 8 bits cuts each of 32 terms at 2**-13 of the largest.
+# An 8-bit tensor core truncates each of 32 terms at 2**-13 of the largest.
 CUT = 2.0**-8
 
 
@@ -112,7 +112,7 @@ def hold(
     tile: GroupTile | None,
     precision: str = "native",
 ) -> None:
-    """Asserts values and gradients, where rows of no group are not finite."""
+    """Checks values and gradients while the rows outside all groups are not finite."""
     cast = [np.asarray(jnp.asarray(a, dtype), np.float64) for a in drawn(shape, len(sizes))]
     x, w, dy = cast
     cut = CUT if precision == "fp8" and tile and not tile.interpret else 0.0
@@ -125,7 +125,7 @@ def hold(
     for got, (want, bound) in zip(found, expected, strict=True):
         assert got.dtype == jnp.dtype(dtype)
         kind = jnp.finfo(dtype)
-        least = float(kind.smallest_subnormal) * (bound > 0)  # zero where nothing is added
+        least = float(kind.smallest_subnormal) * (bound > 0)  # zero where there is nothing to add
         of_result = np.maximum(float(kind.eps) * np.abs(want), least) / 2
         error = np.abs(np.asarray(got, np.float64) - want)
         assert (error <= bound + 1.01 * of_result).all()
@@ -164,9 +164,9 @@ def test_in_8_bits_they_are_those_of_loops_over_rounded_blocks(
 
 @pytest.mark.slow
 def test_compiled_for_gpus_they_need_no_memory_beside_their_results(tmp_path: Path) -> None:
-    """XLA's own makes a copy of x for each group, and more backward. Needs the extra `h200`.
+    """XLA's version copies x for each group, and more in backward. Needs the extra `h200`.
 
-    In 8 bits they need the rounded operands, and multiply with tensor cores for 8 bits.
+    The 8-bit kernels store rounded operands, and use 8-bit tensor cores.
     """
     pytest.importorskip("jax_cuda13_plugin")
     rows, size, columns, groups = 16384, 2048, 1536, 16
@@ -179,7 +179,7 @@ def test_compiled_for_gpus_they_need_no_memory_beside_their_results(tmp_path: Pa
     sizes = of(groups, dtype=jnp.int32)
 
     def compiled(tile: GroupTile | None, precision: str) -> tuple[float, set[str]]:
-        """(MiB of temporary memory, instructions of tensor cores)."""
+        """Returns (MiB of temporary memory, tensor core instructions)."""
         both = both_ways("bfloat16", tile, precision)
         run = jax.shard_map(both, mesh=mesh, in_specs=P(), out_specs=P())
         where = tmp_path / f"{tile is None} {precision}"
@@ -195,10 +195,10 @@ def test_compiled_for_gpus_they_need_no_memory_beside_their_results(tmp_path: Pa
     print(f"in 8 bits: {in_8_bits:.2f} by our kernels, {xlas_8_bits:.2f} by XLA")
     assert ours < 1 < 1024 <= xlas
     operands = rows * (size + columns) + 2 * groups * size * columns
-    assert in_8_bits < 1.04 * operands / 2**20 < 1024 < xlas_8_bits  # 4 bytes a block of 128
+    assert in_8_bits < 1.04 * operands / 2**20 < 1024 < xlas_8_bits  # 4 bytes per block of 128
     assert {each.split("m64n128")[1] for each in native} == {"k16.f32.bf16.bf16"}
     assert {each.split("m64n128")[1] for each in eight} == {
-        "k16.f32.bf16.bf16",  # of the gradient of matrices
+        "k16.f32.bf16.bf16",  # for the gradient of matrices
         "k32.f32.e4m3.e4m3",
     }
 
@@ -283,7 +283,7 @@ def test_the_gradient_of_matrices_that_devices_share_is_a_sum(
 
 @PRECISIONS
 def test_its_flops_are_counted(precision: str) -> None:
-    """Those of one matrix a row, three times: of the product and of both gradients."""
+    """The FLOPs of one matrix per row, three times: for the matmul and both gradients."""
     rows, size, columns = WHOLE
     shapes = (rows, size), (4, size, columns), (rows, columns)
     x, w, dy = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
@@ -294,7 +294,7 @@ def test_its_flops_are_counted(precision: str) -> None:
         assert sum(map(flops, kernels)) == 3 * 2 * rows * size * columns
 
 
-# ---- the function that a model sees --------------------------------------------------------------
+# ---- the function that a model calls -------------------------------------------------------------
 
 
 def test_gpus_have_our_kernels_and_cpus_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_gpus_have_our_kernels_and_cpus_xlas(monkeypatch: pytest.MonkeyPatch) ->
     jaxptd.grouped_matmul(x, w, sizes)
     jaxptd.grouped_matmul(x, w, sizes, precision="fp8")
     jaxptd.grouped_matmul(x, w, sizes, kernel="xla")
-    with jax.enable_x64(True):  # no kernel has float64
+    with jax.enable_x64(True):  # no kernel supports float64
         doubles = [each.astype(np.float64) for each in (x, w)]
         jaxptd.grouped_matmul(*doubles, sizes)
         with pytest.raises(UserError, match="kernel=triton: it has float32, .* not float64"):

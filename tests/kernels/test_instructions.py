@@ -1,4 +1,4 @@
-"""Single instructions against their formulas, and how many of them kernels use per element."""
+"""Single instructions against their formulas, and how many a kernel uses per element."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +34,7 @@ def test_instructions_are_their_formulas(interpret: bool) -> None:
     )
     a, b, c = drawn.astype(np.float64)
     want = np.stack([2**a, 1 / b, a * b + c])
-    # To four units in the last place; a sum near zero as its parts are rounded.
+    # Within four units in the last place; a sum near zero, within the rounding of its terms.
     near = {"rtol": 4 * float(jnp.finfo(F32).eps), "atol": 4 * float(jnp.finfo(F32).eps)}
     np.testing.assert_allclose(found, want, **near)
     np.testing.assert_allclose(scaled, 2 * a - 1, **near)
@@ -55,7 +55,7 @@ def scored(x: Array, stop: Array, target: Array, row: Array) -> Any:
 
 
 def inner(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a program and of those in it."""
+    """The equations of a program and of its inner programs."""
     for eqn in jaxpr.eqns:
         yield eqn
         for each in jax.tree.leaves(list(eqn.params.values())):
@@ -73,7 +73,7 @@ SCORES = (H, jax.ShapeDtypeStruct((), I32), jax.ShapeDtypeStruct((64,), I32), RO
 @pytest.mark.parametrize(
     ("function", "inputs", "most"),
     [
-        # For each kernel, how many numbers its text computes, and operations for each.
+        # For each kernel, how many elements its text computes, and operations per element.
         (
             activated,
             (H, jax.ShapeDtypeStruct((4096,), F32), H),
@@ -87,7 +87,7 @@ SCORES = (H, jax.ShapeDtypeStruct((), I32), jax.ShapeDtypeStruct((64,), I32), RO
         (
             scored,
             SCORES,
-            # Two loops, for pieces with and without padding; a branch that few tiles take.
+            # Two loops, over pieces with and without padding; a branch that few tiles take.
             {"sum_kernel": (2 * 8 * 512, 6.4), "gradient_kernel": (2048, 7)},
         ),
     ],
@@ -95,7 +95,7 @@ SCORES = (H, jax.ShapeDtypeStruct((), I32), jax.ShapeDtypeStruct((64,), I32), RO
 def test_kernels_take_few_instructions(
     function: Any, inputs: tuple[Any, ...], most: dict[str, tuple[int, float]]
 ) -> None:
-    """Counts operations on full tiles, as they are traced: each is one instruction or two."""
+    """Counts traced operations on full tiles, each of which is one or two instructions."""
     calls = [
         e for e in inner(jax.make_jaxpr(function)(*inputs).jaxpr) if "grid_mapping" in e.params
     ]

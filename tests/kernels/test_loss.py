@@ -1,4 +1,4 @@
-"""The loss kernels, run operation by operation, against the formula."""
+"""The loss kernels, interpreted op by op, against the formula."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from jaxptd.collectives import varying_axes
 from jaxptd.kernels.loss import FusedLoss
 from jaxptd.mesh import Layout, make_mesh
 
-# Columns of less than one piece; of several trips, the last not full; without and with padding,
-# also where all pieces of the last trip are padding, and where all columns are.
+# Columns for less than one piece; for several iterations, the last not full; without and with
+# padding, including a last iteration of nothing but padding, and columns that are all padding.
 CASES = [
     slow((7, 40), 40, jnp.float32),
     slow((7, 5000), 5000, jnp.float32),
@@ -47,10 +47,10 @@ def test_it_is_the_loss_and_its_gradient(
     maximum_R, sum_R = kernels.max_and_sum(x_RV, end)
     np.testing.assert_array_equal(maximum_R, wide_RV.max(1))
     want_R = np.exp(np.asarray(wide_RV, np.float64) - np.asarray(maximum_R)[:, None]).sum(1)
-    # The logarithm is added to the maximum, and may be as far off as that sum is rounded.
+    # The logarithm is added to the maximum; allow for the rounding of that sum.
     off = float(jnp.finfo(jnp.float32).eps) * (8 + float(jnp.abs(maximum_R).max()))
     np.testing.assert_allclose(np.log(sum_R), np.log(want_R), rtol=0, atol=off)
-    # Hit: the first and last columns; not: padding, another device's, none.
+    # Targets inside: the first and last columns. Outside: padding, another device's, none.
     targets_R = jnp.array([0, stop - 1, 3, stop, -1, 1, shape[1] + 1])
     rows = np.arange(1.0, 8.0, dtype=np.float32)
     d_sum_R, d_target_R = jnp.asarray(rows / 3), jnp.asarray(rows)
@@ -67,7 +67,7 @@ def test_it_is_the_loss_and_its_gradient(
     want = jnp.exp(wide_RV - logsumexp_R[:, None]) * d_sum_R[:, None] - hit * d_target_R[:, None]
     assert grad.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps)
-    # Exponents of up to 100 keep two digits less.
+    # Exponents up to 100 lose two digits.
     atol = max(4 * rounding, 100 * float(jnp.finfo(jnp.float32).eps)) * 7
     np.testing.assert_allclose(grad.astype(jnp.float32), want, rtol=0, atol=atol)
 
@@ -82,7 +82,7 @@ def test_a_device_may_have_padding_only(interpret: bool) -> None:
 
 
 def test_results_vary_as_their_inputs_do() -> None:
-    """Traced, as JAX's interpreter of kernels has no types; logits vary over dp, stop over tp."""
+    """Traces only, as JAX's kernel interpreter has no types; logits vary over dp, stop over tp."""
     mesh = make_mesh(Layout(dp=2, tp=2))
 
     def both_ways(x_RV: Array, row_R: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Norms in one kernel each way, run operation by operation, against the formula."""
+"""Norms in one kernel per direction, interpreted op by op, against the formula."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from jaxptd.kernels.norm import FusedNorm
 from jaxptd.mesh import Layout, make_mesh
 
 EPS = 1e-5
-# Rows of less than one tile; of several tiles, numbers that are no power of two; of several
-# programs, each with several tiles, the last tile not full.
+# Rows for less than one tile; for several tiles, with sizes that are not powers of two; for
+# several programs, each with several tiles, the last tile not full.
 CASES = [
     slow((3, 5, 24), True, True, jnp.float32),
     slow((2, 7, 1600), False, True, jnp.float32),
@@ -38,7 +38,7 @@ def plain(x: Array, w: Array, b: Array | None, *, centred: bool) -> Array:
 
 
 def drawn(shape: tuple[int, ...], dtype: Any, *, centred: bool) -> tuple[list, list]:
-    """x, w and b; gradients of x beside and of y."""
+    """x, w and b; the gradients of x as passed along the residual stream, and of y."""
     draw = np.random.default_rng(0).standard_normal
     w, b = 1 + 0.1 * draw(shape[-1]), draw(shape[-1]) if centred else None
     found = [[2 * draw(shape) + 1, w, b], [draw(shape), draw(shape)]]
@@ -77,16 +77,16 @@ def test_it_is_the_norm_and_its_gradient(
     rounding = float(jnp.finfo(dtype).eps)
     for a, c in zip(found, want, strict=True):
         wide = np.asarray(c, np.float64)
-        # Sums over all rows are in another order, and in bfloat16 of gradients rounded once.
+        # Sums over all rows run in another order; in bfloat16 they add gradients rounded once.
         np.testing.assert_allclose(a, wide, rtol=0, atol=4 * rounding * np.abs(wide).max())
 
 
 def test_rows_that_a_program_cannot_hold_are_a_limit_of_models() -> None:
-    assert fused.LONGEST == 8192  # with more, ptxas spills registers of an H200
+    assert fused.LONGEST == 8192  # with more, ptxas spills an H200's registers
 
 
 def test_gradients_of_weights_are_sums_over_devices_in_their_type() -> None:
-    """Traced, as JAX's interpreter of kernels has no types; x varies over dp and tp, w does not."""
+    """Traces only, as JAX's kernel interpreter has no types; x varies over dp and tp, not w."""
     mesh, norm = make_mesh(Layout(dp=2, tp=2)), FusedNorm(EPS, True, beside=True)
 
     def both_ways(x: Array, w: Array, b: Array) -> tuple[Array, ...]:

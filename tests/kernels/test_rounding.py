@@ -1,4 +1,4 @@
-"""Blocks in 8 bits: each element is the next number of the format, under any power of two."""
+"""8-bit blocks: each element rounds to the nearest number, under any power of two."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ rounded = jax.jit(in_blocks, static_argnums=1)
 
 
 def drawn(*shape: int) -> np.ndarray:
-    """Elements of all sizes that e4m3 has under one scale: 2**-13 to 1."""
+    """Elements of every magnitude that e4m3 represents under one scale: 2**-13 to 1."""
     rng = np.random.default_rng(0)
     return rng.choice([-1, 1], shape) * 2.0 ** rng.uniform(-13, 0, shape)
 
@@ -37,7 +37,7 @@ def test_every_element_is_rounded_to_the_next_number(rows: int, shape: tuple[int
 
 @pytest.mark.parametrize("rows", [1, 128])
 def test_parts_of_whole_blocks_are_those_of_the_whole(rows: int) -> None:
-    """As tensor parallelism cuts a matrix."""
+    """Shards rounded separately, as with tensor parallelism, equal the whole matrix rounded."""
     x = jnp.asarray(drawn(256, 512) * 2.0 ** (np.arange(512) // 64), jnp.float32)
     whole, parts = rounded(x, rows), [rounded(part, rows) for part in jnp.split(x, 2, 1)]
     for each, joined in zip(whole, zip(*parts, strict=True), strict=True):
@@ -45,7 +45,7 @@ def test_parts_of_whole_blocks_are_those_of_the_whole(rows: int) -> None:
 
 
 def test_parts_of_other_blocks_have_the_same_values() -> None:
-    """Down to 2**-14 of a block's largest element."""
+    """Holds down to 2**-14 of a block's largest element."""
     x = jnp.asarray(drawn(8, 300), jnp.float32)
     parts = [rounded(part, 1).values(1) for part in jnp.split(x, 3, 1)]
     np.testing.assert_array_equal(np.concatenate(parts, 1), rounded(x, 1).values(1))

@@ -1,4 +1,4 @@
-"""The cases of attention, see `cases.py`."""
+"""Cases of attention, see `cases.py`."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ CROSS = CrossAttentionShape.of(MODEL, source=S, causal=False)
 
 
 def self_attention(model):
-    """Makes the self-attention of a model."""
+    """Makes a model's self-attention."""
 
     def make(tensor_parallel, rngs):
         shape = AttentionShape.of(model)
@@ -130,7 +130,7 @@ ATTENTION = [
         Case(
             f"attention in groups, dropout {rate}",
             self_attention(dataclasses.replace(QWEN, dropout=rate)),
-            # Of seed 0 the gradient of k_norm nearly cancels: float32 rounds it by more.
+            # With seed 0 k_norm's gradient nearly cancels, and float32 rounds it by more.
             (array(B, T, D, seed=2), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,

@@ -1,4 +1,4 @@
-"""The cases of the layers' contract: see `contract.py`."""
+"""Cases of the layers' contract, see `contract.py`."""
 
 import jax.numpy as jnp
 from contract import Case, between_spec, residual_spec, token_spec

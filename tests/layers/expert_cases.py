@@ -1,4 +1,4 @@
-"""The cases of experts, whose layouts have an axis of their own, see `cases.py`."""
+"""Cases of experts, whose layouts have an additional axis, see `cases.py`."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from jaxptd.params import normal
 from jaxptd.parts.moe import MoEShape
 from tests.layers.inputs import POSITIONS, QWEN, SAMPLES, array
 
-COUNTED = T - 3  # positions of the sequence; the rest pads it
+COUNTED = T - 3  # length of the sequence; the rest is padding
 SOFTMAX = Experts(4, 2, 12, router_bias=True, balance_loss=1.0, z_loss=1.0, chunk=0.5)
 SIGMOID = Experts(
     num_experts=8,
@@ -39,7 +39,7 @@ def with_experts(moe: Experts, **fields: object) -> ModelConfig:
 
 
 def run_experts(layer, x, samples, positions):
-    """The output, and beside it what each token adds to the loss."""
+    """The output, and the terms that each token adds to the loss."""
     counted = positions < COUNTED
     y, said = layer(x, TokenInfo(samples, positions, None, counted_T=counted), 0)
     return jnp.concatenate([y, said.terms_BTQ.astype(y.dtype)], -1)

@@ -1,4 +1,4 @@
-"""Models and inputs of the cases of the layers' contract."""
+"""Models and inputs for the cases of the layers' contract."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Activations: their formulas and derivatives, and that every one trains on a mesh."""
+"""Activations: their formulas and derivatives, and training with each of them on a mesh."""
 
 import math
 
@@ -42,6 +42,6 @@ def test_values_and_derivatives_are_the_formulas(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), by_turns(list(ACTIVATIONS), ["bfloat16", "float32"]))
 def test_every_activation_has_a_backward_on_a_mesh(name: str, dtype: str) -> None:
-    """Under `check_vma`, which some derivatives of JAX's functions do not pass."""
+    """Runs with `check_vma`, which some derivatives of JAX's functions fail."""
     _, metrics = traced(tiny.program(Layout(tp=2), activation=name, dtype=dtype)).out_info
     assert (metrics["loss"].shape, metrics["loss"].dtype) == ((), jnp.float32)

@@ -1,4 +1,4 @@
-"""The attention kernel that a device runs, and the reasons why cuDNN's cannot be used."""
+"""The attention kernel that a device runs, and the reasons not to use cuDNN's."""
 
 from types import SimpleNamespace
 

@@ -56,8 +56,8 @@ ON_GRIDS = [
     BY_NAME["attention in groups, all heads normalised"],
     *CORE,
 ]
-# Where a layer is held by default: once with one axis of tensor parallelism and once on a grid.
-# Cases that differ in options take turns; attention has its turns on grids below.
+# The layouts of the default tests: one axis of tensor parallelism, and one grid, for every layer.
+# Cases that differ only in options alternate; those of attention on grids are below.
 ONE_AXIS, RING_STEPS, CONTEXT = LAYOUTS[8], LAYOUTS[6], LAYOUTS[5]
 PADDED = GRIDS[3]
 DEFAULT = {
@@ -118,7 +118,7 @@ def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout
     ids=str,
 )
 def test_experts_are_those_of_one_device(case: Case, layout: Layout) -> None:
-    """Losses of routers are on; the last positions only pad the sequence."""
+    """Router losses are on; the last positions only pad the sequence."""
     with jax.enable_x64(True):
         hold(case, layout, dtype="float64")
 

@@ -67,14 +67,14 @@ def weighted_values(q, k, v, *, scale, seen, bias=0.0):
 
 
 def biased_attention(x, p):
-    """Number T - 1 of the table is of a token itself, the next of the token after it."""
+    """Entry T - 1 of the table is a token's bias for itself, the next for the token after it."""
     place = np.arange(x.shape[1])
     bias = np.moveaxis(p["table"][place - place[:, None] + len(place) - 1], -1, 0)
     return attention(x, p, "attention.", seen=np.ones_like, bias=bias)
 
 
 def cross_attention(x, source, segments, p):
-    """Attends to all tokens of the source but padding; to nothing where there are none."""
+    """Attends to all source tokens except padding; to nothing if the source is all padding."""
     q = np.einsum("BTD,DNH->BTNH", x, p["q.w"]) + p["q.b"]
     k, v = np.einsum("BSD,DcKH->cBSKH", source, p["kv.w"]) + p["kv.b"][:, None, None]
     known = (segments >= 0)[:, None, None]
@@ -83,7 +83,7 @@ def cross_attention(x, source, segments, p):
 
 
 def turned(x, theta):
-    """Pairs of numbers as complex ones, turned by position times theta**(-2i/H)."""
+    """Rotates pairs, as complex numbers, by position times theta**(-2i/H)."""
     pairs = x[..., ::2] + 1j * x[..., 1::2]
     angles = np.arange(x.shape[1])[:, None] * theta ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     pairs = pairs * np.exp(1j * angles)[:, None]
@@ -157,7 +157,7 @@ FORMULAS = {
 }
 
 
-# A block has these inside, or ones that differ in an option.
+# A block contains these, or variants that differ in an option.
 PARTS = {
     "column",
     "column, gathered, no bias",
@@ -179,7 +179,7 @@ def test_every_layer_is_its_formula(name: str) -> None:
     np.testing.assert_allclose(found.output, want, rtol=1e-10, atol=1e-12)
 
 
-STEP = 1e-6  # of a central difference: its error is STEP**2 times a third derivative
+STEP = 1e-6  # central difference: its error is STEP**2 times a third derivative
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Dropout: the right fraction, the same mask on any device, other masks at other sites."""
+"""Dropout: the right fraction, the same mask on any device, different masks at every site."""
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ CROSS = {DropoutSite.CROSS_ATTENTION, DropoutSite.CROSS_ATTENTION_OUTPUT}
     ids=["t5", "swin-unet"],
 )
 def test_a_model_draws_at_every_site(choice: dict, others: set, monkeypatch) -> None:
-    """Two places that share a site would share a mask. One model drops no paths, one no sources."""
+    """Places that share a site would share a mask. T5 drops no paths, Swin-UNet no sources."""
     at, drawn = TokenInfo.at, set()
 
     def noted(token_info: TokenInfo, layer: jax.Array | int, site: DropoutSite) -> TokenInfo:

@@ -1,4 +1,4 @@
-"""The kinds of tensor parallelism: which one a layout gets, and that each is abstract or final."""
+"""Kinds of tensor parallelism: which one a layout gets, and that each is abstract or final."""
 
 import dataclasses
 

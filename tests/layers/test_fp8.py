@@ -1,4 +1,4 @@
-"""8-bit matmuls: rounded as the formats say, the same on every layout, no communication."""
+"""8-bit matmuls: correctly rounded, the same on every layout, no extra communication."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ LAYOUTS = [
         for layout in (PIPELINE, Layout(dp=4), tiny.CONTEXT_PARALLEL, Layout(pp=2, cp=2, tp=2))
     ),
 ]
-# Half the relative distance of neighbouring numbers, with mantissas of 3 and 2 bits.
+# Half the relative distance between neighbours, with mantissas of 3 and 2 bits.
 ROUNDING = {FORWARD: 2.0**-4, BACKWARD: 2.0**-3}
 rounded = jax.jit(quantised, static_argnums=1)
 FORMATS = pytest.mark.parametrize("dtype", [FORWARD, BACKWARD], ids=["e4m3", "e5m2"])
@@ -65,7 +65,7 @@ def test_every_element_is_rounded_to_the_next_number_of_the_format(dtype, size):
 
 @FORMATS
 def test_a_part_is_rounded_as_the_whole_is(dtype):
-    """Hence no device needs to know the largest element of another."""
+    """Devices therefore need not know each other's largest element."""
     x = normal((256, 16)) * 2.0 ** jnp.linspace(-6, 3, 256)[:, None]
     x = jnp.where(jnp.abs(x) < 2.0**-9, 0, x)
     blocks = [rounded(block, dtype) for block in jnp.split(x, 8)]
@@ -93,7 +93,7 @@ def test_nothing_but_zeros_is_zero():
 
 @pytest.mark.parametrize("dtype", [slow(jnp.float32), jnp.bfloat16, slow(jnp.float16)], ids=str)
 def test_value_and_gradients_are_as_near_as_the_formats_allow(dtype):
-    """The typical rounding error is 0.4 of the largest; the squares of two independent ones add."""
+    """The typical rounding error is 0.4 of the largest; two independent ones add in quadrature."""
     x, w = normal((16, 8, 4, 16)).astype(dtype), 0.02 * normal((4, 16, 5, 12), 1)
     dy = normal((16, 8, 5, 12), 2).astype(dtype)
     (y, dx, dw), (want, want_dx, want_dw) = (both_ways(f, x, w, dy) for f in FUNCTIONS)
@@ -141,7 +141,7 @@ def worst(found: dict, expected: dict) -> float:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_layout_computes_what_one_device_does(layout):
-    """Equal in float32, except for rare elements that float32's rounding moves to a neighbour."""
+    """Results agree in float32, except where its rounding moves an element to a neighbour."""
     assert worst(gradients(program(layout)), gradients(program(Layout()))) < 1e-3
 
 
@@ -187,7 +187,7 @@ def test_encoders_too(family, layout):
     ids=str,
 )
 def test_experts_too(layout, layers):
-    """In several chunks of rows, which other layouts divide elsewhere."""
+    """Uses several chunks of rows, which other layouts split at other places."""
     choice = tiny.MOE | {"moe.chunk": 0.5, "num_layers": layers}
     want = gradients(program(Layout(), **choice))
     native = gradients(program(Layout(), products="native", **choice))
@@ -221,7 +221,7 @@ def test_products_of_a_block_with_their_gradients_and_no_others_are_in_8_bits(ch
     kinds = list(of.values())
     assert kinds.count("float8_e4m3fn" * 2) == products
     assert kinds.count("float8_e4m3fnfloat8_e5m2") == 2 * products
-    assert kinds.count("bfloat16" * 2) > 3  # those of the output layer, and attention's
+    assert kinds.count("bfloat16" * 2) > 3  # output layer and attention
     assert {e.outvars[0].aval.dtype for e in dots if "float8" in of[id(e)]} == {
         jnp.dtype("bfloat16")
     }
@@ -233,7 +233,7 @@ def test_all_products_of_experts_are_in_8_bits():
     made_by = {id(made): e for e in every for made in e.outvars}
     of_rows = [e for e in every if e.primitive.name.startswith("ragged_dot")]
     formats = [format_of(v, made_by) for e in of_rows for v in e.invars[:2]]
-    assert len(of_rows) >= 2 + 1 + 4  # of forward, again in backward, and gradients
+    assert len(of_rows) >= 2 + 1 + 4  # forward, again in backward, gradients
     assert set(formats) == {"float8_e4m3fn"}
 
 
@@ -294,10 +294,10 @@ def test_evaluation_has_the_same_precision():
 
 @pytest.mark.slow
 def test_parts_that_come_in_bfloat16_are_rounded_as_whole_ones():
-    """ZeRO gathers weights in the model's precision, the one in which products read them.
+    """ZeRO gathers weights in the model's precision, in which matmuls read them.
 
-    ZeRO's last micro-batch is another program, in which XLA would leave out other roundings to
-    bfloat16 between operations; here it leaves out none.
+    ZeRO's last micro-batch is a separate program, in which XLA would skip other roundings to
+    bfloat16 between operations; here it skips none.
     """
     found = []
     for layout in (Layout(dp=2), Layout(dp=2, zero=1)):

@@ -1,4 +1,4 @@
-"""Attention token by token, with keys and values made before, is attention to whole sequences."""
+"""Attention token by token, with cached keys and values, equals attention to whole sequences."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ LAYOUTS = [
 
 
 def token_by_token(case: Case, layout: Layout) -> np.ndarray:
-    """The layer's output where its source was encoded before the first token."""
+    """The layer's output, with its source encoded before the first token."""
     tensor_parallel = for_decoding(layout)
     blueprint = Blueprint(lambda key: case.make(tensor_parallel, nnx.Rngs(key)))
     x, samples, positions, _, source, segments = case.inputs

@@ -14,7 +14,7 @@ from jaxptd.layers.megatron import TensorParallel1D
 from jaxptd.layers.tensor_parallel import PackedWeight, block_along
 from jaxptd.mesh import Axis, Layout, make_mesh
 
-B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all sharded dims split; tokens do not
+B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all sharded dims divide; tokens do not
 X, TURNED = P(None, None, Axis.COL), P(None, None, Axis.ROW)
 LAYOUTS = [
     Layout(row=2, col=2),
@@ -95,7 +95,7 @@ def test_rows_of_both_tables(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]], ids=str)
 def test_heads_are_whole_for_attention_and_cut_again_after_it(layout: Layout) -> None:
-    """With slices of every head, H is joined without padding; else heads stay sharded."""
+    """Joins H without its padding where devices hold slices of heads; else heads stay sharded."""
     tensor_parallel = form_of(layout)
     blocks = layout.attention2d == "blocks"
     padded = tensor_parallel.padded(H) if blocks else H

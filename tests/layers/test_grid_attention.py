@@ -20,7 +20,7 @@ from jaxptd.mesh import Axis, Layout, make_mesh
 from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
 from tests.attention.test_xla import shapes
 
-B, T, N, H = 2, 8, 3, 5  # neither heads nor their size split over any grid
+B, T, N, H = 2, 8, 3, 5  # neither heads nor their size divide over any grid
 TENSOR = P(Axis.DP, (Axis.CP, Axis.ROW), None, Axis.COL)  # q[B/dp, T/(cp*row), N, H/col]
 
 
@@ -56,7 +56,7 @@ class Case:
         return Ring((Axis.CP,), self.layout.ring)
 
     def order(self, length: int) -> np.ndarray:
-        """Positions in the order in which the devices along cp hold them."""
+        """Positions in the order of the devices along cp."""
         return self.ring.order(length, self.layout.cp)
 
     def inputs(self) -> list[np.ndarray]:
@@ -66,7 +66,7 @@ class Case:
         return [size * draw((B, n, N, H)) for size, n in zip(sizes, lengths, strict=True)]
 
     def padded_inputs(self, dtype: str) -> list[Array]:
-        """The inputs as devices hold them, with H padded with zeros to a size that splits."""
+        """The inputs in the devices' order, with H zero-padded to a size that divides."""
         more = -H % panels(self.layout.row, self.layout.col, self.layout.matmul2d_slices)
         pad = [(0, 0)] * 3 + [(0, more)]
         held = (x[:, self.order(x.shape[1])] for x in self.inputs())
@@ -114,7 +114,7 @@ class Case:
 
 
 def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
-    """Results of the grid, and of plain attention."""
+    """Results of the grid and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
         inputs = case.padded_inputs(dtype)
         found = jax.jit(case.both_ways())(case.tokens(), *inputs)
@@ -183,7 +183,7 @@ def test_in_float32_too(case: Case) -> None:
 
 @pytest.mark.parametrize("size", [slow(1.0), 3.0])
 def test_bfloat16_rounds_probabilities_and_not_scores(size: float) -> None:
-    """Scores, of any size, and softmax are in float32, so the output is exact to its precision."""
+    """Scores of any size and softmax use float32, so the output is exact to its precision."""
     found, want = run(case(2, 4, size=size), "bfloat16")
     assert difference(found[0][..., :H], want.o) <= 2**-8
     for x, y in zip(found[1:4], (want.dq, want.dk, want.dv), strict=True):

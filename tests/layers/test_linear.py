@@ -10,7 +10,7 @@ from jaxptd.layers.tensor_parallel import add_bias
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=str)
 def test_the_gradient_of_a_bias_is_summed_in_its_own_precision(dtype):
-    """Sums 2**15 tokens: in bfloat16 the sum would be a quarter of the right one."""
+    """Sums 2**15 tokens; a bfloat16 sum would reach only a quarter of that."""
     x, b = jnp.zeros((64, 512, 4), dtype), jnp.full(4, 1 / 3, jnp.float32)
     y, vjp = jax.vjp(add_bias, x, b)
     dx, db = jax.jit(vjp)(jnp.ones_like(y))
@@ -21,7 +21,7 @@ def test_the_gradient_of_a_bias_is_summed_in_its_own_precision(dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
 def test_a_bias_is_added_in_the_precision_of_activations(dtype):
-    """As PyTorch's autocast does: one rounding of b, one of the sum; gradients pass as they are."""
+    """Rounds b once and the sum once, like PyTorch's autocast; gradients pass unchanged."""
     rng = np.random.default_rng(0)
     x, b = jnp.asarray(rng.standard_normal((2, 8, 3, 4)), dtype), jnp.asarray(rng.random((3, 4)))
     y, vjp = jax.vjp(add_bias, x, b.astype(jnp.float32))

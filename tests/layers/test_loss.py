@@ -18,7 +18,7 @@ B, T = 2, 3
 
 
 def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, squares: float = 0):
-    """Loss of each token, and the gradient of the weighted sum; see `run`."""
+    """Each token's loss and the gradient of the weighted sum; see `run`."""
     wide = logits.astype(np.float64)
     top = wide.max(-1, keepdims=True)
     sums = np.exp(wide - top).sum(-1, keepdims=True)
@@ -45,9 +45,9 @@ def run(
     squares: float = 0,
     traced: bool = False,
 ):
-    """Losses, and the gradient of their weighted sum with `squares` times the squared logsumexp.
+    """Losses, and the gradient of their weighted sum plus `squares` times the squared logsumexp.
 
-    traced: only the jaxpr.
+    traced: return only the jaxpr.
     """
     tensor_parallel, (spec, token_spec) = make_tensor_parallel(layout), specs(layout)
 
@@ -92,7 +92,7 @@ def test_value_and_gradient_are_the_dense_ones(
 ) -> None:
     rng = np.random.default_rng(0)
     logits = 20 * rng.standard_normal((B, T, padded)).astype(np.float32)
-    logits[..., vocab_size:] = 1e4  # padding that would win every softmax if it took part
+    logits[..., vocab_size:] = 1e4  # padding that would win every softmax if included
     targets = rng.integers(0, vocab_size, (B, T)).astype(np.int32)
     weights = rng.standard_normal((B, T)).astype(np.float32)
     for squares in (0, 1e-3):
@@ -116,7 +116,7 @@ def test_capped_logits_and_their_gradient() -> None:
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), slow(Layout(row=1, col=4))], ids=str)
 def test_a_target_that_is_no_token_gives_the_logsumexp(layout: Layout) -> None:
-    """Targets below 0, in the padding and beyond it; the gradient is the softmax."""
+    """Targets are below 0, in the padding and beyond it; the gradient is the softmax."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((B, T, 16)).astype(np.float32)
     targets = np.array([[-1, 13, 15], [-100, 16, 99]], np.int32)
@@ -182,7 +182,7 @@ def test_an_odd_number_of_tokens() -> None:
 
 
 def test_a_loop_writes_the_gradient_over_the_logits() -> None:
-    """In two iterations, since XLA removes a loop of one."""
+    """Uses two iterations, since XLA removes a loop of one."""
     logits, targets = np.zeros((B, T, 8), np.float32), np.zeros((B, T), np.int32)
     step = partial(run, layout=Layout(), vocab_size=8, traced=True)
     made = list(equations(step(logits, targets, np.ones((B, T), np.float32))))

@@ -1,4 +1,4 @@
-"""Experts against loops over tokens and experts, with choices as uneven as possible."""
+"""Experts against plain loops over tokens and experts, with extremely uneven choices."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -28,22 +28,22 @@ from jaxptd.mesh import SAMPLE_AXES, Layout, make_mesh
 from jaxptd.params import Blueprint, normal, shardings
 from jaxptd.parts.moe import MoEShape
 
-TOLERANCE = 1e-12  # of the norm of what is expected
+TOLERANCE = 1e-12  # relative to the expected norm
 Arrays = dict[str, np.ndarray]
 
 
 def options(moe: Known | None = None) -> Options:
-    """A layer with gates, as the reference knows it."""
+    """The reference's options for a gated layer."""
     return Options(1, 0, 2, "rmsnorm", 1e-5, "silu", gated=True, moe=moe)
 
 
 def far(found: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference, by that of what is expected where it is not zero."""
+    """Norm of the difference, divided by the expected norm where that is not zero."""
     return float(np.linalg.norm(found - expected) / (np.linalg.norm(expected) or 1))
 
 
 def hold(found: Arrays, expected: Arrays) -> None:
-    """Asserts that all are equal, and zero where they should be: there is no rounding in that."""
+    """Asserts that all are equal, and exactly zero where expected: no rounding happens there."""
     assert found.keys() == expected.keys()
     off = {name: far(found[name], want) for name, want in expected.items()}
     assert {name: error for name, error in off.items() if not error <= TOLERANCE} == {}
@@ -56,7 +56,7 @@ def hold(found: Arrays, expected: Arrays) -> None:
 
 
 def test_rows_after_the_last_group_reach_nothing() -> None:
-    """Not even where they are NaN, in x and in the gradient that comes in."""
+    """Fills those rows with NaN, both in x and in the incoming gradient."""
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(shape) for shape in ((9, 4), (3, 4, 5), (9, 5)))
     x[6:] = dy[6:] = np.nan
@@ -75,9 +75,9 @@ def test_rows_after_the_last_group_reach_nothing() -> None:
     np.testing.assert_allclose(dw, [x[:4].T @ dy[:4], empty, x[4:6].T @ dy[4:6]])
 
 
-# ---- the sums of a device, of given choices ------------------------------------------------------
+# ---- a device's sums, with given choices ---------------------------------------------------------
 
-E, D, F = 4, 6, 5  # experts of the device, which are not all
+E, D, F = 4, 6, 5  # E: experts on this device, only some of all
 
 
 def sums_by_loops(given: Arrays, expert_nK: np.ndarray) -> Arrays:
@@ -93,13 +93,13 @@ def sums_by_loops(given: Arrays, expert_nK: np.ndarray) -> Arrays:
                 y = y + mlp(x, Part(layer, "", e), options())[0, 0] * values["weight"][token, k]
         sums.append(y)
     y = stacked(sums, (len(sums),))
-    loss = (y * np.nan_to_num(given["dy"])).sum()  # of a token of no expert it does not matter
+    loss = (y * np.nan_to_num(given["dy"])).sum()  # tokens without an expert do not matter
     return {"y": y.x} | {f"d_{name}": g for name, g in gradients(loss, values).items()}
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def device_sums(rows: int, given: Mapping[str, Any], expert_nK: Any) -> dict[str, Any]:
-    """The same by the layer. rows: of a chunk."""
+    """Computes the same with the layer. rows: rows of a chunk."""
     experts = Experts(ACTIVATIONS["silu"], True, rows, expert_nK.size)
     names = ("x", "weight", "up.w", "down.w")
 
@@ -111,7 +111,7 @@ def device_sums(rows: int, given: Mapping[str, Any], expert_nK: Any) -> dict[str
     return {"y": y} | {f"d_{name}": g for name, g in found}
 
 
-OTHERS = np.array([[-3, 7]])  # experts of other devices
+OTHERS = np.array([[-3, 7]])  # experts on other devices
 CHOICES = {
     "of_all_devices": np.array([[0, 2], [5, 1], [3, -1], [-2, 4], [1, 0], [2, 6], [0, 3], [1, 2]]),
     "of_one_expert": np.array([[1, 6]] * 8),
@@ -130,7 +130,7 @@ def test_sums_are_those_of_loops(choices: str, trips: str) -> None:
     shapes |= {"up.w": (E, D, 2, F), "down.w": (E, F, D)}
     given = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     others = ((expert_nK < 0) | (expert_nK >= E)).all(1)
-    given["x"][others] = given["dy"][others] = np.nan  # of tokens of other devices
+    given["x"][others] = given["dy"][others] = np.nan  # tokens of other devices
     rows = expert_nK.size if trips == "one_chunk" else min(3, expert_nK.size - 1)
     with jax.enable_x64(True):
         found = device_sums(rows, given, expert_nK)
@@ -139,7 +139,7 @@ def test_sums_are_those_of_loops(choices: str, trips: str) -> None:
 
 @pytest.mark.parametrize("precision", ["native", "fp8"])
 def test_our_kernels_make_the_same_sums(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in chunks of which the last has rows of no expert, whose kernels write what is there."""
+    """Uses chunks, the last with rows of no expert, for which kernels write arbitrary values."""
     for name in ("TILE", "TILE_FP8"):
         monkeypatch.setattr(grouped, name, GroupTile(16, 16, 16, interpret=True))
     expert_nK, rng = CHOICES["of_all_devices"], np.random.default_rng(3)
@@ -161,7 +161,7 @@ def test_our_kernels_make_the_same_sums(precision: Any, monkeypatch: pytest.Monk
 
 ONE, EIGHT = Layout(), Layout(ep=4, tp=2, sequence_parallel=True)
 RING = Layout(ep=2, tp=2, sequence_parallel=True, collective_matmul=True)
-SHAPE = (4, 2, D)  # of x: a token on each of eight devices
+SHAPE = (4, 2, D)  # of x: one token per device on eight
 ROUTER, EXPERTS = MoEConfig(8, 2, 4, router_bias=True, balance_loss=1.0, z_loss=1.0), 8
 PLAIN, CHUNKS = 4.0, 0.3  # `model.moe.chunk`: one chunk holds the worst case, or few rows
 
@@ -187,7 +187,7 @@ def layer_of(layout: Layout, chunk: float) -> Blueprint:
 
 @functools.cache
 def program(layout: Layout, chunk: float) -> Callable[[Arrays, Arrays], Arrays]:
-    """(parameters, x and gradients of the results) -> results and gradients, by the layer."""
+    """(parameters, x and gradients of the results) -> results and gradients, from the layer."""
     blueprint, mesh = layer_of(layout, chunk), make_mesh(layout)
     tokens = P(SAMPLE_AXES, make_tensor_parallel(layout).axes.tokens or None)
     samples, positions = np.arange(SHAPE[0]), np.arange(SHAPE[1])
@@ -220,7 +220,7 @@ def program(layout: Layout, chunk: float) -> Callable[[Arrays, Arrays], Arrays]:
 
 
 def layer_by_loops(params: Arrays, given: Arrays) -> Arrays:
-    """The same by the reference; in place of the gradient of the bias that chooses, its counts."""
+    """Computes the same with the reference; counts replace the choosing bias's gradient."""
     values = {name: Value(x) for name, x in params.items()} | {"x": Value(given["x"])}
     layer = {name: value[None] for name, value in values.items()}  # a stack of one
     routers = Routers(options(Known(balance_loss=1.0, z_loss=1.0)))
@@ -233,17 +233,17 @@ def layer_by_loops(params: Arrays, given: Arrays) -> Arrays:
     return {"y": y.x, "terms": np.stack([term.x for term in routers.terms], -1)} | found
 
 
-BIASES = {  # of the router's logits and of its choices, and the loads that they make
+BIASES = {  # biases of the router's logits and of its choices, and the resulting loads
     "any": ({}, {}, lambda loads: 1 < np.count_nonzero(loads) < EXPERTS and loads.max() < 8),
     "one_expert": ({}, {5: 9}, lambda loads: loads[5] == 8),
-    "one_device": ({}, {0: 9, 1: 9}, lambda loads: (loads[:2] == 8).all()),  # of the first of four
+    "one_device": ({}, {0: 9, 1: 9}, lambda loads: (loads[:2] == 8).all()),  # device 0 of 4
     "without_an_expert": ({}, {3: -9, 4: 1}, lambda loads: loads[3] == 0),
     "ties": ({1: 1, 2: 1, 4: 1, 7: 1}, {}, lambda loads: (loads[1:3] == 8).all()),  # the first two
 }
 
 
 def steered(choices: str, params: Arrays) -> Arrays:
-    """Parameters with which the router chooses so."""
+    """Parameters with which the router makes these choices."""
     of_logits, of_choices, _ = BIASES[choices]
     moved = {name: p.copy() for name, p in params.items()}
     if choices == "ties":  # no logit depends on x
@@ -285,7 +285,7 @@ ROUTERS = (
     {"score": "softmax", "router_bias": True},
     {"score": "sigmoid", **GROUPS},
     {"score": "softmax", **GROUPS, "group_score": "best"},
-    {"score": "sigmoid", "num_groups": 8, "top_groups": 3, "top_k": 3},  # of one expert
+    {"score": "sigmoid", "num_groups": 8, "top_groups": 3, "top_k": 3},  # one expert
     {"score": "softmax", "num_groups": 2, "top_groups": 1, "top_k": 4},
     {"score": "sigmoid", "top_k": 8},
 )
@@ -293,7 +293,7 @@ ROUTERS = (
 
 @pytest.mark.parametrize("fields", ROUTERS, ids=str)
 def test_choices_and_margins_are_those_of_loops(fields: dict[str, Any]) -> None:
-    """Ties among them: a third of the tokens are zero, and experts and groups have equal biases."""
+    """Includes ties: a third of the tokens are zero; experts and groups share biases."""
     moe, rng = MoEConfig(**{"num_experts": EXPERTS, "top_k": 2, **fields}), np.random.default_rng(4)
     model = ModelConfig(family="mixtral", hidden_size=D, num_heads=1, moe=moe)
     x_BTD = rng.standard_normal((3, 12, D))

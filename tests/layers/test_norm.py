@@ -1,4 +1,4 @@
-"""The statistics of a norm, in one pass over numbers that are far from zero or from each other."""
+"""A norm's statistics in one pass over values far from zero or from each other."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ def unit(number: int) -> np.ndarray:
 
 
 def moments(x_BTD: np.ndarray) -> list[np.ndarray]:
-    """Mean and variance in float32, as a norm on one device has them."""
+    """Mean and variance in float32, as a norm on one device computes them."""
     options, tensor_parallel = ModelConfig().block, make_tensor_parallel(Layout())
     norm = Norm(SIZE, options=options, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(0))
     both = norm.over.mean_and_variance(jnp.asarray(x_BTD), jnp.float32)
@@ -38,7 +38,7 @@ def moments(x_BTD: np.ndarray) -> list[np.ndarray]:
     ids=["around 0", "far from 0", "last beyond", "first beyond", "both beyond"],
 )
 def test_variances_lose_few_digits(x_BTD: np.ndarray, roundings: int) -> None:
-    """The numbers are those that float32 has, so their own rounding does not count."""
+    """Inputs are rounded to float32 first, so that rounding does not count."""
     x_BTD = x_BTD.astype(np.float32).astype(np.float64)
     mean_BT1, variance_BT1 = moments(x_BTD)
     largest = np.abs(x_BTD).max()
@@ -51,5 +51,5 @@ def test_variances_lose_few_digits(x_BTD: np.ndarray, roundings: int) -> None:
 
 def test_equal_numbers_have_no_variance() -> None:
     mean_BT1, variance_BT1 = moments(np.full((1, 1, SIZE), 12345.678))
-    assert abs(variance_BT1.item()) < (2 * ROUNDING * 12345.678) ** 2  # by the mean's rounding
+    assert abs(variance_BT1.item()) < (2 * ROUNDING * 12345.678) ** 2  # the mean's rounding
     assert mean_BT1.item() == pytest.approx(12345.678, rel=2 * ROUNDING)

@@ -1,4 +1,4 @@
-"""Panels of each step, against the table of algorithms; reducing is the transpose of fetching."""
+"""The panels of each step against a table; reducing is the transpose of fetching."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from jaxptd.matmul.grid import Grid, PanelMove, panel_moves
 from jaxptd.matmul.padding import padded, panels
 from jaxptd.mesh import Axis, Layout, make_mesh
 
-WIDTH = 2  # of a panel
-# (rows, columns, how they multiply, panel at step t on device (i, j)).
+WIDTH = 2  # of one panel
+# (rows, columns, algorithm, panel at step t on device (i, j)).
 ORDERS = [
     (2, 2, Grid("fox"), lambda i, j, t: (i + t) % 2),
     (2, 2, Grid("cannon"), lambda i, j, t: (i + j + t) % 2),
@@ -46,13 +46,13 @@ def each_step(move: PanelMove, x: Array, dim: int) -> list[Array]:
 
 
 def numbered(rows: int, cols: int, dim: int) -> np.ndarray:
-    """A matrix whose entries along `dim` are the numbers of its columns (or rows)."""
+    """A matrix filled with the indices of its columns (dim 1) or rows (dim 0)."""
     size = panels(rows, cols, 6) * WIDTH
     return np.broadcast_to(np.arange(size) if dim else np.arange(size)[:, None], (size, size))
 
 
 def arriving(rows: int, cols: int, grid: Grid, dim: int, first: int = 0) -> np.ndarray:
-    """Numbers along K `[rows, cols, step, k]` that arrive at each device."""
+    """Indices along K `[rows, cols, step, k]` that arrive at each device."""
 
     def body(x: Array) -> Array:
         along = panel_moves(grid, first=first)[1 - dim]
@@ -71,7 +71,7 @@ def test_the_panel_of_each_step_is_the_tables(rows, cols, grid, order, first: in
     width = found[0].shape[-1]
     for i, j, t in np.ndindex(rows, cols, count):
         k = order(i, j, t + (first if grid.algorithm != "summa" else 0))
-        for numbers in found:  # of A along the row, of B along the column: the same
+        for numbers in found:  # A along the row and B along the column: the same
             np.testing.assert_array_equal(numbers[i, j, t], k * width + np.arange(width))
 
 
@@ -88,13 +88,13 @@ def test_a_slice_has_the_same_k_of_both_matrices_on_every_device(rows, cols, gri
     ("rows", "cols", "grid"), [case[:3] for case in [*ORDERS, *GATHER]], ids=NAMES
 )
 def test_to_reduce_is_the_transpose_of_fetching(rows, cols, grid, first: int, dim: int) -> None:
-    """For whole numbers x and y, exactly: <y, fetch x> = <reduce y, x>."""
+    """<y, fetch x> = <reduce y, x>, exactly, since x and y hold integers."""
     size = panels(rows, cols, grid.slices) * WIDTH
     x, y = np.random.default_rng(0).integers(-9, 9, (2, size, size)).astype(np.float32)
 
     def body(x: Array, y: Array) -> Array:
         move, total, fetched = panel_moves(grid, first=first)[1 - dim], None, jnp.zeros(())
-        # one partial sum for each step, as large as the panel, different on every device
+        # one partial sum per step, with a panel's shape, different on every device
         for step, panel in enumerate(each_step(move, x, dim)):
             partial_sum = jnp.resize(y * (step + 1), panel.shape)
             fetched = fetched + jnp.vdot(partial_sum, panel)
@@ -112,13 +112,13 @@ def test_to_reduce_is_the_transpose_of_fetching(rows, cols, grid, first: int, di
         (12, (2, 4, 1), 1, 12),
         (13, (2, 4, 1), 1, 16),
         (13, (2, 2, 3), 1, 18),
-        (30, (2, 2, 4), 64, 30),  # heads, whose units split into slices without more of them
+        (30, (2, 2, 4), 64, 30),  # heads, whose units split into slices as they are
         (30, (4, 2, 1), 64, 32),
         (3, (2, 2, 4), 3, 8),
     ],
 )
 def test_no_more_is_padded_than_must_be(size: int, grid: tuple, each: int, want: int) -> None:
-    """Blocks along either axis are equal, and their units split into panels and slices."""
+    """Blocks along both axes are equal, and their units split into panels and slices."""
     assert padded(size, grid, each) == want
     rows, cols, slices = grid
     assert want % rows == want % cols == want * each % (np.lcm(rows, cols) * slices) == 0

@@ -1,4 +1,4 @@
-"""Products in ring steps against dense ones: values, gradients, messages and residuals."""
+"""Matmuls in ring steps against dense ones: values, gradients, hops and residuals."""
 
 import functools
 from collections.abc import Callable
@@ -27,7 +27,7 @@ B, D, HEADS, SIZE = (
     6,
     3,
     5,
-)  # w is [D, 3 n, SIZE] or its transpose: its sharded dim splits over n
+)  # w is [D, 3 n, SIZE] or its transpose; its sharded dim divides over n
 X, H = P(None, Axis.TP), P(None, None, Axis.TP)
 FORMS: dict[str, tuple[Callable, P, P, P]] = {
     "gather": (gather_product, X, P(None, Axis.TP), H),
@@ -87,7 +87,7 @@ def test_value_and_gradients_are_the_dense_ones(form: str, devices: int, dtype: 
 
 @pytest.mark.parametrize("form", ["gather", slow("scatter")])
 def test_the_precision_is_that_of_x_and_of_dw_that_of_w(form: str) -> None:
-    """bfloat16 has 8 bits; y is rounded once per hop where sums travel, dw once at the end."""
+    """bfloat16 has 8 bits; y is rounded once per hop if sums travel, dw once at the end."""
     x, w, dy = (a.astype(np.float32) for a in inputs(form, 4))
     narrow = [jnp.asarray(a, jnp.bfloat16) for a in (x, dy)]
     y, dx, dw = jax.jit(on_ring(form, 4))(narrow[0], w, narrow[1])
@@ -101,7 +101,7 @@ def test_the_precision_is_that_of_x_and_of_dw_that_of_w(form: str) -> None:
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("form", FORMS)
 def test_three_or_two_rounds_of_hops_and_nothing_else(form: str, devices: int) -> None:
-    """Forward sends one array; backward sums and blocks of x, or blocks of dy."""
+    """Forward sends one array; backward sends sums and blocks of x, or blocks of dy."""
     arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, devices)]
     traced = jax.jit(on_ring(form, devices)).trace(*arrays)
     moved = collectives_of(traced.jaxpr, make_mesh(Layout(tp=devices)))
@@ -112,7 +112,7 @@ def test_three_or_two_rounds_of_hops_and_nothing_else(form: str, devices: int) -
 
 @pytest.mark.parametrize("form", ["gather", slow("scatter")])
 def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
-    """Compares with a mesh of two stages, where CPUs use all-gathers."""
+    """Compares with a mesh of two stages, where CPUs use all-gathers instead."""
     arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, 4)]
     permuted, gathered = (jax.jit(on_ring(form, 4, stages))(*arrays) for stages in (1, 2))
     for a, b in zip(permuted, gathered, strict=True):
@@ -121,7 +121,7 @@ def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_split_backward_leaves_the_weights_products_to_w(form: str) -> None:
-    """Splits backward as zero-bubble schedules do: n products and n - 1 hops in B, as many in W."""
+    """Splits backward as zero-bubble schedules do: n matmuls and n - 1 hops in B, and in W."""
     product, x_spec, w_spec, y_spec = FORMS[form]
     counted: list[dict[str, int]] = []
 
@@ -177,19 +177,19 @@ def test_nothing_whole_is_kept_for_backward(form: str) -> None:
     assert elements == sorted((x.size // 4, w.size // 4))
 
 
-# ---- functions that are no product ---------------------------------------------------------------
+# ---- functions other than matmuls ----------------------------------------------------------------
 
 AROUND = (Axis.EP, Axis.TP)
 
 
 def part(x: tuple[Any, Any], shift: Any, w: Any) -> Any:
-    """What a device adds to the sum of its own tokens or of another's; of neither is it linear."""
+    """A device's term in the sum for its own or another's tokens; linear in neither."""
     return jnp.sin(x[0] @ w[0] + shift[:, None]) * x[1] @ w[1]
 
 
 @functools.cache
 def visits(layout: Layout) -> Callable:
-    """x, the numbers that go with it, w of each device, dy -> the sums, dx, dw."""
+    """x, its accompanying numbers, w of each device, dy -> the sums, dx, dw."""
 
     def body(x: Any, shift: Array, w: Any, dy: Array) -> Any:
         (own,) = w
@@ -226,7 +226,7 @@ def test_each_block_visits_every_device_and_its_sum_returns(layout: Layout) -> N
 
 
 def test_gradients_of_what_stays_are_added_up_in_float32() -> None:
-    """In bfloat16 256 + 1 is 256, and the sum over eight blocks would depend on their order."""
+    """bfloat16 rounds 256 + 1 to 256, so a sum over eight blocks would depend on their order."""
     x = np.array([256.0, *[1.0] * 7], np.float32)
 
     def body(x: Array, w: Array) -> Array:
@@ -247,5 +247,5 @@ def test_blocks_and_sums_make_as_many_hops_as_there_are_others() -> None:
     x, w = (np.ones((6, 3)), np.ones((6, 4))), [(np.ones((9, 4)), np.ones((12, 5)))]
     traced = jax.make_jaxpr(visits(Layout(ep=3)))(x, np.arange(6), w, np.ones((6, 5)))
     (found,) = collectives_of(traced, make_mesh(Layout(ep=3)))
-    forward, backward = 3 + 4 + 1 + 5, (3 + 4 + 1 + 5) + (3 + 4)  # numbers of a token
+    forward, backward = 3 + 4 + 1 + 5, (3 + 4 + 1 + 5) + (3 + 4)  # features of a token
     assert found == Collective(PERMUTE, (Axis.EP,), 2 * (4 + 6), 2 * 2 * 4 * (forward + backward))

@@ -1,4 +1,4 @@
-"""BERT: what it counts, that it does not see padding, and layouts."""
+"""BERT: its counts, layouts, and that it ignores padding."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def test_losses_are_means_over_their_own_targets_and_see_no_padding(layout: Layo
 
 BERT = {"family": "bert", "dropout": 0.1}
 FOUR = {"num_layers": 4, "micro_batches": 4}
-UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid divides them
+UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # not divisible by any grid
 
 
 @pytest.mark.parametrize(

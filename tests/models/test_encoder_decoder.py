@@ -1,4 +1,4 @@
-"""T5: what its decoder reads, its buckets, and that it does not see padding."""
+"""T5: what its decoder reads, its buckets, and that it ignores padding."""
 
 import types
 
@@ -23,7 +23,7 @@ SIZES = {"family": "t5", "hidden_size": 16, "num_heads": 4, "seq_length": 8, "vo
 
 
 def test_scores_with_a_bias_have_no_fused_kernel() -> None:
-    """Not even where no padding is kept apart, which cuDNN does not do either."""
+    """cuDNN is refused even without separate padding, which it cannot handle either."""
     gpu = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
     config = Config(ModelConfig(**SIZES, dtype="bfloat16", head_size=64))
     found = choose_kernel(config, gpu, documents=False)
@@ -41,7 +41,7 @@ def test_the_decoder_reads_the_tokens_before_its_targets() -> None:
 
 
 def test_inputs_are_shifted_before_tokens_are_dealt_out() -> None:
-    """A ring's devices have pieces of a text in another order, but inputs follow the text's."""
+    """A ring's devices hold pieces of a text out of order, but inputs follow the text's order."""
     program = tiny.program(
         Layout(cp=2), batch=2, **SIZES | {"seq_length": 16, "encoder_decoder.start_token": 3}
     )
@@ -74,7 +74,7 @@ def test_a_stack_has_its_own_length_and_sees_what_it_may() -> None:
     ("fields", "loops"),
     [
         ({"remat": "full"}, [(True, False)] * 2),
-        # Two loops of two layers; of the decoder's three one is in no loop.
+        # Two loops of two layers; one of the decoder's three layers is in no loop.
         ({"remat": "full", "remat_layers": 2}, [(True, True), (False, False)]),
         ({"remat": "dots", "remat_layers": 3}, [(False, False), (True, True)]),
         ({"remat": "dots", "remat_layers": 4}, [(True, True)] * 2),
@@ -101,7 +101,7 @@ def test_buckets_of_a_decoder() -> None:
 
 
 def test_buckets_of_an_encoder() -> None:
-    """16 each way, 8 of single distances."""
+    """16 buckets each way, 8 of them for single distances."""
     relative, distance = Relative(buckets=32, distance=128), np.arange(200)
     before = buckets(-distance, relative, both_ways=True)
     after = buckets(distance, relative, both_ways=True)
@@ -134,7 +134,7 @@ def test_a_loss_is_a_mean_over_targets_and_sees_no_padding(layout: Layout) -> No
 
 
 FOUR = {"num_layers": 4, "micro_batches": 4}
-UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid divides them
+UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # not divisible by any grid
 V11 = {"gated": True, "activation": "gelu-tanh", "tie_embeddings": False}
 
 

@@ -1,4 +1,4 @@
-"""A mixture of experts is the same on every layout: steps, loads, choices, what is refused."""
+"""Mixtures of experts on every layout: equal steps, loads and choices; what is refused."""
 
 import dataclasses
 from typing import Any
@@ -100,7 +100,7 @@ def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
 
 @pytest.mark.parametrize("top_k", [2, slow(1)])
 def test_where_all_experts_are_chosen_no_margin_is_left(top_k: int) -> None:
-    """In float32, while JAX has float64 enabled."""
+    """Runs in float32 while JAX has float64 enabled."""
     choice = {"num_layers": 1, "moe.num_experts": top_k, "moe.top_k": top_k}
     layout = Layout(ep=top_k, dp=3 - top_k)
     report = verify(tiny.config(layout, **tiny.MOE | choice), dtype="float32")
@@ -132,7 +132,7 @@ def choices_in(traced: Any) -> int:
 
 
 def step_of(layout: Layout, **choice: Any) -> tuple[dict, dict, dict]:
-    """Parameters before and after a step, and its metrics; the same start on every layout."""
+    """Parameters before and after a step, and its metrics; every layout starts the same."""
     program = tiny.program(layout, **tiny.MOE, **choice)
     before = program.init_state()
     first = jax.tree.map(np.asarray, program.canonical(before["params"]))
@@ -167,7 +167,7 @@ def test_loads_are_no_part_of_the_gradient_norm_and_have_no_moments() -> None:
     assert not any("load_bias" in name for name in names)
 
 
-# ---- choices that are given, and seen ------------------------------------------------------------
+# ---- given and recorded choices ------------------------------------------------------------------
 
 
 def test_the_choices_that_are_seen_can_be_given() -> None:
@@ -256,7 +256,7 @@ def test_a_model_with_experts_has_all_of_a_dense_models_fields() -> None:
 
 
 def test_padding_of_sequences_is_no_load() -> None:
-    """Seven tokens do not split over a zigzag of two devices; the bias sees seven all the same."""
+    """Seven tokens are padded for a zigzag of two devices, but the bias counts only seven."""
     choice = {"seq_length": 7, "moe.bias_rate": 0.125, "moe.balance_loss": 0.5, "micro_batches": 1}
     choice |= {"num_layers": 1}
     batch = {name: x[:, :7] for name, x in tiny.batch().items()}

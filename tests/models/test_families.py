@@ -1,4 +1,4 @@
-"""Families are rows of tables; a model's architecture has its matrices."""
+"""Families are rows of tables; a model's architecture lists its matrices."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from jaxptd.errors import UserError
 from jaxptd.models.families import FAMILIES, architecture_of
 
 PACKAGE = Path(jaxptd.__file__).parent
-# A comparison with a name, or a search in a list of names, written out.
+# A literal comparison with a family's name, or membership in a literal list of names.
 BRANCH = re.compile(r"""family\s*(==|!=|in|not in)\s*["'({\[]|["']\s*(==|!=)\s*[\w.]*family""")
 SIZES = {"num_layers": 3, "hidden_size": 24, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
 

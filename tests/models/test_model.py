@@ -16,7 +16,7 @@ from jaxptd.models.model import run_layers
 
 
 class Digit(nnx.Module):
-    """Layers that append their number to a number, and to the common word if there is one."""
+    """Layers that append their number to the digits, and add the common value, if any, to a sum."""
 
     def __init__(self, count: int) -> None:
         self.w, self.remats = nnx.Param(jnp.zeros(count)), (("none", count),)
@@ -59,7 +59,7 @@ def test_what_is_recomputed_is_kept_apart_where_xla_runs_no_loop(
     """XLA removes a loop of one iteration, and would reuse the first computation's results."""
     program = tiny.program(Layout(), remat="dots", **choice)
     remats = [e.params for e in equations(traced(program).jaxpr) if "prevent_cse" in e.params]
-    # Slices of weights, which are made again, may be one with the first.
+    # Recomputed slices of weights may be merged with the first ones.
     layers = [
         each for each in remats if each["policy"] is not jax.checkpoint_policies.nothing_saveable
     ]

@@ -19,12 +19,12 @@ from jaxptd.mesh import Layout
 from jaxptd.models.stages import parameter_infos
 
 UNITS = {"ffn_hidden_size": 23}
-FEWER = {"ffn_hidden_size": 5}  # of tp=4 one device has no unit
+FEWER = {"ffn_hidden_size": 5}  # with tp=4, one device has no unit
 RING_STEPS = Layout(tp=4, sequence_parallel=True, collective_matmul=True)
 SHARDED = Layout(dp=2, tp=4, sequence_parallel=True, zero=3)
 FOUR = {"num_layers": 4, "micro_batches": 4}
 
-# The tiny model's 4 heads are 6 on three devices, the last of which has padding only.
+# The tiny model's 4 heads are padded to 6 on three devices; the last device has only padding.
 THREE = Layout(tp=3, sequence_parallel=True)
 TWELVE = {"seq_length": 12}
 SIX = {"num_heads": 6, "hidden_size": 24}
@@ -73,7 +73,7 @@ def test_hidden_units_that_do_not_divide_are_padded(layout: Layout, choice: dict
     ids=str,
 )
 def test_heads_that_do_not_divide_are_padded(layout: Layout, choice: dict[str, Any]) -> None:
-    """With dropout by global head; the gradient norm has that of the padding, which is zero."""
+    """Uses dropout by global head; the gradient norm includes the padding, which must be zero."""
     hold(layout, dropout=0.1, **choice)
 
 
@@ -91,7 +91,7 @@ def test_padding_stays_zero_in_training(layout: Layout, choice: dict[str, Any]) 
         batch = {
             name: rng.integers(0, 2, x.shape).astype(x.dtype)
             for name, x in program.abstract_batch.items()
-            if name != "inputs"  # T5 makes them of its targets
+            if name != "inputs"  # T5 derives them from its targets
         }
         state, _ = program.train_step(state, batch)
     for name, x in state["params"].items():

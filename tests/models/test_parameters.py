@@ -1,4 +1,4 @@
-"""Parameters from a model's architecture are those that the model declares."""
+"""Parameters derived from a model's architecture are those that the model declares."""
 
 import dataclasses
 from typing import Any
@@ -44,7 +44,7 @@ CASES = [
 
 
 def described(info: Any) -> tuple:
-    """The fields of an info, its name aside."""
+    """The fields of an info except its name."""
     values = {field.name: getattr(info, field.name) for field in dataclasses.fields(ParamShape)}
     return tuple(map(str, (*values.values(), info.axes_of_dims)))
 

@@ -18,7 +18,7 @@ from jaxptd.step.batch import given_shapes
 
 TEN, ODD = {"seq_length": 10}, {"seq_length": 13}
 GROUPS = {"family": "llama", "num_kv_heads": 2}
-WINDOW = {"window": 11, "documents": "apart"}  # longer than ten tokens, shorter than the padded
+WINDOW = {"window": 11, "documents": "apart"}  # longer than ten tokens, shorter than padded
 T5 = tiny.T5 | {"seq_length": 11, "encoder_decoder.seq_length": 7}
 BERT = {"family": "bert"}
 SEQUENCE = Layout(tp=4, sequence_parallel=True)
@@ -27,7 +27,7 @@ BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 FOUR = {"num_layers": 4, "micro_batches": 4}
 
 CASES = [
-    # One loop of one layer, and every axis that shards tokens.
+    # A loop of one layer, and every axis that shards tokens.
     (Layout(cp=2, row=2, col=2), ODD | {"num_layers": 1, "micro_batches": 1}),
     slow(Layout(cp=4), TEN | GROUPS | WINDOW),
     slow(SEQUENCE, TEN),
@@ -60,7 +60,7 @@ CASES = [
 
 @pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
 def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> None:
-    """With dropout, whose numbers are those of the positions."""
+    """Uses dropout, whose masks depend on positions."""
     hold(layout, dropout=0.1, **choice)
 
 
@@ -86,7 +86,7 @@ def test_the_formulas_have_the_padding(layout: Layout, choice: dict[str, Any]) -
     program = tiny.program(layout, **choice)
     assert subtract(count(program), formula(program)) == []
     assert counted(program) == memory_model.activations(program.config, program.resolved.plan)
-    both = (parameter_infos(program.config), program.infos)  # of other names
+    both = (parameter_infos(program.config), program.infos)  # their names differ
     wanted, found = (sorted(info.stored_shape for info in infos.values()) for infos in both)
     assert found == wanted
 

@@ -1,6 +1,6 @@
-"""Buckets of distances, and greedy answers, are those of transformers' T5.
+"""Buckets of distances and greedy answers equal those of transformers' T5.
 
-Its loss and gradients are compared in `tests/hf/test_encoders.py`.
+`tests/hf/test_encoders.py` compares its loss and gradients.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_greedy_answers_are_those_of_transformers(tmp_path: Path, gated: bool) -
     model.save_pretrained(tmp_path)
     settings = transformers.GenerationConfig(
         max_new_tokens=TARGET, pad_token_id=0, decoder_start_token_id=0, use_cache=False
-    )  # its cache has as many layers as the encoder
+    )  # its cache takes the number of layers from the encoder
     lengths = {"seq_length": SOURCE, "decoder_seq_length": TARGET}
     with jax.enable_x64(True):
         run = jaxptd.from_hf(tmp_path, dtype="float64", platform="cpu", **lengths)

@@ -1,4 +1,4 @@
-"""The traffic, the memory and the saved state of optimizers that look at whole matrices."""
+"""Communication, memory and saved state of optimizers that need whole matrices."""
 
 import dataclasses
 
@@ -58,7 +58,7 @@ def test_the_compiled_program_moves_the_same_bytes(layout, name) -> None:
 
 
 def test_each_device_is_dealt_its_share_of_the_matrices() -> None:
-    """Eight layers over ep=2 x tp=2: there and back, no device receives more than a quarter."""
+    """Eight layers over ep=2 x tp=2: each device receives a quarter on the way there and back."""
     found = tiny.program(Layout(ep=2, tp=2, zero=1), optimizer="muon", num_layers=8)
     matrices = [i for i in found.infos.values() if is_orthogonalised(i)]
     quarter = sum(4 * np.prod(info.shape) for info in matrices) // 4
@@ -88,7 +88,7 @@ def test_memory_counts_the_moments(layout, name) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["muon", "adafactor"])
 def test_a_state_of_any_layout_becomes_that_of_any_other(name) -> None:
-    """Canonical moments have the names and shapes of one device's."""
+    """Canonical moments have the same names and shapes as on one device."""
     one, grid = (
         tiny.program(Layout(), optimizer=name),
         tiny.program(Layout(dp=2, row=2, col=2, zero=1), optimizer=name),
@@ -118,7 +118,7 @@ def test_names_of_moments_are_the_matrices_rows_and_columns() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_skipped_step_leaves_every_moment_as_it_was(name) -> None:
-    """Also in float16, whose loss is scaled."""
+    """Uses float16, whose loss is scaled."""
     found = tiny.program(Layout(dp=2, tp=2, zero=1), optimizer=name)
     config = dataclasses.replace(
         found.config, model=dataclasses.replace(tiny.MODEL, dtype="float16")

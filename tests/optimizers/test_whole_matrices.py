@@ -1,4 +1,4 @@
-"""Muon and Adafactor: on one device as optax has them, on every layout as on one device."""
+"""Muon and Adafactor equal optax on one device, and one device on every layout."""
 
 import functools
 from typing import Any
@@ -29,15 +29,15 @@ THREE = {"num_layers": 3, "tie_embeddings": False}
 
 
 def program(layout: Layout, name: Any, **choice: Any) -> Program:
-    """A program with this optimizer, its state in float64 and zero."""
+    """A program with this optimizer, its state zero and in float64."""
     config = tiny.config(layout, optimizer=name, dtype="float64", **choice)
     return FromZeros(config, make_mesh(layout))
 
 
 def gradients(found: Program, number: int) -> Tensors:
-    """Gradients of one step, canonical, of different sizes in every matrix.
+    """Canonical gradients of one step, with different magnitudes in every matrix.
 
-    Those for Adafactor are so small that it matters what is added to their squares.
+    For Adafactor they are tiny, so that the epsilon added to their squares matters.
     """
     rng = np.random.default_rng(number)
     size = 1e-12 if found.config.optimizer.name == "adafactor" else 1
@@ -50,7 +50,7 @@ def gradients(found: Program, number: int) -> Tensors:
 
 
 def directions(found: Program, steps: int = 2) -> Tensors:
-    """The direction of the last of some steps, canonical, of the optimizer on its layout."""
+    """The optimizer's canonical update in the last of some steps, computed on its layout."""
     states, optimizer = found.states, found.resolved.optimizer
     specs = states.specs
     update = jax.jit(
@@ -154,7 +154,7 @@ def test_two_steps_of_adafactor_are_optax_s_of_every_matrix() -> None:
 
 
 def _apart(one: Program, tensors: Tensors) -> Tensors:
-    """Every matrix, and every vector, as an array of its own."""
+    """Every matrix and every vector as a separate array."""
     found = {}
     for name, x in tensors.items():
         kinds = Sums(one.infos[name]).kinds
@@ -199,7 +199,7 @@ def test_more_layouts_go_where_one_device_goes(layout, choice, name) -> None:
 
 
 def _holds(layout: Layout, choice: dict, name: str) -> None:
-    """Padding of vocabulary, heads and hidden units changes nothing, and stays zero."""
+    """Padding of vocabulary, heads and hidden units has no effect and stays zero."""
     with jax.enable_x64(True):
         spread = program(layout, name, **choice)
         found = directions(spread)
@@ -235,5 +235,5 @@ def test_verify_sees_a_matrix_that_is_not_whole(monkeypatch) -> None:
 
 
 def _each_block(fn: Any, x: Any, stored: Any) -> Any:
-    """Blocks as if they were matrices."""
+    """Treats each device's block as a whole matrix."""
     return fn(x.reshape(x.shape[0], x.shape[1], -1)).reshape(x.shape)

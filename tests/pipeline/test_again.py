@@ -1,4 +1,4 @@
-"""What W of a split backward recomputes instead of receiving it."""
+"""What W of a split backward recomputes instead of receiving."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ T, D, F = 4, 3, 6
 
 
 def ring(arguments: tuple, dy: Array) -> tuple:
-    """A second piece comes from the first, behind a barrier that also waits for a matmul."""
+    """Derives a second piece from the first, behind a barrier that also waits for a matmul."""
     x, a, b = arguments
     product = dy @ a.T
     piece, product = lax.optimization_barrier((dy, product))
@@ -29,7 +29,7 @@ def ring(arguments: tuple, dy: Array) -> tuple:
 
 
 def views(arguments: tuple, dy: Array) -> tuple:
-    """W reads dy whole and in parts, B the parts only."""
+    """W reads all of dy and its parts, B only the parts."""
     x, a, b = arguments
     upper, lower = (lax.slice(dy, (i, 0), (i + T // 2, F)) for i in (0, T // 2))
     dx = jnp.concatenate([upper @ a.T, lower @ b.T])
@@ -37,7 +37,7 @@ def views(arguments: tuple, dy: Array) -> tuple:
 
 
 def part_of_larger(arguments: tuple, dy: Array) -> tuple:
-    """W reads a part of an array that it does not have."""
+    """W reads part of an array that it does not receive."""
     x, a, b = arguments
     wide = jnp.concatenate([jnp.sin(dy), jnp.cos(dy)], axis=1)
     part = lax.slice(wide, (0, 0), (T, F))
@@ -45,7 +45,7 @@ def part_of_larger(arguments: tuple, dy: Array) -> tuple:
 
 
 def named_product(arguments: tuple, dy: Array) -> tuple:
-    """An array that has a name but needs a matmul."""
+    """A named array that needs a matmul."""
     x, a, b = arguments
     other = checkpoint_name(dy @ (a.T @ b), AGAIN)
     return (x.T @ dy, x.T @ other), other @ a.T
@@ -92,4 +92,4 @@ def test_a_barrier_keeps_the_operands_that_w_needs() -> None:
     _, passed = split.input_backward(arguments, dy)
     every = equations(jax.make_jaxpr(split.weight_backward)(arguments, passed))
     barriers = [eqn for eqn in every if eqn.primitive.name == "optimization_barrier"]
-    assert [len(eqn.invars) for eqn in barriers] == [1]  # the first one's result is passed
+    assert [len(eqn.invars) for eqn in barriers] == [1]  # the first result is passed

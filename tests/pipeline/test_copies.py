@@ -1,4 +1,4 @@
-"""Compiled ticks: no pool and no gradient is copied, and a GPU's host waits as often as counted."""
+"""Compiled ticks copy no pool and no gradient, and a GPU's host waits as often as counted."""
 
 import re
 from collections.abc import Callable
@@ -53,8 +53,8 @@ def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:
 def test_no_tick_copies_pools_or_gradients(case: Case) -> None:
     """No whole pool, parameter or gradient is copied: the largest copy is an activation.
 
-    And the hosts of GPUs wait as often as the formula says; older versions have loops, which wait
-    more often.
+    Also checks that hosts of GPUs wait as often as the formula says. Older versions of JAX use
+    loops, which wait more often.
     """
     arrays = make_arrays(case)
     arguments = arrays._replace(layers=case.held(arrays.layers))
@@ -67,7 +67,7 @@ def test_no_tick_copies_pools_or_gradients(case: Case) -> None:
 
 
 def make_ticks(choose: Callable) -> Callable:
-    """Ticks with a forward or a backward each, on a pool and a sum of gradients."""
+    """Ticks, each a forward or a backward, on a pool and a sum of gradients."""
 
     def save(carry: tuple, row: dict) -> tuple:
         x, pool, total = carry
@@ -91,7 +91,7 @@ def make_ticks(choose: Callable) -> Callable:
 
 @pytest.mark.skipif(not CONDITIONALS, reason="XLA then copies what any switch passes through")
 def test_a_switch_in_another_order_would_copy_them() -> None:
-    """It has the copies that the test above looks for, if what saves comes before what reads."""
+    """Copies, as the test above looks for, appear if the branch that saves precedes the reader."""
 
     def switch(order: tuple, carry: tuple, row: dict, save: Callable, back: Callable) -> tuple:
         bodies = {"save": save, "back": back}

@@ -1,4 +1,4 @@
-"""A small model in every schedule against `jax.grad` on one device."""
+"""A small model under every schedule against `jax.grad` on one device."""
 
 import dataclasses
 import functools
@@ -71,7 +71,7 @@ class Case:
         return make_mesh(Layout(pp=self.stages, tp=self.tp))
 
     def held(self, layers: dict[str, Array]) -> dict[str, Array]:
-        """Layers in their rows; the unused rows are NaN, because nothing may read them."""
+        """Places layers in their rows; unused rows are NaN, because nothing may read them."""
         return {
             name: jnp.full((self.depth, *x.shape[1:]), jnp.nan, x.dtype).at[self.rows].set(x)
             for name, x in layers.items()
@@ -82,7 +82,7 @@ class Case:
 
 
 def make_arrays(case: Case) -> ModelArrays:
-    """The model's arrays, layers in the order of their numbers."""
+    """The model's arrays, with layers in order."""
     rng, m = np.random.default_rng(0), case.micro_batches
 
     def draw(*shape: int) -> Array:
@@ -104,7 +104,7 @@ def embed(ends: dict, micro: dict, token_info: tuple[Array, Array]) -> Array:
 
 
 def layer(both: tuple, inputs: LayerInputs, x: Array, *, tp: bool = False) -> Array:
-    """The result depends on the layer's number, the micro-batch and what those share."""
+    """A layer that depends on its number, the micro-batch and what micro-batches share."""
     params, _ = both
     shared, each = inputs.token_info
     scale = jnp.cos(shared[1] * each + inputs.number)
@@ -114,12 +114,12 @@ def layer(both: tuple, inputs: LayerInputs, x: Array, *, tp: bool = False) -> Ar
 
 
 def head(ends: dict, micro: dict, x: Array) -> Array:
-    """The output of tied embeddings."""
+    """An output layer with tied embeddings."""
     return jnp.sum((x @ ends["table"].T + ends["bias"] - micro["wanted"]) ** 2)
 
 
 def one_device_config(arrays: ModelArrays, through: Callable, last: Callable) -> Any:
-    """The sum of the results of `last` over micro-batches, without a pipeline."""
+    """Sums the results of `last` over micro-batches, without a pipeline."""
     total = 0.0
     for i in range(len(arrays.micro["scale"])):
         micro = jax.tree.map(lambda x, i=i: x[i], arrays.micro)
@@ -147,7 +147,7 @@ def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
 
 
 def step(case: Case) -> Callable:
-    """A training step: arrays, with layers as held -> loss, gradients of layers, of ends."""
+    """A training step: arrays, with layers in rows -> loss, gradients of layers and ends."""
     plan = case.plan
     through = functools.partial(layer, tp=True)
 
@@ -223,7 +223,7 @@ def test_gradients_are_those_of_one_device(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "splits"), [(57, False), (173, True)])
 def test_gradients_of_a_random_table_too(seed: int, splits: bool, tmp_path: Any) -> None:
-    """In these tables there are ticks with two hops."""
+    """Covers tables with two hops in a tick."""
     schedule = random_schedule(seed)
     path = tmp_path / "table.csv"
     path.write_text(to_csv(schedule))
@@ -247,7 +247,7 @@ def test_gradients_of_a_random_table_too(seed: int, splits: bool, tmp_path: Any)
     ids=str,
 )
 def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
-    """A layer's cache is the sum of its x; the head's results are summed, here arrays."""
+    """A layer's cache sums its x; the head's results, here arrays, are summed."""
     plan = case.plan.forward_only(only)
     spec = P(Axis.PP)
 

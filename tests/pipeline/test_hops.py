@@ -1,4 +1,4 @@
-"""The hops of schedules: between neighbours, and as few as cover all results."""
+"""Hops of schedules: between neighbours only, and as few as deliver all results."""
 
 import itertools
 from collections import defaultdict
@@ -16,7 +16,7 @@ F, B, W = Operation.F, Operation.B, Operation.W
 
 
 def moved(schedule: Schedule) -> dict[int, set[tuple[int, int]]]:
-    """For each tick the (source, target) of every result that another stage reads."""
+    """The (source, target) of every result that another stage reads, by tick."""
     found = defaultdict(set)
     for tick, s, kind, _, chunk in schedule.operations():
         q = schedule.part(s, chunk) + {F: 1, B: -1, W: 0}[kind]
@@ -26,7 +26,7 @@ def moved(schedule: Schedule) -> dict[int, set[tuple[int, int]]]:
 
 
 def known(p: int, *, closed: bool) -> dict[str, set[tuple[int, int]]]:
-    """Every hop, on a line or a closed ring. The last edge of an odd ring is in no pair."""
+    """Every hop on a line or a closed ring; the last edge of an odd ring belongs to no pair."""
     edges = [(s, s + 1) for s in range(p - 1)] + ([(p - 1, 0)] if closed else [])
     paired = edges[:-1] if closed and p % 2 else edges
     both = {
@@ -97,7 +97,7 @@ def test_1f1b_alternates_between_even_and_odd_pairs(p: int) -> None:
 
 @pytest.mark.parametrize("p", STAGES)
 def test_gpipe_has_hops_onward_and_then_back(p: int) -> None:
-    """No tick has two hops; checked where all stages work."""
+    """No tick has two hops; checked where all stages are busy."""
     hops = hops_of(make_schedule("gpipe", stages=p, micro_batches=2 * p))
     assert all(len(hops.at(tick)) <= 1 for tick in range(hops.ticks))
     if p > 2:
@@ -108,7 +108,7 @@ def test_gpipe_has_hops_onward_and_then_back(p: int) -> None:
 @pytest.mark.parametrize("p", STAGES[2:])  # two stages are neighbours both ways
 @pytest.mark.parametrize("virtual_stages", [2, 3])
 def test_interleaved_has_a_hop_onward_after_f_and_back_after_b(p: int, virtual_stages: int) -> None:
-    """No stage at F exchanges values with one at B; checked where all stages work."""
+    """No stage at F exchanges values with one at B; checked where all stages are busy."""
     for m in (p, p + 1, 3 * p):
         schedule = make_schedule(
             "interleaved", stages=p, micro_batches=m, virtual_stages=virtual_stages
@@ -137,7 +137,7 @@ def test_one_stage_has_no_hops() -> None:
     ],
 )
 def test_chunks_close_the_ring(p: int, last: dict) -> None:
-    """With chunks, the hops also join the last stage and the first."""
+    """Hops of schedules with chunks also join the last stage and the first."""
     onward = [(s, (s + 1) % p) for s in range(p)]
     back = [(to, s) for s, to in onward]
     ticks = [onward[:1] + back[:1], onward[1:2] + back[1:2], onward, back]

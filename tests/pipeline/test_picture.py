@@ -1,4 +1,4 @@
-"""A schedule as text, as a picture and as a trace; files are written all or none."""
+"""A schedule as text, picture and trace; either all files are written or none."""
 
 import dataclasses
 import re
@@ -103,8 +103,8 @@ def test_a_picture_has_a_title_labels_and_numbers():
     title = "zb-v: 4 stages, 12 micro-batches, 2 chunks a stage, 75 ticks"
     named = {title, "tick", "micro-batches held", "forward", "gradient of input"}
     assert named | {"gradient of weights", "darker: a later chunk"} <= set(found)
-    assert found["stage 0"] == found["stage 3"] == 2  # at the cells and at the curves
-    # Each micro-batch's number: F, B and W of two chunks on four stages; 10 is a tick's, too.
+    assert found["stage 0"] == found["stage 3"] == 2  # next to the cells and the curves
+    # Each micro-batch's number: F, B and W of two chunks on four stages; 10 also labels a tick.
     assert [found[str(i)] for i in (7, 9, 11)] == [24, 24, 24]
 
 
@@ -152,7 +152,7 @@ def test_a_number_fits_into_its_cell(name, micro_batches):
 
 
 def test_a_table_of_a_page_is_as_wide_as_the_page():
-    """Also the longest table with one digit a number; wider pictures are shown smaller."""
+    """Covers tables whose numbers have one digit; wider pictures are scaled down."""
     assert picture._width(make_schedule("zb-v", stages=4, micro_batches=8), least=PAGE) == PAGE
     assert picture._width(make_schedule("1f1b", stages=4, micro_batches=120), least=PAGE) > PAGE
 

@@ -1,4 +1,4 @@
-"""The layers of each part, and their rows in the stages' stacks."""
+"""Layers of each part, and their rows in the stages' stacks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 
 
 def stacks(name: str, p: int, sizes: tuple[int, ...]) -> list[list[int | None]]:
-    """The layers of each stage's stack by row; None for an unused row."""
+    """The layers of each stage's stack by row; None marks an unused row."""
     schedule = make_schedule(name, stages=p, micro_batches=2)
     rows, depth = rows_of_layers(schedule, sizes), chunk_rows(schedule, sizes)[-1]
     assert len(set(rows)) == sum(sizes)
@@ -101,13 +101,13 @@ T5 = {"encoder": 4, "decoder": 4}
 
 
 def both(name: str, p: int, layers: dict[str, int], **given: Any) -> dict[str, list]:
-    """The layers of each stage's stacks by row, by stack."""
+    """The layers of each stage's stacks, by stack and row."""
     schedule = make_schedule(name, stages=p, micro_batches=2, virtual_stages=given.pop("V", None))
     return {s: stacks(name, p, own) for s, own in stack_sizes(layers, schedule, **given).items()}
 
 
 def test_two_chunks_of_a_stage_are_an_encoders_and_a_decoders() -> None:
-    """No row is unused; in a V the decoder's first part is beside the encoder's last."""
+    """No row is unused; in a V the decoder's first part shares a stage with the encoder's last."""
     found = both("interleaved", 2, T5)
     assert found == {"encoder": [[0, 1], [2, 3]], "decoder": [[0, 1], [2, 3]]}
     found = both("zb-v", 2, T5)
@@ -136,7 +136,7 @@ def test_with_one_chunk_half_of_the_rows_are_unused() -> None:
     ],
 )
 def test_chunks_are_divided_by_the_numbers_of_layers(layers, chunks, sizes) -> None:
-    """With as many chunks as stacks and layers for them; else a part may have layers of two."""
+    """Parts hold one stack given enough chunks and layers; otherwise a part may mix two."""
     table = np.zeros((0, 2, 3), np.int32)
     found = stack_sizes(layers, Schedule("", 2, 4, chunks, "loop", table))
     assert [*found.values()] == sizes

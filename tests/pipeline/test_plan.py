@@ -1,4 +1,4 @@
-"""Plans, replayed tick by tick with values that name themselves."""
+"""Plans, replayed tick by tick with values that say what they are."""
 
 import dataclasses
 import itertools
@@ -39,7 +39,7 @@ def plans(name: str, p: int) -> list[Plan]:
 
 @dataclasses.dataclass
 class Stay:
-    """A value in a slot, from the time when it is written to the time when it is last read."""
+    """A value in a slot, from its write to its last read."""
 
     pool: str
     stage: int
@@ -96,7 +96,7 @@ class Replay:
                 self.write("mail", (s, row[f"in_{name}"]), arrived)
 
     def work(self, s: int, row: dict[str, int], cell: np.ndarray) -> tuple:
-        """Runs the operation of a stage, as the executor's loops do, and returns its result."""
+        """Runs a stage's operation as the executor's loops do, and returns its result."""
         operation, i, chunk = Operation(cell[0]), int(cell[1]), int(cell[2])
         q, count = self.schedule.part(s, chunk), self.schedule.parts
         runs = {name for name in LOOPS if row[name]}
@@ -136,7 +136,7 @@ class Replay:
         return ("dx", q, i) if q else NOTHING
 
     def check_rows(self, row: dict[str, int], chunk: int, q: int) -> None:
-        """Chunks with layers of a stack follow each other; numbers count through the stacks."""
+        """Chunks of a stack follow each other; layer numbers continue through the stacks."""
         number = 0
         for stack, sizes in self.plan.stacks.items():
             used = {self.schedule.where(part)[1] for part, size in enumerate(sizes) if size}
@@ -146,12 +146,12 @@ class Replay:
             number += sum(sizes)
 
     def count(self, name: str, q: int) -> None:
-        """Counts the trips of the loops over the part's layers; each stack is one kind."""
+        """Counts iterations of the loops over the part's layers; each stack is one kind."""
         for kind, sizes in enumerate(self.plan.stacks.values()):
             self.trips[layers_scope(name, kind)] += sizes[q]
 
     def each(self, do: Callable, pool: str, place: tuple[int, dict], value: tuple) -> None:
-        """Writes or reads what the layers of a part keep: of each stack that has any there."""
+        """Writes or reads what the part's layers save, for each stack with layers there."""
         s, row = place
         for stack, sizes in self.plan.stacks.items():
             if sizes[value[0]]:
@@ -170,7 +170,7 @@ class Replay:
         return found if self.plan.trains or operation != F else found | ends
 
     def most(self, pool: str) -> int:
-        """The most values that wait in a pool at one time, over stages."""
+        """The largest number of values waiting in a pool at one time, over stages."""
         most = 0
         for s in range(self.schedule.stages):
             come, go = Counter(), Counter()
@@ -184,7 +184,7 @@ class Replay:
 
 
 def hold(plan: Plan) -> None:
-    """Checks that every operation runs once on its inputs, in as few slots as possible."""
+    """Checks that every operation runs once, on its inputs, with as few slots as possible."""
     replay, schedule = Replay(plan), plan.schedule
     kinds = ([F, B] if plan.trains else [F]) + [W] * schedule.splits
     todo = np.ndindex(schedule.parts, schedule.micro_batches)
@@ -211,7 +211,7 @@ def test_every_plan_can_run_in_as_few_slots_as_possible(name: str, p: int) -> No
 
 
 def held(schedule: Schedule, sizes: Sequence[int]) -> int:
-    """The most activations of a stack that a stage holds, each from F to its last operation."""
+    """The most activations of a stack on any stage, each held from F to its last operation."""
     operation, _, chunk = np.moveaxis(schedule.table, -1, 0)
     stage = np.broadcast_to(np.arange(schedule.stages), chunk.shape)
     has = np.array(sizes)[np.vectorize(schedule.part)(stage, chunk)] > 0
@@ -222,7 +222,7 @@ def held(schedule: Schedule, sizes: Sequence[int]) -> int:
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_as_many_slots_are_saved_as_the_schedule_holds(name: str, p: int) -> None:
-    """With recomputation one slot is saved, unless backward is split: then until W."""
+    """Recomputation needs one slot, unless a split backward holds activations until W."""
     for plan in plans(name, p):
         m, schedule = plan.schedule.micro_batches, plan.schedule
         for stack, sizes in plan.stacks.items():
@@ -258,7 +258,7 @@ def orders(schedule: Schedule, count: int) -> list[list[tuple[int, int]]]:
 
 
 def shortest(of_stages: list[list[tuple[int, int]]]) -> int:
-    """The fewest ticks for this order: the longest chain of dependences."""
+    """The fewest possible ticks in this order: the longest chain of dependences."""
     before = {b: a for order in of_stages for a, b in itertools.pairwise(order)}
 
     @cache

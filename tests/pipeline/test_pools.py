@@ -1,4 +1,4 @@
-"""Slots of pools against numpy; conditionals and loops, out of which XLA moves nothing."""
+"""Slots of pools against numpy; conditionals and loops that XLA hoists nothing out of."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,21 +85,21 @@ def test_zeros_vary_as_the_array_and_over_stages() -> None:
     np.testing.assert_array_equal(found, want)
 
 
-# ---- conditionals, and loops of zero trips or one -----------------------------------------------
+# ---- conditionals, and loops with zero or one iteration -----------------------------------------
 
 TICKS = np.array([[1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], np.int32)
 
 
 def careless(name: str, carry: Any, row: dict, body: Callable) -> Any:
-    """A loop as one would write it without regard to loop-invariant code."""
+    """The obvious loop, whose loop-invariant code XLA hoists."""
     with jax.named_scope(name):
         return lax.fori_loop(0, row[name], lambda i, carry: body(carry, row), carry)
 
 
 def make_run(loop: Callable) -> Callable:
-    """A scan over `TICKS` that adds the sum over tp of 3 * w[1] at each tick that a stage takes.
+    """A scan over `TICKS` that adds the psum over tp of 3 * w[1] at each tick that a stage takes.
 
-    The weight is the same at every tick: without care XLA moves the sum out of the loop.
+    The weight is the same at every tick, so by default XLA hoists the psum out of the loop.
     """
 
     def body(w: Array) -> Array:
@@ -122,13 +122,13 @@ W = np.arange(2.0 * STAGES * OTHERS * 3, dtype=np.float32).reshape(2 * STAGES, O
 
 @pytest.mark.parametrize("loop", [run_if, loop, careless])
 def test_a_body_runs_zero_times_or_once(loop: Callable) -> None:
-    """By each stage's number, with a sum over tp in its body."""
+    """Stages run the body, which contains a psum over tp, in different ticks."""
     found = np.asarray(make_run(loop)(W))
     np.testing.assert_array_equal(found[:, 0], 3 * TICKS.sum(0)[:, None] * W[1::2].sum(1))
 
 
 def sums(loop: Callable) -> int:
-    """The number of sums over tp in the compiled program, over all stages."""
+    """Number of all-reduces over tp that the compiled program executes on all stages together."""
     text = make_run(loop).lower(W).compile().as_text()
     sizes = {str(axis): size for axis, size in MESH.shape.items()}
     found = list(collectives_from_hlo(text, sizes, {"some": int(TICKS.sum())}))
@@ -138,13 +138,13 @@ def sums(loop: Callable) -> int:
 
 @pytest.mark.parametrize("loop", [run_if, loop])
 def test_xla_moves_nothing_out(loop: Callable) -> None:
-    """Loop-invariant collectives too run only on the stages and ticks that need them."""
+    """Collectives, even loop-invariant ones, run only on the stages and ticks that need them."""
     assert sums(loop) == TICKS.sum()
 
 
 @pytest.mark.parametrize("names", [("sum", "double"), ("double", "sum")])
 def test_one_body_runs_or_none(names: tuple[str, str]) -> None:
-    """Each stage its own: a sum over tp, as many times as stages take it, or a product."""
+    """Each stage runs its choice: a psum over tp, once per stage that takes it, or a doubling."""
     chosen = np.array([[1, 2, 0, 1], [2, 2, 1, 0], [0, 1, 1, 1], [1, 0, 2, 2]], np.int32)
 
     def body(w: Array) -> Array:
@@ -176,5 +176,5 @@ def test_one_body_runs_or_none(names: tuple[str, str]) -> None:
 
 
 def test_xla_moves_the_sum_out_of_a_careless_loop() -> None:
-    """It then runs on every stage, needed or not."""
+    """The hoisted sum runs on every stage, needed or not."""
     assert sums(careless) != TICKS.sum()

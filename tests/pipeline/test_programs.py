@@ -1,4 +1,4 @@
-"""Dead equations of a traced program are not run; its results stay the same."""
+"""Dead equations of a traced program are removed; its results stay the same."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from jaxptd.pipeline.split_backward import run_without_dead_code
 
 
 def test_an_unused_psum_is_not_run() -> None:
-    """`jax.vjp` runs the forward pass, though its result is not used."""
+    """`jax.vjp` includes the forward pass even if its result is unused."""
     mesh, spec = make_mesh(Layout(tp=2)), P(Axis.TP)
 
     def back(w: Array, dy: Array) -> Array:

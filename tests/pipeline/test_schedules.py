@@ -1,4 +1,4 @@
-"""The named schedules against what the papers say about them; impossible sizes."""
+"""Named schedules against the papers' statements; impossible sizes are refused."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ F, B, W = Operation.F, Operation.B, Operation.W
 
 
 def all_sizes(name: str, p: int) -> list[Schedule]:
-    """The schedule for 1 to 4p micro-batches; interleaved with 2 and with 3 chunks."""
+    """The schedule with 1 to 4p micro-batches; interleaved also with 2 and 3 chunks."""
     chunks = (2, 3) if name == "interleaved" else (None,)
     return [
         make_schedule(name, stages=p, micro_batches=m, virtual_stages=V)
@@ -103,7 +103,7 @@ def test_with_1f1b_every_second_pair_of_stages_exchanges_values_at_a_tick(p):
 
 
 def megatron_order(p: int, s: int, m: int, V: int) -> list[tuple[int, int, int]]:
-    """The order of Narayanan et al., section 2.2, by Megatron-LM's `get_model_chunk_id`."""
+    """The order of Narayanan et al., section 2.2, from Megatron-LM's `get_model_chunk_id`."""
     total, warm_up = m * V, min(2 * (p - s - 1) + (V - 1) * p, m * V)
 
     def cell(operation: int, k: int) -> tuple[int, int, int]:
@@ -122,7 +122,7 @@ def test_interleaved_has_megatrons_order(p):
     for schedule in all_sizes("interleaved", p):
         m, V = schedule.micro_batches, schedule.chunks
         ideal = 2 * (m * V + p - 1)
-        if m % p:  # with a smaller last group: no more ticks than a full one takes
+        if m % p:  # with a smaller last group: at most the ticks of a full one
             assert ideal <= schedule.ticks <= 2 * (V * p * -(-m // p) + p - 1)
             assert (held(schedule) <= [p * V + p - 2 * s - 1 for s in range(p)]).all()
             continue
@@ -169,7 +169,7 @@ def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(p):
     ],
 )
 def test_zb_v_with_few_micro_batches(p, more):
-    """A record of the ticks that these take; with one micro-batch no schedule takes fewer."""
+    """Pins the ticks that these take; with one micro-batch no schedule takes fewer."""
     for m, extra in enumerate(more, start=1):
         schedule = make_schedule("zb-v", stages=p, micro_batches=m)
         assert schedule.ticks <= 6 * m + p - 1 + extra

@@ -1,4 +1,4 @@
-"""A layer's backward split into B and W against the whole one; and what forward saves for it."""
+"""A layer's backward split into B and W, against the unsplit one; and what forward saves."""
 
 import math
 from collections.abc import Callable
@@ -120,7 +120,7 @@ def test_both_programs_give_the_gradients_of_the_whole_backward(name: str) -> No
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_passed_arrays_may_replace_saved_ones_that_only_b_reads(name: str) -> None:
-    """Other saved arrays that W does not read may be anything by then."""
+    """Saved arrays that W does not read may hold anything by then."""
     with jax.enable_x64(True):
         params, inputs, _, dy = arguments()
         layer, saved, split = trace(LAYERS[name])
@@ -138,7 +138,7 @@ def test_passed_arrays_may_replace_saved_ones_that_only_b_reads(name: str) -> No
         same(found, layer.backward(saved, params, inputs, dy)[0])
 
 
-# ---- which matrix products are in B and which in W ----------------------------------------------
+# ---- which matmuls are in B and which in W ------------------------------------------------------
 
 
 def products(program: Callable, *arguments: Any) -> list[tuple[int, ...]]:
@@ -183,7 +183,7 @@ def test_b_recomputes_what_remat_recomputes() -> None:
 
 
 def test_b_computes_gradients_that_need_no_product() -> None:
-    """The gradient of a bias: W would need a whole activation for it."""
+    """B computes the bias gradient, for which W would need a whole activation."""
     params, inputs, _, dy = arguments()
     _, saved, split = trace(dense)
     _, passed = split.input_backward((saved, params, inputs), dy)

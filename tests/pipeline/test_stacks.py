@@ -1,4 +1,4 @@
-"""Two stacks, a tree of activations and common parameters in every schedule, against one device."""
+"""Two stacks, a tree of activations and common parameters, under every schedule."""
 
 import functools
 import math
@@ -93,7 +93,7 @@ def numbers(shapes: Any) -> int:
 
 
 def kept(arrays: ModelArrays, stack: str, x: X) -> int:
-    """The numbers that a layer saves for backward."""
+    """Number of elements that a layer saves for backward."""
     row = jax.tree.map(lambda p: p[0], arrays.layers[stack])
     inputs = LayerInputs(arrays.shared, jnp.int32(0))
     return numbers(trace_layer(RUN[stack], (row, arrays.common), inputs, x)[1])
@@ -109,7 +109,7 @@ def kept(arrays: ModelArrays, stack: str, x: X) -> int:
     ids=str,
 )
 def test_each_stack_has_slots_of_its_own(case: Case, slots: dict[str, int]) -> None:
-    """Ticks carry slots times the rows of a part times what a layer keeps, of each stack."""
+    """Ticks carry, for each stack, slots x rows of a part x what a layer saves."""
     assert slots.items() <= case.plan.slots.items()
     with jax.enable_x64(True):
         arrays = make_arrays(case)
@@ -132,7 +132,7 @@ def test_each_stack_has_slots_of_its_own(case: Case, slots: dict[str, int]) -> N
 
 @pytest.mark.parametrize("case", [CASES[0], slow(CASES[1]), slow(CASES[2])], ids=str)
 def test_a_forward_pass_with_caches_of_each_stack(case: Case) -> None:
-    """An encoder's cache is the sum of its sources, a decoder's that of its targets."""
+    """An encoder's cache sums its sources, a decoder's its targets."""
     plan, spec = case.plan.forward_only(), P(Axis.PP)
     of_x = {"encoder": 0, "decoder": 1}
 

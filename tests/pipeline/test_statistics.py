@@ -1,4 +1,4 @@
-"""Bubble, memory, messages and time: simulated against formulas and the papers' numbers."""
+"""Bubble, memory, messages and time: simulations against formulas and published numbers."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from jaxptd.pipeline.statistics import (
 )
 from tests.pipeline.test_schedules import STAGES, all_sizes
 
-# Equal; W < F < B, as of transformers; a very short W.
+# Equal; W < F < B, as in transformers; a very short W.
 DURATIONS = [Durations(), Durations(1.0, 1.25, 0.75), Durations(3, 2, 2), Durations(1, 1, 0.125)]
 
 
@@ -138,7 +138,7 @@ def test_the_times_of_a_step_are_in_the_order_of_the_papers():
         "1f1b": 33,
         "interleaved": 28.5,
         "zb-h1": 27,
-        "zb-h2": 27,  # no stage pauses, but they end one after the other
+        "zb-h2": 27,  # no stage pauses, but stages finish one after another
         "zb-v": 25.5,
     }
 
@@ -187,7 +187,7 @@ def test_the_peak_of_4_stages_and_8_micro_batches(name, chunks, expected):
 
 @pytest.mark.parametrize(("p", "V"), [(2, 2), (4, 2), (4, 3), (8, 4)])
 def test_interleaving_takes_more_memory_by_the_factor_of_the_paper(p, V):
-    """Narayanan et al.: on the first stage, 1 + (p-1)/(pV) times the memory of 1F1B."""
+    """Narayanan et al.: the first stage needs 1 + (p-1)/(pV) times the memory of 1F1B."""
     schedule = make_schedule("interleaved", stages=p, micro_batches=4 * p, virtual_stages=V)
     assert peak(schedule)[0] == pytest.approx(p * (1 + (p - 1) / (p * V)))
 
@@ -202,7 +202,7 @@ def test_the_number_of_messages(name, p):
         m, V = schedule.micro_batches, schedule.chunks
         crossings = (
             2 * p - 2 if name == "zb-v" else p * V - 1
-        )  # a v has one message less: at its turn
+        )  # a v saves one message where it turns
         assert messages(schedule) == (2 * m * crossings if p > 1 else 0)
 
 
@@ -241,7 +241,7 @@ def test_interleaved_does_not_wait_either(stages, micro_batches, virtual_stages)
 
 
 def test_a_stage_at_f_waits_for_one_at_b_if_a_hop_joins_them(tmp_path) -> None:
-    """A ring of two whose stages run F and B at the same ticks, and exchange values after each."""
+    """Two stages in a ring run F and B at the same ticks, and exchange values after each."""
     first = "F0.0,F1.0,F0.1,F1.1,,B0.1,,B1.1,B0.0,B1.0\n"
     second = ",F0.0,F1.0,F0.1,B0.1,F1.1,B1.1,B0.0,B1.0,\n"
     schedule = from_text(tmp_path, first + second)

@@ -1,4 +1,4 @@
-"""Schedules as tables: the parts of stages, the check against a replay, and files."""
+"""Schedules as tables: parts of stages, `check` against a replay, and files."""
 
 import dataclasses
 
@@ -13,9 +13,9 @@ from jaxptd.pipeline.table import F, Schedule, check, read_csv, to_csv
 
 
 def replay(schedule: Schedule) -> bool:
-    """True if every operation runs once, on inputs of earlier ticks; independent of `check`."""
+    """True if every operation runs once, on inputs from earlier ticks; independent of `check`."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
-    done: set[tuple[str, int, int]] = set()  # at earlier ticks
+    done: set[tuple[str, int, int]] = set()  # in earlier ticks
     for row in schedule.table.tolist():
         now = []
         for s, (operation, i, chunk) in enumerate(row):

@@ -1,4 +1,4 @@
-"""Training in a pipeline, with any schedule and any other parallelism, equals one device."""
+"""Pipelined training, with any schedule and other parallelism, equals one device."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # the other kind
 
 RING_STEPS: dict[str, Any] = {"tp": 4, "sequence_parallel": True, "collective_matmul": True}
 
-# A schedule without a name: the last micro-batch is the first to go backward.
+# A schedule without a name: the last micro-batch goes backward first.
 LAST_FIRST = """\
 F0,F1,F2,F3,,,B3,B2,B1,B0
 ,F0,F1,F2,F3,B3,B2,B1,B0
@@ -37,7 +37,7 @@ F0,F1,F2,F3,,,B3,B2,B1,B0
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        # A tied table on three stages, over which nothing splits.
+        # A tied table on three stages, over which nothing divides.
         case({"num_layers": 5}, 2, pp=3),
     ],
 )
@@ -182,7 +182,7 @@ def numbers(target: Any) -> Any:
 
 @pytest.mark.slow
 def test_checkpoints_do_not_depend_on_the_schedule(tmp_path: Path) -> None:
-    """A state saved under one layout and restored under the next is the same to the last bit."""
+    """A state saved under one layout and restored under the next is equal to the last bit."""
     parts = Layout(pp=2, tp=2, schedule="interleaved")  # without padding, in another order
     layouts = (Layout(), parts, Layout(pp=3, dp=2, stage_layers=(0, 3, 1)))
     programs = [program(layout, num_layers=4) for layout in layouts]

@@ -1,4 +1,4 @@
-"""Published choices are found: the best layout of a search, or one that is within 1 %.
+"""The search agrees with published choices: they rank first or within 1 %.
 
 Source: Narayanan et al., arXiv 2104.04473, figures 13 and 16; sizes from Megatron-LM's
 examples/sc21/run_figure_13.sh and run_figure_16.sh.
@@ -30,11 +30,11 @@ def layouts(
     """Layouts with full recomputation that divide the devices and the batch.
 
     Args:
-        gpus: devices.
-        global_batch: sequences of a step.
-        tp: sizes of tensor parallelism to try; here and below, what does not divide is left out.
-        pp: stages to try.
-        micro_batch: sequences of a micro-batch to try.
+        gpus: number of devices.
+        global_batch: sequences per step.
+        tp: sizes of tensor parallelism to try; here and below, only those that divide count.
+        pp: numbers of stages to try.
+        micro_batch: sequences per micro-batch to try.
     """
     found = []
     for t, p, b in itertools.product(tp, pp, micro_batch):
@@ -46,7 +46,7 @@ def layouts(
 def ranked(
     shape: Shape, spreads: Sequence[Parallelism], implementation: Implementation, cluster: Cluster
 ) -> list[tuple[float, Parallelism]]:
-    """Predicted seconds and layout, the fastest first."""
+    """Predicted seconds and layouts, fastest first."""
     settings = [
         StepDescription(shape.architecture, parallelism, implementation, cluster)
         for parallelism in spreads
@@ -62,7 +62,7 @@ def ranked(
 
 
 def loss(found: list[tuple[float, Parallelism]], published: dict[str, int]) -> float:
-    """Time of the published choice over that of the best found, less one."""
+    """Relative time by which the published choice exceeds the best one found."""
     (seconds,) = [
         seconds
         for seconds, parallelism in found

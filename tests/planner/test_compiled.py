@@ -1,4 +1,4 @@
-"""The best layouts are compiled: those that do not fit are dropped, the rest ranked again."""
+"""Compiling the best layouts drops those that do not fit, and ranks the rest again."""
 
 import dataclasses
 import itertools
@@ -51,7 +51,7 @@ def as_predicted(candidate: Candidate, bytes: int = FITS, times: float = 1.0) ->
 def compile_all(
     ranking: list[Candidate], figures: list[Figures], wanted: int
 ) -> tuple[tuple[Candidate, ...], list[str]]:
-    """The best, and what is said; the compiler gives the figures of the ranking, in its order."""
+    """The best layouts and the printed lines; `figures` replaces the compiler, in rank order."""
     known = dict(zip(map(repr, (each.config for each in ranking)), figures, strict=True))
     said: list[str] = []
     made = Compiling(lambda config, memory: known[repr(config)], H100, LIMIT, said.append)
@@ -64,7 +64,8 @@ def test_what_does_not_fit_is_dropped(ranking: list[Candidate]) -> None:
     best, said = compile_all(ranking, figures, 2)
     assert [each.config for each in best] == [ranking[1].config, ranking[3].config]
     assert [" dropped, " in line for line in said] == [True, False, True, False]
-    assert said[0].startswith(f"compiled 1: {ranking[0].config.layout}: dropped, 75.6 GiB a device")
+    layout = ranking[0].config.layout
+    assert said[0].startswith(f"compiled 1: {layout}: dropped, 75.6 GiB per device")
     assert best[0].compiled and best[0].compiled.bytes == FITS + sum(x.bytes for x in OUTSIDE)
     none, said = compile_all(ranking, [as_predicted(each, TOO_LARGE) for each in ranking], 2)
     assert (none, len(said)) == ((), 5)
@@ -119,7 +120,7 @@ def test_collectives_are_hidden_as_compiled() -> None:
 
 
 def test_each_link_is_hidden_by_the_same_kernels() -> None:
-    """Messages of tp in a node run at the same time as those of ZeRO's layers between nodes."""
+    """tp's collectives in a node run at the same time as ZeRO's between nodes."""
     pins = {"layout.tp": 8, "layout.collective_matmul": True, "layout.pp": 1, "layout.zero": 3}
     each = next(iter(Search(Space(CONFIG, 32, pins), H100, LIMIT)))
     alone = Predictor(H100, hiding=False)(ConfigStep(each.config))

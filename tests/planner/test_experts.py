@@ -1,4 +1,4 @@
-"""Models with experts: their terms, what dispatchers send, rows, imbalance."""
+"""Models with experts: terms, dispatchers' communication, rows, imbalance."""
 
 import itertools
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_the_matmuls_of_a_step_have_the_flops_of_the_model() -> None:
     experts = sum(t.flops for t in step.terms if t.name.startswith("experts"))
     again = sum(t.flops for t in step.terms if t.name == "experts in forward again")
     tokens, model = 256 * 4096 / 8, config.model
-    weights = 3 * 8 * model.hidden_size * 768  # of the experts that a token passes
+    weights = 3 * 8 * model.hidden_size * 768  # of the experts that process a token
     assert experts - again == pytest.approx(6 * tokens * 48 * weights)
     assert again == pytest.approx(2 * tokens * 48 * weights * 2 / 3)
 
@@ -97,7 +97,7 @@ def test_recomputing_a_layer_does_not_repeat_what_experts_repeat_anyway() -> Non
 
 
 def reached(experts: int, chosen: int, places: int) -> float:
-    """The mean number of places with an expert of a token, over all choices."""
+    """Mean number of places that hold an expert of a token, over all choices."""
     choices = list(itertools.combinations(range(experts), chosen))
     inside = experts // places
     return sum(len({expert // inside for expert in each}) for each in choices) / len(choices)
@@ -241,7 +241,7 @@ def test_imbalance_that_cannot_be_is_refused() -> None:
         jaxptd.plan(jaxptd.load_config("qwen3-30b-a3b"), gpus=8, gpu="h200", imbalance=[0.5])
 
 
-@pytest.mark.slow  # `test_best.py` compares the search over ep with a search of everything
+@pytest.mark.slow  # `test_best.py` compares the search over ep with an exhaustive one
 def test_ep_is_searched_and_more_gpus_hold_more_experts() -> None:
     made = jaxptd.plan(jaxptd.load_config("qwen3-30b-a3b"), gpus=8, gpu="h200", top=12)
     assert {each.config.layout.ep for each in made.best} >= {1, 2}

@@ -1,4 +1,4 @@
-"""Planning and predicting measured steps import no jax, which would double start-up time."""
+"""Planning and predicting measured steps do not import jax, which would double start-up time."""
 
 import subprocess
 import sys

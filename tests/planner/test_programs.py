@@ -1,4 +1,4 @@
-"""Collectives of published programs, against the literature's counts."""
+"""Collectives of published programs against counts in the literature."""
 
 import collections
 import dataclasses
@@ -29,7 +29,7 @@ def placed(implementation=MEGATRON_2021, **parallelism: object) -> list[Placed]:
 
 
 def counts(found: list[Placed], *places: str) -> dict[tuple[str, str], float]:
-    """Executions by kind and axes, of collectives at some places."""
+    """Number of executions by kind and axes, for collectives at some places."""
     total: collections.Counter = collections.Counter()
     for each in found:
         if each.place in places:

@@ -8,7 +8,7 @@ from published import h100_row, table_1
 from jaxptd.errors import UserError
 from jaxptd.planner.rows import COLUMNS, paper_flops, read_rows
 
-# Parameters in billions and petaFLOP/s of all GPUs together, as table 1 of the paper has them.
+# Parameters in billions -> petaFLOP/s of all GPUs together, from table 1 of the paper.
 PAPER = {1.7: 4.4, 3.6: 8.8, 7.5: 18.2, 18.4: 34.6, 39.1: 70.8, 76.1: 143.8, 145.6: 227.1}
 PAPER |= {310.1: 297.4, 529.6: 410.2, 1008.0: 502.0}
 GOOD = {
@@ -37,13 +37,13 @@ def test_the_ten_rows_of_the_paper() -> None:
         (stack,) = model.stacks
         layer = stack.weights
         elements = stack.layers * layer + sum(end.weights for end in model.before)
-        assert elements == pytest.approx(billions * 1e9, rel=0.035)  # of 1.65 it says 1.7
+        assert elements == pytest.approx(billions * 1e9, rel=0.035)  # it rounds 1.65 to 1.7
         assert row.flops / row.seconds == pytest.approx(petaflops * 1e15, rel=0.005)
         assert row.parallelism.remat == "full"
 
 
 def test_flops_of_the_paper_by_its_other_formula() -> None:
-    """Equation 3 is 4 (6 b s n + 6 b s^2 h L) less what is not computed again of the logits."""
+    """Equation 3 is 4 (6 b s n + 6 b s^2 h L) minus the logits' part, which is not recomputed."""
     shape, batch = table_1()[0].shape, 512
     tokens = batch * shape.seq_length
     layers = 24 * shape.num_layers * shape.hidden_size**2

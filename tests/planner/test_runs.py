@@ -1,4 +1,4 @@
-"""Runs are predicted as `jaxptd plan` predicts layouts, and compared with what they logged."""
+"""Runs are predicted as `jaxptd plan` predicts layouts, and compared with their logs."""
 
 import json
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def test_accelerators_and_nodes_are_the_options(
         (found,) = json.loads(capsys.readouterr().out)["rows"]
         return dict(found)
 
-    assert row(*GPU, "--node", "4")["predicted"] > 1.01 * seconds  # more of it crosses nodes
+    assert row(*GPU, "--node", "4")["predicted"] > 1.01 * seconds  # more traffic crosses nodes
     slow = row("--gpu", "v100")  # from a data sheet
     assert (slow["predicted"] > 2 * seconds, slow["bar"]) == (True, 0.12)
     own = tmp_path / "cluster.yaml"

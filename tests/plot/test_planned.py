@@ -1,4 +1,4 @@
-"""The picture of a plan: bars add up to its figures, dots are below their roof; its table."""
+"""A plan's picture and table: bars add up to its figures, dots stay below their roof."""
 
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def made() -> Plan:
 
 
 def ends(axes) -> list[float]:
-    """Where each layout's bar ends: the sum of its pieces."""
+    """The end of each layout's bar: the sum of its pieces."""
     return np.sum([[bar.get_width() for bar in each] for each in axes.containers], axis=0).tolist()
 
 
@@ -46,7 +46,7 @@ def test_bars_are_the_time_and_the_memory_of_each_layout(made: Plan) -> None:
     assert limit.get_xdata() == pytest.approx([made.limit / 2**30] * 2)
     names = [label.get_text() for label in time.get_yticklabels()]
     assert [name.partition(":")[0] for name in names] == ["1", "2", "3"]
-    assert all(axes.yaxis_inverted() for axes in (time, memory))  # the best is above
+    assert all(axes.yaxis_inverted() for axes in (time, memory))  # the best is on top
 
 
 def test_every_part_of_the_best_is_a_dot_below_its_roof(made: Plan) -> None:
@@ -83,7 +83,7 @@ def test_small_parts_are_one() -> None:
 def test_a_plan_is_a_table(made: Plan) -> None:
     lines = repr(made).splitlines()
     batch = made.config.train.global_batch_size
-    devices = f"4 x h100, 8 a node, {made.limit / 2**30:.1f} GiB a device"
+    devices = f"4 x h100, 8 a node, {made.limit / 2**30:.1f} GiB per device"
     assert lines[0] == f"{devices}; global batch {batch} x 512 tokens"
     assert lines[1].split()[:3] == ["layout", "micro-batch", "remat"]
     assert "MFU ± model error" in lines[1]

@@ -1,4 +1,4 @@
-"""Figures show their numbers, in colors that are legible on light and on dark pages."""
+"""Figures show the right numbers, in colors legible on light and dark pages."""
 
 import sys
 from xml.etree import ElementTree
@@ -14,7 +14,7 @@ from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.step import CommsReport
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, Collective
 
-PAGES = ("#ffffff", "#131416")  # of the documentation, by day and by night
+PAGES = ("#ffffff", "#131416")  # the documentation's light and dark background
 LAYOUT = Layout(pp=2, dp=2, cp=2, tp=4)
 NAN = float("nan")
 METRICS = {"step": [1, 2, 3], "loss": [5.0, 4.0, 3.5], "validation_loss": [NAN, NAN, 3.7]}
@@ -63,7 +63,7 @@ def test_colors_are_legible_on_light_and_dark_pages(page: str) -> None:
 
 
 def bars(figure: Figure) -> dict[str, list[float]]:
-    """Widths of bars by the name of their piece."""
+    """Widths of bars by name of the piece."""
     found = figure.axes[0].containers
     return {each.get_label(): [bar.get_width() for bar in each] for each in found}
 

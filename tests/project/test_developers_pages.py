@@ -1,4 +1,4 @@
-"""Pages of developers: paths and commands exist, the map has every folder of the package."""
+"""Developers' pages: paths and commands exist, and the map lists every folder of the package."""
 
 import importlib.util
 import re
@@ -51,7 +51,7 @@ def test_commands_are_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def commands(text: str) -> list[str]:
-    """Lines of fenced blocks, and what stands in backticks."""
+    """Lines of fenced blocks, and text in backticks."""
     outside = FENCED.sub("", text)
     return [*"".join(FENCED.findall(text)).splitlines(), *re.findall(r"`([^`\n]+)`", outside)]
 

@@ -1,4 +1,4 @@
-"""The documentation: its code prints what the page says, its quotes and tables are current.
+"""The documentation: code prints what the page shows; quotes and tables are current.
 
 A page's ```python blocks run in order in one namespace. A block must print the ```text block that
 follows it, or nothing if none follows.
@@ -31,7 +31,7 @@ from jaxptd.run.folder import difference
 ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
-# Pages whose code runs for many seconds.
+# Pages whose code takes many seconds.
 LONG = ("comms.md", "context_parallel.md", "data_parallel.md", "debug_nans.md", "experts.md")
 LONG += ("grid.md", "memory.md", "papers.md", "pipeline.md", "precision.md", "python.md")
 LONG += (
@@ -66,7 +66,7 @@ def blocks(source: str) -> list[Block]:
 
 
 def run(source: str, name: str, printed: Any) -> list[str]:
-    """Runs a page. Returns wrong outputs; `printed()` is the text printed since its last call."""
+    """Runs a page, returns wrong outputs; `printed()` is the text printed since its last call."""
     found, wrong, namespace = blocks(source), [], {"__name__": "__main__"}
     for block, follower in itertools.zip_longest(found, found[1:]):
         if block.kind != "python":
@@ -114,7 +114,7 @@ def quotes() -> list[Any]:
 def test_what_a_page_quotes_is_there(path: Path, text: str) -> None:
     source = path.read_text(encoding="utf-8")
     options = dict(re.findall(r"^:(\S+): (.*)$", text, flags=re.M))
-    if set(options) == {"language"}:  # a whole file, of another language
+    if set(options) == {"language"}:  # a whole file in another language
         return
     assert set(options) == {"pyobject"}
     nodes: Any = ast.parse(source)
@@ -131,7 +131,7 @@ def test_links_and_pictures_are_there(page) -> None:
     links += [b.argument for b in blocks(source) if b.kind in ("{figure}", "{literalinclude}")]
     assert [link for link in links if not (page.parent / link).is_file()] == []
     pages = [(page.parent / link).resolve() for link in links if link.endswith(".md")]
-    assert [link for link in pages if DOCS not in link.parents] == []  # Sphinx knows no others
+    assert [link for link in pages if DOCS not in link.parents] == []  # Sphinx knows only these
 
 
 def test_every_picture_is_a_drawing_that_a_page_shows() -> None:
@@ -159,7 +159,7 @@ def test_fields_that_how_to_pages_name_are_there() -> None:
     found = set()
     for page in (DOCS / "howto").glob("*.md"):
         text = page.read_text(encoding="utf-8")
-        # in tables of other programs' flags ours are in the second column
+        # tables of other programs' flags list ours in the second column
         cells = [line.split(" | ", 2)[1:] for line in text.splitlines() if line.startswith("| ")]
         ours = "\n".join(str(cell) for row in cells for cell in row)
         ours = ours if page.name.startswith("from_") else text
@@ -169,7 +169,7 @@ def test_fields_that_how_to_pages_name_are_there() -> None:
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:
-    """The cells of the table under a row of headings."""
+    """The cells of the table below a row of headings."""
     text = (DOCS / page).read_text(encoding="utf-8").partition(heading)[2].partition("\n\n")[0]
     return [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
 
@@ -188,7 +188,7 @@ def test_the_table_of_families_has_all_of_them() -> None:
 
 
 def test_the_layout_to_choose_has_the_figures_of_its_plan() -> None:
-    """Of the same layout: seconds predicted and compiled, and what a device holds."""
+    """Both pages agree on a layout's predicted seconds, compiled seconds and memory."""
     compiled_rows = rows_of("planning.md", "| layout | micro-batch | s/step predicted")
     of_plan = {row[0]: row for row in compiled_rows}
     for layout, predicted, compiled, held, _ in rows_of("howto/choose_layout.md", "| layout | s/s"):
@@ -252,21 +252,21 @@ def may_change(section: str, field: str) -> bool:
     config = Config(ModelConfig(family="llama"))
     saved = copy.deepcopy(config)
     fields = getattr(saved, section)
-    null = (False, True) if field == "window_layers" else 3  # what null is made of
+    null = (False, True) if field == "window_layers" else 3  # the value that null stands for
     other = null if getattr(fields, field) is None else "something else"
     object.__setattr__(fields, field, other)
     return difference(config, saved) is None
 
 
 def table(section: dataclasses.Field) -> str:
-    """The table of a section, as the page must have it."""
+    """The table of a section, as it must appear on the page."""
     cls: Any = section.type
     meanings = described(cls)
     assert list(meanings) == [field.name for field in dataclasses.fields(cls)]
     rows = ["| field | default | values | resuming | meaning |", "|---|---|---|---|---|"]
     for field in dataclasses.fields(cls):
         if f"{section.name}.{field.name}" in sections():
-            continue  # it has a table of its own
+            continue  # it has a separate table
         default = yaml.safe_dump(field.default).splitlines()[0]
         resuming = "may change" if may_change(section.name, field.name) else "same"
         values = describe_type(field.type)

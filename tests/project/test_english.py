@@ -1,4 +1,4 @@
-"""Pages, docstrings, comments and messages keep clear of phrases that read as translated."""
+"""Pages, docstrings, comments and messages avoid phrases that read as translated."""
 
 import functools
 import io
@@ -18,7 +18,7 @@ PAGES = (
 )
 CODE = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 F_STRING = getattr(tokenize, "FSTRING_MIDDLE", None)  # from Python 3.12 on
-# A phrase: how it is found, how often it may stand (where it is right), and what to write instead.
+# Phrase -> its pattern, how often it is allowed (where it is right), and what to write instead.
 PHRASES = {
     "5.1 GiB for 4.9": (
         r"\d(?: ?(?:%|s|ms|GiB|MiB|GB|TB/s))? for \d[\d.,]*\b(?! (?:x |GPUs|devices|pixels|rows))",
@@ -40,7 +40,7 @@ PHRASES = {
     ),
     "7 ms a step": (
         r"\b(?:ms|us|s|[TGMK]i?B(?:/s)?|TFLOP/s) an? (?:GPU|step|device|second|layer|token|node)\b",
-        1,  # what `jaxptd plan` prints, in a tutorial
+        0,
         "7 ms per step",
     ),
     "a loop of one trip": (

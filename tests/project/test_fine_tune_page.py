@@ -1,4 +1,4 @@
-"""The page that fine-tunes a model: its commands run, and transformers reads what they write."""
+"""The fine-tuning page: its commands run, and transformers reads the files that they write."""
 
 import importlib.util
 import os

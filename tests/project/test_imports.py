@@ -1,4 +1,4 @@
-"""No module imports another one of the package where import-linter cannot see it."""
+"""No module imports another module of the package out of import-linter's sight."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "jaxptd"
 CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
-# Each with its reason. All others import at the top of the file, or from `commands.table`.
+# Exceptions, with reasons. All others import at the top of the file, or from `commands.table`.
 ALLOWED = {
     "__init__.py": "names that are imported when they are used",
     "context_parallel.py": "strategies, layers and models, which plans know without JAX",
@@ -21,7 +21,7 @@ HIDDEN = {"import_module", "__import__", "run_module", "run_path", "reload"}
 
 
 def hidden_imports(source: str) -> Iterator[str]:
-    """The names of functions that a file calls to import a module by its name."""
+    """Names of functions that a file calls to import a module by name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name | ast.Attribute):
             name = node.id if isinstance(node, ast.Name) else node.attr
@@ -49,7 +49,7 @@ def test_every_way_is_found() -> None:
 
 
 def test_folders_without_a_place_of_their_own_have_one_for_each_module() -> None:
-    """`exhaustive` knows only the top; an `__init__` that imports nothing needs no place."""
+    """`exhaustive` covers only the top level; an `__init__` without imports needs no layer."""
     (order,) = (each for each in CONTRACTS["contracts"] if each["type"] == "layers")
     placed = {name for layer in order["layers"] for name in re.findall(r"[\w.]+", layer)}
     for folder in order["exhaustive_ignores"]:

@@ -1,4 +1,4 @@
-"""Limits that keep the code easy to enter: lengths of files and functions, and words.
+"""Limits that keep the code easy to read: lengths of files and functions, and names.
 
 Import cycles and the order of folders are contracts in pyproject.toml, checked by `make lint`.
 """
@@ -17,7 +17,7 @@ FOLDERS = ("jaxptd", "tests", "benchmarks")
 PACKAGE = sorted((ROOT / "jaxptd").rglob("*.py"))
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
-# Private words that were replaced by the field's, in snake case.
+# Private words, in snake case, that standard terms replaced.
 REPLACED = (
     *("lend", "lent", "lending", "lendings", "borrow", "borrowing", "sent_home", "fetched_again"),
     *("moves_alone", "moved_in", "whole_tokens", "save_behind", "onlooker", "last_words"),

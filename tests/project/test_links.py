@@ -1,7 +1,7 @@
-"""Links of all pages: files and anchors are there, and addresses elsewhere are listed with a date.
+"""Links of all pages: files and anchors exist, and external addresses are listed with a date.
 
-Nothing is fetched. `links.csv` lists each address outside the repository once, with the day someone
-looked at it (empty: nobody could) and at what. Whoever adds a link adds its row.
+Nothing is fetched. `links.csv` lists each external address once, with the day someone visited it
+(empty: nobody could) and what they saw. Whoever adds a link adds its row.
 """
 
 import csv
@@ -28,12 +28,12 @@ ADDRESS = re.compile(r"\bhttps?://[^\s\"'`<>()\[\]{}|]+")
 
 
 def prose(text: str) -> str:
-    """A page without its fenced blocks, where `#` and brackets mean something else."""
+    """A page without its fenced blocks, in which `#` and brackets mean something else."""
     return FENCED.sub("", text)
 
 
 def anchors(text: str, deepest: int = 6) -> set[str]:
-    """The names under which headings can be linked, as GitHub and MyST make them."""
+    """Anchors of headings, as GitHub and MyST generate them."""
     found: set[str] = set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
     for marks, words in HEADING.findall(prose(text)):
         if len(marks) > deepest:
@@ -53,7 +53,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Links of a page to files and anchors that are not there."""
+    """Links of a page to missing files and anchors."""
     wrong = []
     for link in LINK.findall(prose(page.read_text(encoding="utf-8"))):
         if ADDRESS.match(link) or link.startswith("mailto:"):
@@ -96,7 +96,7 @@ def test_files_and_anchors_that_a_page_links_are_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_has_a_text(page: Path) -> None:
-    """Sphinx fills an empty one with the title of its target; elsewhere it shows nothing."""
+    """Sphinx fills an empty text with the target's title; elsewhere nothing is shown."""
     assert nameless(page.read_text(encoding="utf-8")) == []
 
 

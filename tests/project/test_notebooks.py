@@ -1,4 +1,4 @@
-"""The notebooks: they run, use public names only, and say what a reader will know."""
+"""Notebooks run, use only public names, and tell readers what they will learn."""
 
 import ast
 import asyncio
@@ -21,16 +21,16 @@ import jaxptd
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
-# Modules of fixed paths, whose `__all__` is public, beside what `import jaxptd` exports.
+# Modules with fixed paths, whose `__all__` is public in addition to what `import jaxptd` exports.
 MODULES = ("jaxptd.ring_attention", "jaxptd.summa2d")
-# What keeps each at half a minute on two cores; measured, it would depend on the machine.
+# Sizes that keep each at half a minute on two cores; a timed limit would depend on the machine.
 MOST = {"steps": 150, "num_layers": 5, "hidden_size": 64, "seq_length": 1024}
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def names_used(source: str) -> set[tuple[str, str]]:
-    """(module, name) of everything that code takes from jaxptd."""
+    """(module, name) of everything that code uses from jaxptd."""
     tree = ast.parse(source)
     found = set()
     for node in ast.walk(tree):
@@ -44,7 +44,7 @@ def names_used(source: str) -> set[tuple[str, str]]:
 
 
 def is_public(module: str, name: str) -> bool:
-    """True for a name that the package promises to keep."""
+    """True for a name in the package's stable API."""
     if module in MODULES:
         return name in __import__(module, fromlist=["__all__"]).__all__
     return module == "jaxptd" and name in (*jaxptd.__all__, "__path__")
@@ -80,7 +80,7 @@ def test_a_notebook_trains_little(path: Path) -> None:
 
 
 def sizes(source: str) -> list[tuple[str, int]]:
-    """(field, value) of each size that code gives to a config and `MOST` limits."""
+    """(field, value) of each size in a config that `MOST` limits."""
     given = [word for node in ast.walk(ast.parse(source)) for word in getattr(node, "keywords", [])]
     return [
         (word.arg, word.value.value)
@@ -104,7 +104,7 @@ def test_each_notebook_leads_to_the_next() -> None:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Any]]:
-    """All notebooks, as many at a time as there are cores, by name."""
+    """All executed notebooks by name, run in parallel on all cores."""
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(os.cpu_count()) as pool:
         patch.setenv("PYTHONPATH", path)
@@ -115,19 +115,19 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Any]]
 
 
 def run(path: Path, folder: Path) -> Any:
-    """A notebook with the output of its cells, which see the folder."""
+    """A notebook with the output of its cells, run in the folder."""
     return execute(jupytext.read(path), folder)
 
 
 def execute(notebook: Any, folder: Path) -> Any:
     where = {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where)
-    return asyncio.run(client.async_execute())  # `execute` leaves its loop of events open
+    return asyncio.run(client.async_execute())  # `execute` leaves its event loop open
 
 
-# ---- a cell that is changed and run again ------------------------------------------------------
+# ---- a changed cell that is run again ----------------------------------------------------------
 
-CHANGES = {  # notebook -> (text of a cell, what a reader writes instead)
+CHANGES = {  # notebook -> (text of a cell, a reader's change)
     "1_quickstart": ("hidden_size=64", "hidden_size=32"),
     "2_tensor_parallelism": ("hidden_size=32", "hidden_size=64"),
     "5_pipelines": ("hidden_size=32", "hidden_size=64"),
@@ -138,7 +138,7 @@ STEPS = re.compile(r"\bsteps=\d+")
 
 
 def with_a_change(path: Path, old: str, new: str) -> Any:
-    """A notebook with short runs, and again from the cell that has changed, as a reader runs it."""
+    """Runs a notebook with short runs, then again from the changed cell on, as a reader would."""
     notebook = jupytext.read(path)
     for cell in notebook.cells:
         cell.source = STEPS.sub("steps=2", cell.source)
@@ -160,7 +160,7 @@ def test_a_changed_cell_runs_again(name: str, tmp_path: Path, monkeypatch) -> No
 
 
 def test_a_notebook_that_trains_begins_anew() -> None:
-    """What a reader has changed would meet the run and the directories of the time before."""
+    """A reader's changed cell would otherwise find the previous run and directories."""
     made, removed = set(), set()
     for name in CHANGES:
         text = (ROOT / "notebooks" / f"{name}.py").read_text(encoding="utf-8")
@@ -172,7 +172,7 @@ def test_a_notebook_that_trains_begins_anew() -> None:
 
 @pytest.mark.slow
 def test_the_fine_tune_of_a_notebook_gets_better(executed: dict[str, Future[Any]]) -> None:
-    """Its held-out text says so, after a whole run; and the directory that it writes is the run."""
+    """Held-out loss falls in a whole run, and the exported directory reproduces it."""
     shown = [
         output.get("text", "")
         for cell in executed["7_hugging_face"].result().cells

@@ -1,4 +1,4 @@
-"""`examples/own_part.py` and `examples/own_model.py`: every command works on them correctly."""
+"""`examples/own_part.py` and `examples/own_model.py`: every command works with them."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from jaxptd.parts.mlp import MLPShape, mlp_of, register_mlp
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PART = {"mlp": "squared-relu", "ffn_hidden_size": 23}  # which no number of devices divides
+PART = {"mlp": "squared-relu", "ffn_hidden_size": 23}  # no number of devices divides it
 MODEL = {"family": "parallel-gpt"}
 FULL = MODEL | {"remat": "full", "num_kv_heads": 2}
 LAYOUTS = [
@@ -62,7 +62,7 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
-    """Registers both; other tests of this process find the tables as they were."""
+    """Registers both, and restores the tables for other tests of this process."""
     tables = (FAMILIES, PRESETS, values._ADDED, mlp._KINDS)
     before = [dict(table) for table in tables]
     runpy.run_path(str(EXAMPLES / "own_part.py"))
@@ -91,7 +91,7 @@ def test_formulas_say_what_its_program_moves_and_keeps(layout: Layout, choice: d
     assert count(program) == formula(program)
     plan = program.resolved.plan
     assert counted(program) == memory_model.activations(program.config, plan)
-    # What a plan reads are the same formulas on shapes that no model made.
+    # A plan applies the same formulas to shapes without building a model.
     infos = parameter_infos(program.config)
     assert add_up(expected(program.config, infos, plan)) == formula(program)
 

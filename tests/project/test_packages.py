@@ -1,6 +1,6 @@
-"""Wheel and source distribution hold what they should, and an installed user can train.
+"""Wheel and source distribution contain the right files, and an installed copy can train.
 
-The wheel is unzipped, which for pure Python is all that an installation does with it.
+The wheel is unzipped, which is all that installing pure Python does.
 """
 
 import os
@@ -16,7 +16,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"__pycache__", "_build"}
-# What the extras install, by the names under which Python imports it.
+# Packages that the extras install, by their import names.
 OF_EXTRAS = ["matplotlib", "PIL", "pyarrow", "zstandard", "tensorboardX", "tokenizers"]
 OF_EXTRAS += ["safetensors", "lm_eval", "torch"]
 
@@ -46,7 +46,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the source distribution unpacks to."""
+    """The unpacked folder of the source distribution."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(build(SdistBuilder, ROOT, tmp_path_factory.mktemp("sdist"))) as archive:
         archive.extractall(folder, filter="data")
@@ -107,7 +107,7 @@ def test_commands_of_the_wheel_run_in_an_empty_directory(
 
 
 def test_without_any_extra_every_command_can_be_imported() -> None:
-    """Where an option needs one, a line names it; other commands and options are not to fail."""
+    """An option that needs an extra names it in a line; nothing else may fail."""
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"

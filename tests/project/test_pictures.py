@@ -1,4 +1,4 @@
-"""The pictures of the documentation: legible at the width of a page, right on light and dark."""
+"""The documentation's pictures: legible at page width, on light and dark backgrounds."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 PICTURES = sorted((Path(__file__).parents[2] / "docs" / "pictures").glob("*.svg"))
-PAGE = 736  # pixels that the text of a page is wide
-SMALLEST = 8.0  # pixels of a letter at that width
+PAGE = 736  # width of a page's text in pixels
+SMALLEST = 8.0  # height of a letter in pixels at that width
 PIXELS = {"pt": 4 / 3, "px": 1.0, "": 1.0}
 WHITE = ("#fff", "#ffffff", "white")
 
@@ -24,7 +24,7 @@ def scale(source: str) -> float:
 
 
 def letters(source: str) -> list[float]:
-    """The sizes of all letters, in units of the SVG."""
+    """Sizes of all letters, in units of the SVG."""
     return [float(size) for size in re.findall(r"font(?:-size)?:[^;\"}]*?([\d.]+)px", source)]
 
 

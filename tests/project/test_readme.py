@@ -1,4 +1,4 @@
-"""The README: its example runs, its commands exist, its figures and table are those of pages."""
+"""The README: its example runs, its commands exist, its figures and table match the pages."""
 
 import os
 import re
@@ -99,7 +99,7 @@ def test_figures_are_those_of_the_page(row: list[str]) -> None:
 
 
 def test_the_plan_is_that_of_the_page() -> None:
-    """Line by line, without the last columns."""
+    """Compares line by line, without the last columns."""
     page = (ROOT / "docs" / "planning.md").read_text().splitlines()
     block = README[README.index("512 x h200") :].partition("\n```")[0].splitlines()
     assert len(block) == 3
@@ -113,7 +113,7 @@ def test_the_table_of_features_is_that_of_the_page() -> None:
 
 
 def section(name: str) -> str:
-    """The text of the comparison under a heading of level 3."""
+    """The comparison's text below a heading of level 3."""
     return re.split(r"\n##+ ", COMPARISON.partition(f"### {name}\n")[2])[0]
 
 
@@ -122,7 +122,7 @@ def sources(name: str) -> list[list[str]]:
 
 
 def test_each_feature_is_sourced_where_it_is_claimed() -> None:
-    """A library's table has a source if, and only if, the matrix says yes, no or partly."""
+    """A library's table lists a source exactly where the matrix says yes, no or partly."""
     lines = [cells(line) for line in FEATURES.findall(COMPARISON)[0].splitlines()]
     assert {claim for line in lines for claim in line[2:]} == {"yes", "no", "partly", "not found"}
     for column, library in enumerate(LIBRARIES, start=2):
@@ -139,12 +139,12 @@ def test_each_source_says_which_commit_was_read_and_when_it_was_checked(library:
     ]
     read = datetime.strptime(date, "%d %B %Y").date()
     assert f"/{commit}/" in section(library)
-    assert "*not found*" in section(library)  # and what was searched for
+    assert "*not found*" in section(library)  # with what was searched for
     for *_, checked in sources(library):
         assert read <= datetime.strptime(checked, "%Y-%m-%d").date() <= datetime.now().date()
 
 
-# How the tables of sources name each feature, in the order of the matrix.
+# Names of the features in the tables of sources, in the order of the matrix.
 SOURCED = (
     "tensor parallel",
     "context parallel",

@@ -1,7 +1,7 @@
-"""The recipes of `examples/cluster/`: their scripts run, with a scheduler and a Python that record.
+"""The recipes in `examples/cluster/`: scripts run with a fake scheduler and Python that record.
 
-Each command line is read by the command's own parser, and the processes that it starts are found
-from the variables that its launcher sets.
+The command's parser reads each command line, and the variables that the launcher sets identify the
+processes that it starts.
 """
 
 import ast
@@ -43,9 +43,9 @@ def write_program(path: Path, script: str) -> None:
 
 
 def run_script(name: str, *options: str, folder: Path, code: int = 0, text="", **variables: str):
-    """Runs a script; srun, scontrol and python write their arguments, and end with this code.
+    """Runs a script; srun, scontrol and python print their arguments, and exit with this code.
 
-    text: of the script, if it is another one than in the file.
+    text: text of the script, if it differs from the file.
     """
     for program in ("srun", "scontrol", "python"):
         said = f'"CPUs $SRUN_CPUS_PER_TASK $IN_VENV" {program} "$@" end'
@@ -84,7 +84,7 @@ def sbatch() -> dict[str, str]:
 
 
 def test_slurms_options_are_at_the_top() -> None:
-    """Slurm reads none after the first command or the first line that is no comment."""
+    """Slurm ignores options after the first line that is not a comment."""
     lines = (CLUSTER / "slurm.sbatch").read_text().splitlines()
     assert all(line.startswith("#SBATCH") for line in lines[1 : 1 + len(sbatch())])
 
@@ -148,7 +148,7 @@ def test_slurms_processes_get_their_cpus_and_the_environment(tmp_path: Path) -> 
 def test_slurm_signals_the_processes_which_answer_by_saving() -> None:
     name, _, seconds = sbatch()["signal"].partition("@")
     assert getattr(signal, f"SIG{name}") in SIGNALS  # without `B:`
-    assert 128 + getattr(signal, f"SIG{name}") == 138  # the code that the script queues again for
+    assert 128 + getattr(signal, f"SIG{name}") == 138  # the exit code for which the script requeues
     assert int(seconds) >= 90
 
 
@@ -182,7 +182,7 @@ def test_what_nccl_may_need_is_exported_by_a_line_that_is_uncommented(tmp_path: 
 
 
 def test_a_batch_script_that_gets_the_signal_itself_passes_it_on(tmp_path: Path) -> None:
-    """The loop of the page: srun goes on until the signal arrives, and its code is the script's."""
+    """The page's loop: srun runs until the signal arrives, and the script exits with its code."""
     page = (ROOT / "docs" / "howto" / "slurm.md").read_text()
     (loop,) = re.findall(r"```bash\n(srun .*?)```", page, flags=re.S)
     write_program(

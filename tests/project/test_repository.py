@@ -1,4 +1,4 @@
-"""The files that hosts and tools of a repository read: metadata, templates, hooks, the workflow."""
+"""Files for hosts and tools of a repository: metadata, templates, hooks, the workflow."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def test_only_pyproject_and_pages_that_install_name_the_host_of_the_repository()
 
 
 def test_who_lands_on_the_quickstart_clones_and_installs_as_the_readme_says() -> None:
-    """The same commands, the same time, and a link to what the metadata names."""
+    """Both pages give the same commands, the same time, and a link to the metadata's address."""
     readme, page = (
         (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/quickstart.md")
     )

@@ -1,4 +1,4 @@
-"""`pytest --share I/N`: shares are disjoint and together are all tests; bad input is one line."""
+"""`pytest --share I/N`: shares are disjoint and cover all tests; bad input gives one line."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ CONFTEST = Path(__file__).parents[2] / "conftest.py"
 
 
 def chosen(share: str | None, items: list[str]) -> tuple[list[str], list[str]]:
-    """(tests that run, tests that are reported as deselected)."""
+    """Returns (tests that run, tests reported as deselected)."""
     spec = importlib.util.spec_from_file_location("conftest_under_test", CONFTEST)
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The tutorial pages are those of today's notebooks, with their outputs and pictures."""
+"""Tutorial pages match the current notebooks, with their outputs and pictures."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ each = pytest.mark.parametrize("name", NOTEBOOKS)
 
 
 def is_current(name: str, text: str) -> bool:
-    """True if the page has the words and the code of the notebook."""
+    """True if the page contains the notebook's words and code."""
     return without_outputs(text) == page(jupytext.read(NOTEBOOKS[name]), name)[0]
 
 
@@ -103,7 +103,7 @@ def test_an_animation_becomes_a_moving_picture() -> None:
     assert "script" not in text
     image: Any = Image.open(io.BytesIO(pictures["n_1.png"]))
     assert image.n_frames == 2
-    assert image.convert("RGBA").getpixel((0, 0))[3] == 0  # white is no card on a dark page
+    assert image.convert("RGBA").getpixel((0, 0))[3] == 0  # white glares on a dark page
     image.seek(1)
     assert image.convert("RGBA").getpixel((0, 0)) == (0, 0, 255, 255)
 

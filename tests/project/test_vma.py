@@ -1,6 +1,6 @@
-"""Every shard_map of the package is called with `check_vma=True`, literally.
+"""Every shard_map of the package is called with a literal `check_vma=True`.
 
-With False a forgotten psum gives wrong numbers in silence; with True it is an error when traced.
+With False, a forgotten psum silently gives wrong numbers; with True, tracing raises an error.
 """
 
 import ast
@@ -10,14 +10,14 @@ import pytest
 
 import jaxptd
 
-# Files that must switch the check off: path within the package, and the kernel that forces it.
+# Files that must disable the check: path in the package, and the kernel that forces it.
 EXCEPTIONS: dict[str, str] = {}
 
 PACKAGE = Path(jaxptd.__file__).parent
 
 
 def is_shard_map(node: ast.AST) -> bool:
-    """True for `shard_map`, or an attribute `.shard_map`."""
+    """True for `shard_map` or an attribute `.shard_map`."""
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
     return name == "shard_map"
 
@@ -28,7 +28,7 @@ def says_true(call: ast.Call) -> bool:
 
 
 def unchecked(source: str) -> list[int]:
-    """Lines that give check_vma another value than True, or use shard_map without giving it."""
+    """Lines that pass check_vma a value other than True, or call shard_map without it."""
     tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     checked = {

@@ -1,4 +1,4 @@
-"""Cases cover every field, so that pairs of values meet, and are the same each time."""
+"""Cases cover every field and pair of values, and are the same each time."""
 
 import itertools
 import random
@@ -93,7 +93,7 @@ def test_pairs_that_cannot_be_are_counted_apart() -> None:
     pairs.refused |= {never, later}
     assert pairs.counts() == {"met": 0, "of": pairs.number - 2, "refused": 2}
     values = {name: of[0] for name, of in DRAWN.items()} | dict(later)
-    pairs.add(values)  # so it can be
+    pairs.add(values)  # it was possible after all
     met = len(DRAWN) * (len(DRAWN) - 1) // 2
     assert pairs.counts() == {"met": met, "of": pairs.number - 1, "refused": 1}
 

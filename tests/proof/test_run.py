@@ -1,4 +1,4 @@
-"""`jaxptd verify --random`: how it ends, its record, and how it shrinks a failing case."""
+"""`jaxptd verify --random`: its outcome, its record, and how it shrinks a failing case."""
 
 import json
 
@@ -20,7 +20,7 @@ def command(folder, *words: str) -> int:
 
 
 class Fake:
-    """Cases with tp or cp are unequal, the others equal."""
+    """Reports cases with tp or cp as unequal, all others as equal."""
 
     def __init__(self) -> None:
         self.compared = 0

@@ -1,4 +1,4 @@
-"""Shares of cases, each in a process. Imports little, as each process imports this file."""
+"""Shares of cases, one per process. Imports little, as each process imports this file."""
 
 import sys
 

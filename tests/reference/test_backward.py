@@ -1,4 +1,4 @@
-"""The reference's own backward pass, by derivatives along complex steps; and its independence."""
+"""The reference's backward pass against complex-step derivatives; and its independence."""
 
 import ast
 from pathlib import Path
@@ -14,7 +14,7 @@ from reference.tape import Value
 from reference.training import loss_and_gradients
 from turns import slow
 
-STEP = 1e-30  # nothing is subtracted, so it may be as small as one likes
+STEP = 1e-30  # may be arbitrarily small, as nothing is subtracted
 ROUNDING = 1e-12
 POST = next(case for case in MORE if "norm_order" in case.fields)
 
@@ -25,7 +25,7 @@ POST = next(case for case in MORE if "norm_order" in case.fields)
     ids=str,
 )
 def test_gradients_are_derivatives_along_complex_steps(case: Case) -> None:
-    """A bias that only chooses has no slope; in place of its gradient stand counts of tokens."""
+    """A bias that only chooses has no slope; counts of tokens replace its gradient."""
     params, batch = start(case), batches(case)[0]
     masks, rng = Masks(SEED, 0, 0.2), np.random.default_rng(0)
     _, grads = loss_and_gradients(case.family, params, batch, case.known, masks)
@@ -42,7 +42,7 @@ def test_gradients_are_derivatives_along_complex_steps(case: Case) -> None:
 
 
 def test_threefry_is_that_of_its_authors() -> None:
-    """Known answers of Random123's `kat_vectors`, threefry2x32 of 20 rounds."""
+    """Known answers from Random123's `kat_vectors` for threefry2x32 with 20 rounds."""
     assert threefry((0, 0), (0, 0)) == (0x6B200159, 0x99BA4EFE)
     ones = 2**32 - 1
     assert threefry((ones, ones), (ones, ones)) == (0x1CB996FC, 0xBB002BE7)

@@ -1,4 +1,4 @@
-"""The words and masks of dropout are those of the reference, bit for bit."""
+"""Words and masks of dropout equal the reference's, bit for bit."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""A step of Swin and of Swin-UNet, with dropout and dropped paths, is that of a reference."""
+"""Steps of Swin and Swin-UNet, with dropout and dropped paths, equal the reference's."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,7 @@ def config(family: str, layout: Layout, choice: dict) -> Config:
 def expected(
     family: str, params: dict, batch: dict, *, together: bool
 ) -> tuple[dict[str, float], dict]:
-    """The terms of the loss, and the gradients of their weighted sum, by the reference."""
+    """The reference's terms of the loss, and the gradients of their weighted sum."""
     values = {name: Value(p) for name, p in params.items()}
     sizes = UNET if family == "swin-unet" else ENCODER
     model = Model(values, sizes, OPTIONS, Masks(SEED, 0, DROPS["dropout"]))

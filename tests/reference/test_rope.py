@@ -1,4 +1,4 @@
-"""The angles of rotary positions are those of the published formulas."""
+"""Angles of rotary positions equal those of the published formulas."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from reference.rope import angle, lengthening
 from jaxptd.config.block import Rope, frequencies
 
 RANGES = ((1.0, 4.0), (1.0, 32.0), (1.5, 6.0))
-LENGTHS = (1, 4, 64, 8192)  # of the shortest no wave makes a turn, so that yarn's line is turned
+LENGTHS = (1, 4, 64, 8192)  # no wave makes a turn in the shortest, which reverses yarn's ramp
 
 
 @pytest.mark.parametrize("scaling", [None, "linear", "llama3", "yarn"])

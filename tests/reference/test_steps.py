@@ -1,4 +1,4 @@
-"""jaxptd's training steps are those of a reference in numpy, on one device and on layouts."""
+"""jaxptd's training steps equal a numpy reference, on one device and on layouts."""
 
 import functools
 
@@ -32,12 +32,12 @@ from turns import slow
 
 from jaxptd.mesh import Layout, make_mesh
 
-TOLERANCE = 1e-12  # of the norm of the difference, by that of the reference
+TOLERANCE = 1e-12  # relative, by norms
 FLOAT32 = 2.0**-22  # learning rates are float32
 
 
 def found(case: Case, layout: Layout) -> list[Step]:
-    """Steps of jaxptd, in canonical form."""
+    """jaxptd's steps, in canonical form."""
     program = FromZeros(case.config(layout), make_mesh(layout))
     stored = program.states.stored
     placed = jax.jit(lambda p: {name: stored[name].from_canonical(x) for name, x in p.items()})
@@ -58,25 +58,25 @@ def found(case: Case, layout: Layout) -> list[Step]:
 
 @functools.cache
 def expected(case: Case, rates: tuple[float, ...]) -> list[Step]:
-    """Steps of the reference. rates: its learning rates as jaxptd rounds them."""
+    """The reference's steps. rates: learning rates, as jaxptd rounds them."""
     training = Training(case.family, case.known, case.rule, SEED, start(case))
     return [training.step(each, rate) for each, rate in zip(batches(case), rates, strict=True)]
 
 
 def far(found: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference / norm of what is expected."""
+    """Norm of the difference, divided by the norm of the expected value."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def differences(case: Case, layout: Layout) -> dict[str, float]:
-    """Relative differences between jaxptd's steps and the reference's, by what differs."""
+    """Relative differences between jaxptd's and the reference's steps, by quantity."""
     with jax.enable_x64(True):
         steps = found(case, layout)
     wanted = expected(case, tuple(step.rate for step in steps))
     every = {}
     for number, (step, want) in enumerate(zip(steps, wanted, strict=True)):
         assert step.rate == pytest.approx(want.rate, rel=FLOAT32)
-        assert want.norm > 1.1 * case.rule.clip  # or nothing is clipped
+        assert want.norm > 1.1 * case.rule.clip  # otherwise nothing is clipped
         every[f"loss {number}"] = abs(step.loss / want.loss - 1)
         every[f"norm {number}"] = abs(step.norm / want.norm - 1)
         assert step.gradients.keys() == want.gradients.keys()
@@ -87,7 +87,7 @@ def differences(case: Case, layout: Layout) -> dict[str, float]:
 
 
 def hold(case: Case, layout: Layout) -> None:
-    """Asserts that all are equal."""
+    """Asserts that all quantities agree."""
     found = differences(case, layout)
     assert {name: error for name, error in found.items() if not error <= TOLERANCE} == {}
 
@@ -109,12 +109,12 @@ def test_other_options_step_as_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [SIGMOIDS, *map(slow, WITH_EXPERTS[1:])], ids=str)
 def test_experts_step_as_the_reference(case: Case) -> None:
-    """Loads are among the gradients, and equal to the last token."""
+    """Loads are compared with the gradients, and must match to the last token."""
     hold(case, Layout())
 
 
 def test_an_expert_without_tokens_decays_as_all_do() -> None:
-    """Its gradient is zero, but the mean of its gradients is not, nor is its weight decay."""
+    """An idle expert has no gradient, but moments and weight decay still move it."""
     first, second, _ = expected(SIGMOIDS, tuple(RULE.rate(step) for step in range(STEPS)))
     loads, after = (each.gradients["blocks_1.mlp.router.load_bias"][0] for each in (first, second))
     idle = np.flatnonzero((loads > 0) & (after == 0))
@@ -124,7 +124,7 @@ def test_an_expert_without_tokens_decays_as_all_do() -> None:
         moved = second.params[name] - first.params[name]
         decay = -RULE.rate(1) * RULE.decay * first.params[name]
         assert (moved != 0)[0, idle].all()
-        assert far(moved[0, idle], decay[0, idle]) > 0.1  # and moments, which decay
+        assert far(moved[0, idle], decay[0, idle]) > 0.1  # moments also contribute
 
 
 LAYOUTS = (

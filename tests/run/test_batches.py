@@ -1,4 +1,4 @@
-"""The batches of a run: prompts, padding and documents, in the order of the ring's devices."""
+"""A run's batches: prompts, padding and documents, in the order of the ring's devices."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints: saved with their description, and chosen to resume from."""
+"""A run's checkpoints: how they are saved, described and chosen for resuming."""
 
 import shutil
 from pathlib import Path
@@ -35,7 +35,7 @@ def program(*overrides):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, state):
-    """The run directory of a run that saved at the steps of LOSSES."""
+    """The directory of a run that saved at the steps of LOSSES."""
     path = tmp_path_factory.mktemp("saved")
     first = RunCheckpoints(program("--checkpoint.keep=9"), RunDir(path), pytest.fail)
     for step, loss in LOSSES.items():
@@ -47,7 +47,7 @@ def folder(tmp_path_factory, state):
 
 @pytest.fixture
 def saved(tmp_path, folder):
-    """Opens the checkpoints of a copy of that run; `lines` has the output."""
+    """Opens the checkpoints of a copy of that run; `lines` collects the output."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
 
     def opened(*overrides):
@@ -112,10 +112,10 @@ def test_saving_behind_the_step_or_not(saved, state, behind, monkeypatch):
     ("every", "evaluated", "keep_best", "warned"),
     [
         (5, 10, 1, False),
-        (7, 4, 1, True),  # they meet at 28 of 28 steps, the last
+        (7, 4, 1, True),  # they coincide only at step 28, the last
         (7, 4, 0, False),
         (0, 4, 1, False),
-        (7, 0, 1, False),  # nobody asked for evaluations
+        (7, 0, 1, False),  # no evaluations requested
         (28, 5, 1, False),  # only the last step is saved, and evaluated
         (3, 9, 1, False),
         (9, 7, 1, True),

@@ -1,4 +1,4 @@
-"""The flags that simulated devices need, and the share of a GPU's memory."""
+"""Flags for simulated devices, and the share of a GPU's memory."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ def test_where_anything_is_permuted_it_is_one_at_a_time_and_in_order(
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Two GPUs that JAX has not started yet, and no share of their memory in the environment."""
+    """Two GPUs that JAX has not initialized, with no memory share set in the environment."""
     for name in FRACTIONS:
         monkeypatch.setenv(name, "")
     stats = {"bytes_limit": 73_600_000_000}

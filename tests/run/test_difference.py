@@ -1,4 +1,4 @@
-"""Two configs are the same run if a field spells out what null stands for in the other."""
+"""Configs describe the same run if one spells out a value that is null in the other."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The run directory: the same run or another, its files, and those of a killed run."""
+"""The run directory: whether it holds the same run, its files, and those of a killed run."""
 
 import functools
 import json
@@ -97,7 +97,7 @@ IMAGES = ("size=448", "channels=3", "classes=5", "patch=2", "window=14", "depths
 IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
 TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
 TARGETS += ("relative_distance=40", "output_scale=0.5")
-# Options that a field cannot be without: without the field itself, and those that need it.
+# Options that a field requires, without the field itself and those that need it.
 NEEDED = {
     "model.rope.scaling": ["--model.positions=rope"],
     "model.rope.window_theta": ["--model.positions=rope", "--model.window=5"],
@@ -189,7 +189,7 @@ def test_processes_may_have_their_own_paths_but_not_their_own_weights(monkeypatc
 
 
 def test_every_field_is_one_or_the_other():
-    """The two lists above name every field of a config, so a new one has to be decided on."""
+    """The two lists above name every field of a config, so a new field needs a decision."""
     marks = [
         test_what_a_resumed_run_may_change,
         test_what_makes_another_run_is_named_with_both_values,
@@ -197,7 +197,7 @@ def test_every_field_is_one_or_the_other():
     overrides = [each for test in marks for each in test.pytestmark[0].args[1]]
     named = {override.removeprefix("--").partition("=")[0] for override in overrides}
     fields = set(field_types())
-    whole = ("layout.", "model.moe.")  # sections that are decided as a whole
+    whole = ("layout.", "model.moe.")  # sections decided as a whole
     decided = {f for f in fields if f.startswith(whole)} | {"model.family"}
     assert fields - decided == {name for name in named if not name.startswith(whole)}
 

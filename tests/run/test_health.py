@@ -1,4 +1,4 @@
-"""Steps, parameters and evaluations that end a run, and the error that names them."""
+"""Non-finite steps, parameters and evaluations end a run with an error that names them."""
 
 import math
 

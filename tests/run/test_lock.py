@@ -1,4 +1,4 @@
-"""Only one run at a time uses a run directory, and a stale lock is recognised."""
+"""One run at a time uses a run directory, and stale locks are recognised."""
 
 import dataclasses
 import errno
@@ -15,7 +15,7 @@ from jaxptd.run import lock as holder_module
 from jaxptd.run import lock as lock_module
 from jaxptd.run.lock import Holder, RunLock
 
-NOBODY = 2**22 + 1  # above Linux's largest process number
+NOBODY = 2**22 + 1  # above Linux's largest process id
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def lock(folder, lines) -> RunLock:
 
 @pytest.fixture
 def patient(monkeypatch) -> None:
-    """A lock is waited for until it is written, however busy the machine is."""
+    """Waits until a lock is written, however busy the machine is."""
     monkeypatch.setattr(lock_module, "PATIENCE", 120)
 
 
 def left_behind(folder: Path, **changes) -> Path:
-    """The lock of a process that has ended, with other values in some fields."""
+    """The lock of a process that has ended, with some fields changed."""
     folder.mkdir(parents=True)
     holder = dataclasses.replace(Holder.this_process(), **({"pid": NOBODY} | changes))
     path = folder / "lock.json"
@@ -49,7 +49,7 @@ def left_behind(folder: Path, **changes) -> Path:
 
 
 def refusal(lock: RunLock) -> str:
-    """The line with which a lock is refused, by both of its doors."""
+    """The line that refuses a lock, the same from `check` and `held`."""
     with pytest.raises(UserError) as first:
         lock.check()
     with pytest.raises(UserError) as second, lock.held():
@@ -107,7 +107,7 @@ def test_a_lock_that_another_run_made_meanwhile_is_left_alone(lock, folder):
     "changes",
     [
         {},
-        {"pid": os.getpid(), "started": 12345},  # another process has its number now
+        {"pid": os.getpid(), "started": 12345},  # another process reuses its id
         {"pid": os.getpid(), "boot": "before a restart"},
         {"pid": os.getppid(), "started": 0},
     ],
@@ -134,7 +134,7 @@ def test_of_another_host_it_is_named_with_what_to_check_and_delete(lock, folder,
 
 
 def test_a_live_process_in_another_container_is_known_by_its_flock(lock, folder):
-    path = left_behind(folder)  # a number that means nothing here
+    path = left_behind(folder)  # an id without meaning here
     file = os.open(path, os.O_RDWR)
     lock_module._flock(file)
     assert "is in use by process" in refusal(lock)

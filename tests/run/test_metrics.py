@@ -1,4 +1,4 @@
-"""metrics.jsonl: rows that stay, lines that are not rows, and a disk that is full for a while."""
+"""metrics.jsonl: rows that stay, lines that are not rows, and a temporarily full disk."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The prompt of the sample that a run ends with, and its lines."""
+"""The prompt and lines of the sample at the end of a run."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_the_standard_library_is_continued_with_python():
 def test_other_text_is_continued_from_its_held_out_part_between_two_words():
     assert prompt("a.txt", windows(TEXT)) == "It was a bright cold day in April, and the"
     assert prompt("a.txt", windows(TEXT, seq_length=12)) == "It was a"
-    assert prompt("a.txt", windows("é" * 60)) == "é" * 24  # never half a letter
+    assert prompt("a.txt", windows("é" * 60)) == "é" * 24  # letters stay whole
     assert prompt("a.txt", windows("x" + "é" * 60)) == "x" + "é" * 23
 
 

@@ -1,4 +1,4 @@
-"""`train.profile`: a trace of some steps of a run, and of no others."""
+"""`train.profile` traces exactly the requested steps of a run."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def losses(train: Trainer) -> list[float]:
 
 
 def traced_steps(train: Trainer) -> list[int]:
-    """The steps in the traces of a run, as annotations that XProf and Perfetto show."""
+    """Steps in a run's traces, as annotations that XProf and Perfetto show."""
     found = []
     for path in sorted((train.run_dir.path / "profile").glob("**/*.trace.json.gz")):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

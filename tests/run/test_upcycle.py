@@ -1,4 +1,4 @@
-"""Experts that begin as copies of a dense model's MLP, from checkpoints and Hugging Face files."""
+"""Experts that start as copies of a dense model's MLP, from checkpoints or Hugging Face."""
 
 import dataclasses
 from pathlib import Path
@@ -28,7 +28,7 @@ from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
 
 LLAMA: dict[str, Any] = {"family": "llama", "num_layers": 4, "num_kv_heads": 2}
-# Two experts in every second layer, so that there are stacks of one layer each.
+# Two experts in every second layer, so that each stack has one layer.
 MIXTRAL: dict[str, Any] = LLAMA | {"family": "mixtral", "moe.num_experts": 4}
 MIXTRAL |= {"rope.theta": 1e4, "moe.upcycle": True}
 SPARSE = {"moe.every": 2}
@@ -42,7 +42,7 @@ LAYOUTS = [
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
-    """A run of a dense model, and its parameters."""
+    """A dense model's run, and its parameters."""
     made, path = tiny.program(Layout(tp=2), **LLAMA), tmp_path_factory.mktemp("dense")
     state = made.init_state()
     save(made, state, path)
@@ -68,7 +68,7 @@ def program(layout: Layout, start: Path | None, **model: Any) -> Program:
 def check_copies(
     found: dict[str, np.ndarray], dense: dict[str, np.ndarray], drawn: dict[str, np.ndarray]
 ) -> None:
-    """Asserts that all numbers are those of a dense model, and of routers those drawn."""
+    """Asserts that routers have the drawn parameters, and all others equal the dense model's."""
     used = set()
     for name, x in found.items():
         stack, _, rest = name.partition(".")
@@ -151,7 +151,7 @@ def test_without_weights_and_with_those_of_experts_it_is_refused(dense, tmp_path
         np.testing.assert_array_equal(found[name], x)
 
 
-# ---- directories of Hugging Face, and the loss ---------------------------------------------------
+# ---- Hugging Face directories, and the loss ------------------------------------------------------
 
 SIZES = {"vocab_size": 13, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8}
@@ -160,7 +160,7 @@ EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "upcycle": True}
 PLAIN = {"shared_ffn_hidden_size": 0, "shared_gate": False, "normalize": True}
 
 
-# Qwen's differ in options that the checks of sizes compare.
+# Qwen's models differ in options that size checks compare.
 FAMILIES = [*PAIRS][:1] + [pytest.param(name, marks=pytest.mark.slow) for name in [*PAIRS][1:]]
 
 
@@ -172,7 +172,7 @@ def directory(request, tmp_path_factory) -> Directory:
 
 
 def upcycled(directory: Directory, layout: Layout, **moe: Any) -> Program:
-    """The program of a directory's model with experts."""
+    """The program for a directory's model with experts."""
     config = config_of(directory, dtype="float64")
     family: Any = PAIRS[config.model.family]
     made: Any = nested(dataclasses.asdict(config.model))
@@ -188,7 +188,7 @@ def loss(program: Program, params: Any) -> float:
 
 
 def test_the_first_loss_is_the_dense_models(directory: Directory) -> None:
-    """Weights of a token's experts add up to 1, and all of them compute the same."""
+    """A token's experts have weights that sum to 1, and all compute the same."""
     with jax.enable_x64(True):
         config = config_of(directory, dtype="float64")
         train = dataclasses.replace(config.train, global_batch_size=8)

@@ -1,4 +1,4 @@
-"""Remarks at the start of a run: fields without effect, schedules that could be shorter."""
+"""Remarks at a run's start: fields without effect, schedules that could be shorter."""
 
 import dataclasses
 

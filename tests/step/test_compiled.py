@@ -1,4 +1,4 @@
-"""Programs and batches that do not fit their config are refused; numpy's arrays are placed."""
+"""Programs and batches that do not match the config are refused; numpy arrays are placed."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def changed(field: str, change) -> dict:
 
 
 def with_id(field: str, number: int, dtype: type = np.int32) -> dict:
-    """A batch with one other id, in another type."""
+    """A batch with one id changed, in another dtype."""
 
     def put(x: np.ndarray) -> np.ndarray:
         x = x.astype(dtype)

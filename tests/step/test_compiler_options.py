@@ -1,4 +1,4 @@
-"""XLA's options for a step: on GPUs only, and what they do to permutes."""
+"""XLA's options for a step: only on GPUs, and their effect on permutes."""
 
 import math
 import re
@@ -88,7 +88,7 @@ def test_stacks_are_filled_with_zeros_where_moments_are_on_the_host(offload, eli
 
 
 def test_the_scheduler_counts_on_the_memory_that_a_run_takes() -> None:
-    """XLA: 0.80 of the memory, times the option in per cent."""
+    """XLA uses 0.80 of the memory, times the option in percent."""
     options = compiler_options(tiny.config(Layout()), on_gpus=True) or {}
     assert 0.80 * options["xla_gpu_memory_limit_slop_factor"] / 100 == pytest.approx(GPU_MEMORY)
 
@@ -101,7 +101,7 @@ def test_8_bit_products_are_asked_for_on_gpus() -> None:
         assert options.get("xla_gpu_enable_triton_gemm") is given
 
 
-# ---- the devices that a permute joins ------------------------------------------------------------
+# ---- the devices that a permute connects ---------------------------------------------------------
 
 Groups = frozenset[frozenset[int]]
 JOINED = "xla_gpu_collective_permute_connected_components"
@@ -109,7 +109,7 @@ RING_STEPS = {"sequence_parallel": True, "collective_matmul": True}
 
 
 def connected(line: np.ndarray, pairs: Iterable[tuple[int, int]]) -> Groups:
-    """The devices of a line in groups that the pairs, of places in it, connect."""
+    """Groups of a line's devices that pairs of places connect."""
     group = {place: {place} for place in range(len(line))}
     for source, target in pairs:
         both = group[source] | group[target]
@@ -118,7 +118,7 @@ def connected(line: np.ndarray, pairs: Iterable[tuple[int, int]]) -> Groups:
 
 
 def divisions(program: Program) -> set[Groups]:
-    """How each permute of a step divides all devices into groups."""
+    """The groups into which each permute of a step divides all devices."""
     sizes: Mapping[str, int] = {str(axis): n for axis, n in program.mesh.shape.items()}
     numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     found = set()
@@ -155,7 +155,7 @@ def divisions(program: Program) -> set[Groups]:
 def test_permutes_join_what_they_connect_where_no_group_is_in_two_divisions(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """XLA refuses, or waits for ever, if a group is asked for as a part of two divisions."""
+    """XLA raises an error, or deadlocks, if one group belongs to two divisions."""
     monkeypatch.setattr(collectives, "permutes_natively", lambda: True)
     sizes = {"num_layers": 12, "hidden_size": 48, "num_heads": 12, "seq_length": 24, "batch": 24}
     program = tiny.program(layout, **sizes, micro_batches=12 if layout.pp > 1 else 1)
@@ -172,7 +172,7 @@ def test_where_nothing_is_permuted_the_option_is_not_given() -> None:
 
 
 def test_products_and_xla_s_own_kernels_are_not_split_over_threads() -> None:
-    """Otherwise XLA lets a collective start before the loop in front of it has ended."""
+    """XLA would otherwise start a collective before the preceding loop has ended."""
     x = jnp.ones((1024, 1024))
     compiled = jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile().as_text()
     assert " dot(" in compiled

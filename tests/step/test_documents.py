@@ -1,4 +1,4 @@
-"""Rotary positions of documents that are kept apart: as if each document began at position 0."""
+"""Rotary positions of separate documents act as if each document began at position 0."""
 
 import jax
 import numpy as np
@@ -14,14 +14,14 @@ FIRST = 5  # tokens of the first document; the second has 3
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_document_has_the_loss_that_it_has_alone(layout: Layout) -> None:
-    """Scores depend on differences of positions only, so they need not start again."""
+    """Scores depend only on differences of positions, so positions need not restart."""
     rope = {"family": "qwen3", "num_kv_heads": 2, "num_layers": 1, "dtype": "float64"}
     fields = tiny.batch()
     second = fields["tokens"][:, FIRST:], fields["targets"][:, FIRST:]
     rest = np.zeros((8, FIRST), np.int32)
     alone = {
         "tokens": np.hstack([second[0], rest]),
-        "targets": np.hstack([second[1], rest - 1]),  # the padding does not count
+        "targets": np.hstack([second[1], rest - 1]),  # the padding is ignored
     }
     numbers = np.tile((np.arange(8) >= FIRST).astype(np.int32), (8, 1))
     kept = np.where(numbers == 1, fields["targets"], -1)

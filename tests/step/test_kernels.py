@@ -1,6 +1,6 @@
-"""`model.kernels: triton` in a whole step, its kernels replaced by what they compute.
+"""`model.kernels: triton` in a whole step, with plain operations in place of its kernels.
 
-So it runs on any device; the kernels themselves are in `tests/kernels`.
+This runs on any device; `tests/kernels` tests the kernels themselves.
 """
 
 import math
@@ -27,8 +27,7 @@ from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import resolved
 from jaxptd.step.resolved import choose_kernels, resolve_for_decoding
 
-# What each kernel computes, by plain operations on whole arrays: inputs, number of results,
-# options -> results.
+# Each kernel as plain operations on whole arrays: inputs, number of results, options -> results.
 
 
 def normalised(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
@@ -56,7 +55,7 @@ def norm_gradients(inputs: Any, results: int, options: Mapping[str, Any]) -> lis
 
 
 def _activated(inputs: Any, options: Mapping[str, Any]) -> tuple[Array, list[Array]]:
-    """The activation, with its gate, and its derivatives for each part of h."""
+    """The activation with its gate, and its derivatives by each part of h."""
     h, b, *_ = inputs
     wide = sum(map(_wide, b), _wide(h))
     x, *gate = (wide[:, part] for part in range(h.shape[1]))
@@ -106,7 +105,7 @@ COMPUTED: Mapping[Callable[..., None], Callable[..., list[Array]]] = {
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., None]]:
-    """Kernels that are called; any device has them."""
+    """Records the kernels called, which this makes available on any device."""
     found = []
 
     def call(kernel: Any, inputs: Any, shapes: Any, **_: Any) -> list[Array]:
@@ -124,7 +123,7 @@ ACTIVATION = {activation._forward_kernel, activation._backward_kernel}
 NORM_AND_LOSS = set(COMPUTED) - ACTIVATION
 FOUR = {"num_layers": 4, "micro_batches": 4}
 UNROLLED = {"scan_layers": False}
-# Not for gelu, and not from what a loop over layers kept.
+# Neither for gelu, nor for values saved by a loop over layers.
 WITH_ACTIVATION = [
     *(
         slow(*each)

@@ -1,4 +1,4 @@
-"""The terms of a step's loss: their weights, their metrics, and which of them are evaluated."""
+"""Terms of a step's loss: their weights, their metrics, and which are evaluated."""
 
 import jax
 import numpy as np
@@ -17,8 +17,8 @@ ONE = {"num_layers": 1}
 
 @pytest.mark.slow
 def test_the_loss_has_the_mean_square_of_the_logsumexp() -> None:
-    """Against the logits of another program, of one device and without the term."""
-    targets = np.where(np.arange(8) < 3, -1, tiny.batch()["targets"])  # the first do not count
+    """Compares with the logits of a one-device program without the term."""
+    targets = np.where(np.arange(8) < 3, -1, tiny.batch()["targets"])  # the first ones are ignored
     batch = {**tiny.batch(), "targets": targets}
     with jax.enable_x64(True):
         found = tiny.program(Layout(dp=2, tp=2), z_loss=WEIGHT, dtype="float64", **ONE)

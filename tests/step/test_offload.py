@@ -63,7 +63,7 @@ def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
 
 
 def test_a_run_starts_without_a_whole_state_on_the_devices() -> None:
-    """Each array goes to host memory in the program that makes it."""
+    """The program that creates each array also moves it to host memory."""
     program = tiny.program(Layout(dp=2, offload="optimizer"))
     made = jax.make_jaxpr(program.states.new)(program.abstract_state["params"])
     (call,) = made.eqns

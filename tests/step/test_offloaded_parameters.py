@@ -1,4 +1,4 @@
-"""Parameters of layers in host memory: a device has one at a time, and no number changes."""
+"""Layers' parameters in host memory: a device holds one layer at a time; results are equal."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def memories(tree: Any) -> set[str]:
     return {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
 
 
-# ---- numbers ------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_parameters_and_moments_have_memories_of_their_own(
 
 
 def copied(jaxpr: Any) -> list[tuple[int, ...]]:
-    """The shapes of what is copied to devices."""
+    """Shapes of the arrays copied to devices."""
     return [
         each.outvars[0].aval.shape
         for each in equations(jaxpr)
@@ -143,7 +143,7 @@ def copied(jaxpr: Any) -> list[tuple[int, ...]]:
 
 
 def of_stacks(program: Program) -> list[tuple[int, ...]]:
-    """The shapes of layers' matrices on a device, as the state holds them."""
+    """Shapes of layers' matrices on a device, as stored in the state."""
     mesh = dict(program.mesh.shape)
     stored = program.states.stored
     names = [name for name, info in program.infos.items() if info.stack and len(info.shape) > 2]
@@ -171,7 +171,7 @@ def _axes(spec: Any) -> list[tuple[str, ...]]:
     ids=str,
 )
 def test_a_step_copies_layers_one_by_one_to_the_device(layout: Layout, choice: dict) -> None:
-    """Whole stacks come once, for the update; the passes, loops of scans, copy single layers."""
+    """Whole stacks are copied once, for the update; the scans of the passes copy single layers."""
     program = tiny.program(dataclasses.replace(layout, offload=ALONE), **THREE | choice)
     stacks, jaxpr = of_stacks(program), traced(program).jaxpr
     passes = [shape for loop in scans(jaxpr) for shape in copied(loop.params["jaxpr"].jaxpr)]
@@ -183,23 +183,23 @@ def test_a_step_copies_layers_one_by_one_to_the_device(layout: Layout, choice: d
 
 
 def test_copies_for_the_update_wait_for_updates_before() -> None:
-    """Else XLA copies the whole state at the beginning of a step."""
+    """XLA would otherwise copy the whole state at the beginning of a step."""
     program = tiny.program(Layout(tp=2, offload=BOTH))
     jaxpr = next(x for x in inside_all(traced(program).jaxpr) if waits(x))
     assert len(waits(jaxpr)) == 3 * len(program.infos)  # a parameter and two moments
     others = [each.invars[1] for each in waits(jaxpr)]
-    assert len({*others}) >= len(program.infos) - 2  # all but the first of each kind of sharding
+    assert len({*others}) >= len(program.infos) - 2  # all except the first of each sharding
 
 
 def inside_all(jaxpr: Any) -> Iterator[Any]:
-    """The jaxpr, and all that are inside."""
+    """The jaxpr and all jaxprs inside."""
     yield jaxpr
     for each in equations(jaxpr):
         yield from inside(each)
 
 
 def waits(jaxpr: Any) -> list[Any]:
-    """The barriers that hold back an array on the host."""
+    """Barriers that hold back an array on the host."""
     return [
         each
         for each in jaxpr.eqns

@@ -74,7 +74,7 @@ def test_wsd_stays_at_the_peak_and_falls_over_its_last_steps():
     falling = PEAK * (1 - 0.9 * np.arange(1, 6) / 5)
     np.testing.assert_allclose(found[STEPS - 5 :], falling, rtol=1e-6)
     np.testing.assert_array_equal(rates("wsd", steps=50), rates("wsd", steps=50, cooldown_steps=5))
-    long = rates("wsd", cooldown_steps=100)  # longer than what is left after the warm-up
+    long = rates("wsd", cooldown_steps=100)  # longer than what remains after the warm-up
     np.testing.assert_allclose(long, rates("linear"), rtol=1e-6)
 
 

@@ -43,19 +43,19 @@ def test_layers_wait_for_the_gradients_of_the_output_layer(
 
 
 def bodies(jaxpr: Any) -> list[Any]:
-    """A jaxpr, and those inside it, open."""
+    """A jaxpr and those inside it, unwrapped."""
     every = [inner for each in equations(jaxpr) for inner in inside(each)]
     return [getattr(each, "jaxpr", each) for each in every]
 
 
 def pairs(equation: Any, shapes: list[tuple[int, ...]]) -> bool:
-    """True for a barrier of two arrays, of which the second has one of the shapes."""
+    """True for a barrier on two arrays, the second with one of these shapes."""
     made = equation.outvars
     return equation.primitive.name == BARRIER and len(made) == 2 and made[1].aval.shape in shapes
 
 
 def has_reverse_scan(equation: Any) -> bool:
-    """True for a loop from the last layer to the first, and for what has one inside."""
+    """True for a loop from the last layer to the first, or an equation that contains one."""
     one = [equation] if equation.primitive.name == "scan" else []
     loops = [*one, *(x for inner in inside(equation) for x in scans(inner))]
     return any(each.params["reverse"] for each in loops)
@@ -68,7 +68,7 @@ def has_reverse_scan(equation: Any) -> bool:
     ids=str,
 )
 def test_they_wait_for_it_in_the_precision_of_its_last_sum(layout: Layout, dtype: str) -> None:
-    """A grid sums it over devices in the output layer, others as all gradients, later."""
+    """A grid all-reduces it in the output layer; others do so later, with all gradients."""
     jaxpr = traced(tiny.program(layout, dtype="bfloat16")).jaxpr
     table = [(16, 13), (8, 7), (16, 7)]
     *_, found = (each for each in equations(jaxpr) if pairs(each, table))

@@ -1,4 +1,4 @@
-"""The step: the same results however computed, one reduction of gradients, its errors."""
+"""The step: equal results however computed, a single gradient reduction, its errors."""
 
 import functools
 from typing import Any
@@ -95,7 +95,7 @@ def test_gradients_are_reduced_once_whatever_the_micro_batches(micro_batches: in
 
 @pytest.mark.slow
 def test_masked_targets_leave_the_mean_of_the_others() -> None:
-    """Devices have different numbers of targets: a mean of means would be another number."""
+    """Devices have different numbers of targets, so a mean of means would be wrong."""
     batch = tiny.batch()
     targets = batch["targets"].copy()
     targets[:3] = -1
@@ -113,7 +113,7 @@ def test_masked_targets_leave_the_mean_of_the_others() -> None:
 
 
 def test_an_evaluation_counts_every_target_once_on_any_layout() -> None:
-    """Parameters of zero give every token the same probability."""
+    """Zero parameters give every token the same probability."""
     made = tiny.program(Layout(dp=2, cp=2, tp=2))
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), made.abstract_state["params"])
     shardings = jax.tree.map(lambda x: x.sharding, made.abstract_state["params"])
@@ -146,7 +146,7 @@ def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
 
 
 def test_initial_weights_are_normal() -> None:
-    """GPT-2's 0.02, smaller for matmuls into the residual stream; norms one, biases zero."""
+    """GPT-2's 0.02, smaller for matmuls into the residual stream; norms are 1, biases 0."""
     program = tiny.program(Layout(), hidden_size=64, seq_length=64, vocab_size=500)
     params = program.init_state()["params"]
     table = np.asarray(params["tokens.table"]) / 0.02

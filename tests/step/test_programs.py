@@ -1,4 +1,4 @@
-"""The programs of a run are compiled once, in a phase of their own."""
+"""A run's programs are compiled once, in a separate phase."""
 
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.step.program import Programs

@@ -23,18 +23,18 @@ LAYERS = tiny.MODEL.num_layers
 
 
 def again(layout: Layout, weigh: Any = is_product, **choice: Any) -> dict[str, float]:
-    """Executions that each policy adds to those of `none`, for one layer and micro-batch."""
+    """Executions that each policy adds to those of `none`, per layer and micro-batch."""
     runs = LAYERS * choice.setdefault("micro_batches", 1)
     found = {r: executed(tiny.program(layout, remat=r, **choice), weigh) for r in REMATS}
     return {remat: (count - found["none"]) / runs for remat, count in found.items()}
 
 
 CASES = [
-    # Products of attention forward; those of them that dots recomputes, too.
+    # Matmuls of attention in forward; the number of them that dots also recomputes.
     slow(Layout(tp=2), {}, 2, 0),
     slow(Layout(tp=2), {"scan_layers": False}, 2, 0),
     slow(tiny.SEQUENCE_PARALLEL, {}, 2, 0),
-    # A zigzag of two: the three quarters of the local block that are visible, and two of the other.
+    # A zigzag of two: the three visible quarters of the local block, and two of the other.
     slow(Layout(cp=2), {}, 10, 0),
     slow(Layout(cp=2, ring="rsa"), {}, 4, 2),
     slow(Layout(row=2, col=2), {}, 10, 0),
@@ -44,9 +44,9 @@ CASES = [
 
 @pytest.mark.parametrize(("layout", "choice", "core", "scores"), CASES, ids=str)
 def test_backward_recomputes_what_the_policy_says(layout, choice, core, scores) -> None:
-    """The core is the scores, if whole rows of them are made; full skips the last matmul."""
+    """The core is the scores, if whole rows are computed; full skips the last matmul."""
     attention = scores or core
-    first = 1 if layout.has_grid else 3  # products for queries, keys and values
+    first = 1 if layout.has_grid else 3  # matmuls for queries, keys and values
     want = {"none": 0, "attention": attention, "dots": scores, "full": first + 2 + core}
     assert again(layout, **choice) == want
 
@@ -112,7 +112,7 @@ def test_mixed_policies_compute_the_same(layout: Layout, choice: dict[str, Any])
     }
 
 
-# ---- inputs of products that are gathered again -------------------------------------------------
+# ---- inputs of matmuls that are gathered again --------------------------------------------------
 
 KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
 GATHERED = [

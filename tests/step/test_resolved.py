@@ -1,4 +1,4 @@
-"""The choices that are made for a mesh, and what stays as the config says."""
+"""Choices made for a mesh, and those that follow the config."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def test_the_last_micro_batch_is_a_loop_of_one_trip_where_it_sends_gradients() -
 
 
 def test_parameters_follow_from_the_placement() -> None:
-    """Replacing a field changes all that follows from it."""
+    """Replacing a field changes everything derived from it."""
     pipeline = tiny.program(Layout(pp=2)).resolved
     name = "tokens.table"
     assert "pp" in pipeline.infos[name].axes
@@ -39,7 +39,7 @@ def test_parameters_follow_from_the_placement() -> None:
 
 
 def test_the_form_for_decoding_keeps_the_parameters_shardings() -> None:
-    """`generate` relies on it: it reads the state of training."""
+    """`generate` relies on this, as it reads the training state."""
     for layout in (
         Layout(row=2, col=2),
         Layout(tp=2, sequence_parallel=True),

@@ -1,4 +1,4 @@
-"""Skipped steps, and float16 with loss scaling, are the same on every layout."""
+"""Skipped steps and float16 with loss scaling are the same on every layout."""
 
 import dataclasses
 import functools
@@ -48,7 +48,7 @@ def steps(program: Program, state: dict, count: int) -> tuple[dict, list[dict]]:
 
 
 def scaled(program: Program, scale: float) -> dict:
-    """Step 0 with another scale of the loss."""
+    """The initial state with another loss scale."""
     state = program.init_state()
     like = state["guard"]["scale"]
     return {
@@ -137,7 +137,7 @@ def test_an_explosion_is_skipped_in_any_precision():
     assert_left(before, state)
     assert int(state["step"]) == 3
     assert column(rows, "skipped").tolist() == column(rows, "skipped_in_row").tolist() == [1, 2]
-    assert rows[0]["learning_rate"] < rows[1]["learning_rate"]  # it depends on the step alone
+    assert rows[0]["learning_rate"] < rows[1]["learning_rate"]  # depends only on the step
     state, (row,) = steps(run, state, 1)
     assert (row["skipped"], row["skipped_in_row"]) == (2, 0)
     assert np.abs(np.asarray(state["params"]["norm.w"]) - before["params"]["norm.w"]).max() > 0
@@ -164,7 +164,7 @@ def test_the_loss_is_the_mean_of_counted_targets_and_a_step_without_any_is_skipp
 
 @functools.cache
 def overflowing(layout: Layout) -> list[dict]:
-    """Metrics of a step that overflows by far, and of five with a scale far below overflow."""
+    """Metrics of a step that overflows, and of five with a scale far below overflow."""
     run = program(layout, dtype="float16")
     state = scaled(run, 2.0**40)
     before = copied(state)
@@ -177,7 +177,7 @@ def overflowing(layout: Layout) -> list[dict]:
 
 @pytest.mark.parametrize("layout", EVERY, ids=str)
 def test_an_overflow_is_skipped_and_float16_trains_alike_on_every_layout(layout):
-    """Numbers of float16 differ by roundings of 2**-11."""
+    """Results in float16 differ by rounding errors of 2**-11."""
     rows, want = overflowing(layout), overflowing(Layout())
     assert column(rows, "skipped").tolist() == [1] * 6
     assert column(rows, "skipped_in_row").tolist() == [1, 0, 0, 0, 0, 0]
@@ -189,7 +189,7 @@ def test_an_overflow_is_skipped_and_float16_trains_alike_on_every_layout(layout)
 
 @pytest.mark.slow
 def test_a_scale_that_is_too_large_decreases_by_itself():
-    """The last scale depends a little on the layout: local sums are smaller on more devices."""
+    """The final scale varies with the layout, as local sums are smaller on more devices."""
     run = program(Layout(dp=2), dtype="float16", **ONE)
     state, rows = steps(run, scaled(run, 2.0**26), 12)
     skipped = int(rows[-1]["skipped"])
@@ -234,7 +234,7 @@ def errors(found: dict, expected: dict) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [tiny.SEQUENCE_PARALLEL, *MORE], ids=str)
 def test_float16_on_a_layout_is_float16_on_one_device(layout):
-    """Both differ from float32 by roundings of 2**-11 each, some ten of them in a row."""
+    """Results differ from float32 by about ten successive roundings of 2**-11 each."""
     exact = gradients(program(Layout(), dropout=0.1))
     one = gradients(program(Layout(), dtype="float16", dropout=0.1))
     found = gradients(program(layout, dtype="float16", dropout=0.1))
@@ -245,7 +245,7 @@ def test_float16_on_a_layout_is_float16_on_one_device(layout):
 
 @pytest.mark.slow
 def test_the_scale_keeps_small_gradients():
-    """A tiny scale makes gradients too small for float16."""
+    """A tiny scale makes gradients underflow in float16."""
     run, exact = program(Layout(), dtype="float16"), program(Layout())
     norms = [
         steps(each, state, 1)[1][0]["grad_norm"]

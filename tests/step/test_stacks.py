@@ -1,4 +1,4 @@
-"""Steps of a model with two stacks and common parameters, with every engine, equal one device's."""
+"""Steps of a model with two stacks and common parameters equal one device's on every layout."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +20,15 @@ from jaxptd.models import families
 from jaxptd.step import Program
 from tests.pipeline.test_training import LAST_FIRST
 
-# Encoders, and one decoder less; the number of heads is another than in the tests that share
-# one device's results with these.
+# Five encoders and four decoders; the number of heads differs from that of other tests, which
+# share a cache of one device's results with these.
 SIZES = {"num_layers": 5, "num_heads": 2, "ffn_hidden_size": 20}
 FIVE = {**SIZES, "dropout": 0.1}
 
 
 @pytest.fixture(autouse=True)
 def two_stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The family gpt is a model of two stacks."""
+    """Replaces the family gpt by a model with two stacks."""
     monkeypatch.setitem(families.FAMILIES, "gpt", TWO_STACKS)  # type: ignore[arg-type]
     yield
 
@@ -90,7 +90,7 @@ def program(layout: Layout, **choice: Any) -> Program:
 
 @pytest.mark.parametrize(("layout", "choice"), COUNTED, ids=str)
 def test_what_moves_is_what_the_formula_says(layout: Layout, choice: dict) -> None:
-    """A hop has two arrays, and common parameters move as those of embedding and head do."""
+    """A hop carries two arrays, and common parameters move like those of embedding and head."""
     made = program(layout, **choice)
     assert subtract(count(made), formula(made)) == []
 
@@ -98,7 +98,7 @@ def test_what_moves_is_what_the_formula_says(layout: Layout, choice: dict) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zb-v", "1f1b"])
 def test_xla_moves_no_collective_out_of_a_loop_that_leaves_the_source_as_it_is(schedule) -> None:
-    """A decoder's norm of the source sums over col, in every layer."""
+    """A decoder's norm of the source all-reduces over col in every layer."""
     made = program(Layout(pp=2, row=2, col=2, matmul2d="gather", schedule=schedule))
 
     def moved(found: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The update computed by the host's CPUs: its numbers, its copies, and what it does not take."""
+"""The update on the host's CPUs: its results, its copies, and what it refuses."""
 
 import dataclasses
 from typing import Any
@@ -33,7 +33,7 @@ EVERY = ("optimizer", "parameters", "activations")
     ids=str,
 )
 def test_numbers_are_those_of_an_update_on_the_device(layout: dict, choice: dict) -> None:
-    """Of two steps, the second of which reads what the first has written."""
+    """Runs two steps, the second of which reads what the first has written."""
     found = []
     for update_on in ("host", "device"):
         program = tiny.program(dataclasses.replace(HOST, update_on=update_on, **layout), **choice)
@@ -57,7 +57,7 @@ def test_a_step_equals_one_device(layout: dict) -> None:
 
 
 def copies(program: Program, space: Any) -> int:
-    """Copies of arrays of a parameter's size in a step to a kind of memory."""
+    """Number of copies of arrays to this kind of memory in a step."""
     return sum(
         each.primitive.name == "device_put"
         and each.outvars[0].aval.memory_space == space
@@ -68,7 +68,7 @@ def copies(program: Program, space: Any) -> int:
 
 
 def test_gradients_go_down_and_masters_come_up_once() -> None:
-    """On the device masters and moments do both; masters come up for the passes either way."""
+    """An update on the device moves masters and moments both ways; passes always need masters."""
     device, host = (
         tiny.program(dataclasses.replace(HOST, tp=2, update_on=where))
         for where in ("device", "host")

@@ -1,4 +1,4 @@
-"""A trainer in a folder of its own, and the rows of a run that nothing interrupted."""
+"""A trainer in a separate folder, and the rows of an uninterrupted run."""
 
 import jax
 import pytest
@@ -14,7 +14,7 @@ from jaxptd.train import main
 
 @pytest.fixture(scope="session", autouse=True)
 def devices():
-    """JAX starts with the devices of all tests, not with those that the first command needs."""
+    """Initializes JAX with all tests' devices, not only those that the first command needs."""
     assert len(jax.devices()) == 8
 
 
@@ -25,7 +25,7 @@ def train(tmp_path, capfd):
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """The rows of a run that nothing interrupted."""
+    """Rows of an uninterrupted run."""
     trainer = Trainer(tmp_path_factory.mktemp("whole"), None)
     assert main(trainer.options) == 0
     return numbers(trainer.run_dir.metrics())
@@ -50,7 +50,7 @@ def refused(tmp_path, monkeypatch, capfd):
         err = capfd.readouterr().err
         assert (end.value.code, err.count("\n")) == (2, 1), err
         assert err.startswith("error: ")
-        assert len(err) < 12_000  # a name of 10,000 characters is in it as it is
+        assert len(err) < 12_000  # it contains a name of 10,000 characters unshortened
         assert tree(tmp_path) == before
         return err
 

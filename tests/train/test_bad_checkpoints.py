@@ -1,4 +1,4 @@
-"""A run whose checkpoints are damaged, or of another run: one line, and no file is changed."""
+"""Checkpoints that are damaged or from another run give one line, and no file changes."""
 
 import shutil
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 """Files that users get wrong: each gives one line and exit code 2, and nothing is written.
 
-`tests/checkpoint/test_manifests.py` has the manifests of checkpoints.
+`tests/checkpoint/test_manifests.py` covers the manifests of checkpoints.
 """
 
 import pytest

@@ -11,7 +11,7 @@ from jaxptd.train import main
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(jaxptd.__file__).parent
-LONGEST = 15  # functions, from `main` to the one that multiplies
+LONGEST = 15  # functions from `main` to the one that multiplies
 BELOW = ("step/", "models/", "layers/", "zero/")  # what the training loop calls
 
 
@@ -20,14 +20,14 @@ class FoundError(Exception):
 
 
 def chain() -> list[str]:
-    """The package's functions on the stack, outermost first, as `train.py main`.
+    """The package's functions on the stack, outermost first, such as `train.py main`.
 
-    A function inside another is read with it, as a lambda is.
+    Nested functions and lambdas do not count, as they are read with the outer function.
     """
     found, frame = [], sys._getframe()
     while frame is not None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
-        if path.is_relative_to(PACKAGE) and "<" not in name:  # as <locals>, <lambda>
+        if path.is_relative_to(PACKAGE) and "<" not in name:  # <locals>, <lambda>
             found.append(f"{path.relative_to(PACKAGE)} {name}")
         frame = frame.f_back
     return found[::-1]
@@ -42,7 +42,7 @@ def test_few_functions_lie_between_the_command_and_the_first_product(tmp_path, m
     values = {
         "data.source": tmp_path / "text.txt",
         "train.run_dir": tmp_path / "run",
-        "model.hidden_size": 24,  # shapes of no other test, so that nothing is traced already
+        "model.hidden_size": 24,  # differs from all other tests, so that nothing is cached
     }
     options = [f"--{key}={value}" for key, value in values.items()]
     with pytest.raises(FoundError) as caught:

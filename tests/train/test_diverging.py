@@ -1,4 +1,4 @@
-"""Steps that are not finite are skipped, and a state that is not is never saved."""
+"""Steps that are not finite are skipped, and such a state is never saved."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from jaxptd.train import main
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
-    """Parameters become NaN in `step`, as in a step whose gradients overflow."""
+    """Turns parameters into NaN in `step`, like gradients that overflow."""
     original = Program.train_step.func
 
     def train_step(program):

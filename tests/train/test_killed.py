@@ -57,7 +57,7 @@ run_command(main)
 
 
 def moments():
-    """Moments in start-up, steps and saves: a function, which of its calls, seconds after it."""
+    """Moments in start-up, steps and saves: a function, which of its calls, and a delay."""
     draw = random.Random(0)
     places = [
         "run:start",
@@ -85,7 +85,7 @@ def run(folder, moment):
     command = [sys.executable, "-c", RUN, moment, "--config", str(CONFIG)]
     command += [f"--{key}={value}" for key, value in options.items()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if moment != NEVER:  # nor is a program killed while it is put into the cache
+    if moment != NEVER:  # nor is a run killed while it writes a program into the cache
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -103,9 +103,9 @@ def started(folder):
 
 @pytest.mark.slow
 def test_thirty_kills_change_nothing(tmp_path):
-    """Each step is in the metrics once, equal to the last digit, evaluations too.
+    """Each step is in the metrics once, equal to the last digit, including evaluations.
 
-    So every step had the state and the samples that it has in a run that nobody kills.
+    Hence every step had the same state and samples as in a run that nobody kills.
     """
     whole, killed = started(tmp_path / "whole"), started(tmp_path / "killed")
     assert run(whole, NEVER).returncode == 0
@@ -119,7 +119,7 @@ def test_thirty_kills_change_nothing(tmp_path):
     reached = []
     for number, moment in enumerate(moments()):
         ended = run(killed, moment)
-        if ended.returncode != -signal.SIGKILL:  # it came to its end before that moment: another
+        if ended.returncode != -signal.SIGKILL:  # it ended before that moment: start another
             check(ended, killed)
             killed = started(tmp_path / f"killed{number}")
             continue
@@ -128,4 +128,4 @@ def test_thirty_kills_change_nothing(tmp_path):
         if len(reached) == KILLS:
             break
     check(run(killed, NEVER), killed)
-    assert max(reached) > 30, reached  # it went on, and was killed far from its start too
+    assert max(reached) > 30, reached  # runs continued, and some kills came late

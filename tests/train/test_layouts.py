@@ -1,4 +1,4 @@
-"""Every layout trains as one device does: loss and gradient norm of 30 steps."""
+"""Every layout trains like one device: loss and gradient norm of 30 steps."""
 
 import functools
 from typing import get_args
@@ -38,7 +38,7 @@ def batches(count: int) -> np.ndarray:
 def curve(*overrides: str, roundings: float = 0) -> np.ndarray:
     """Loss and gradient norm of 30 steps, with dropout and two micro-batches: [30, 2].
 
-    roundings: rounding errors by which each parameter is changed before each step.
+    roundings: rounding errors by which to perturb each parameter before each step.
     """
     config = load_config(CONFIG, ["--model.vocab_size=257", *overrides])
     program = Program(config, make_mesh(config.layout))
@@ -49,7 +49,7 @@ def curve(*overrides: str, roundings: float = 0) -> np.ndarray:
                 name: moved(p, roundings, step) for name, p in state["params"].items()
             }
         fields = {"tokens": batch[:, :-1], "targets": batch[:, 1:]}
-        if config.data.documents == "apart":  # every line is one
+        if config.data.documents == "apart":  # every line is a document
             fields["segments"] = number_documents(batch[:, :-1], ord("\n"))
         state, metrics = program.train_step(state, program.place(fields))
         rows.append((float(metrics["loss"]), float(metrics["grad_norm"])))
@@ -57,13 +57,13 @@ def curve(*overrides: str, roundings: float = 0) -> np.ndarray:
 
 
 def moved(p: jax.Array, roundings: float, seed: int) -> jax.Array:
-    """A parameter with each element changed by this many rounding errors, up or down."""
+    """A parameter with each element perturbed by this many rounding errors, up or down."""
     signs = np.random.default_rng(seed).choice([-1, 1], p.shape)
     return (p * (1 + roundings * float(np.finfo(p.dtype).eps) * signs)).astype(p.dtype)
 
 
 def spread(*overrides: str) -> np.ndarray:
-    """How far a rounding error of each parameter in each step moves one device's curve, so far."""
+    """Running maximum of the shift of one device's curve due to a rounding error in each step."""
     expected = curve(*overrides)
     change = np.abs(curve(*overrides, roundings=1) / expected - 1)
     return np.maximum.accumulate(change)

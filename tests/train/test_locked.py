@@ -1,4 +1,4 @@
-"""Two commands at once in one run directory, in processes of their own."""
+"""Two simultaneous commands in one run directory, in separate processes."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import time
 import pytest
 from runs import ROOT
 
-# Waits at the end of step 3 until the test says go.
+# Waits at the end of step 3 for the test's signal.
 WAITING = """
 import os, sys, time
 from jaxptd.errors import run_command
@@ -27,7 +27,7 @@ def wait(self, row):
 RunDir.log = wait
 run_command(main)
 """
-# For a process that is killed, perhaps while it puts a program into the cache.
+# For a process that is killed, perhaps while it writes a program into the cache.
 NOT_CACHED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}
 
 

@@ -8,7 +8,7 @@ from runs import STEPS, numbers
 from jaxptd.run import metrics
 from jaxptd.train import main
 
-# A shorter run with the learning rates, and so the programs, of a whole one.
+# A shorter run with the learning rates, and therefore the programs, of a whole one.
 SAME_RATES = f"--optimizer.decay_steps={STEPS}"
 
 

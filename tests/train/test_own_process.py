@@ -1,4 +1,4 @@
-"""The command in a process of its own: full disk, kills, signals, a reader that goes away."""
+"""The command in a separate process: full disk, kills, signals, a reader that goes away."""
 
 import os
 import pty
@@ -40,7 +40,7 @@ run_command(main)
 """
 
 
-# It writes nothing to the cache of programs: with a full disk JAX would warn of that.
+# Disables writes to the program cache, about which JAX would warn on a full disk.
 NOT_CACHED = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
@@ -54,7 +54,7 @@ def hurt(train: Trainer, what: str, *, step: int, options=()) -> subprocess.Comp
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_last_good_checkpoint_stays(train, whole):
-    size = 10_000  # of the largest file: metrics still fit, the arrays of a checkpoint do not
+    size = 10_000  # largest file: metrics still fit, a checkpoint's arrays do not
     full = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
     saved = "[each.join() for each in threading.enumerate() if each.name == 'jaxptd-background']"
     ended = hurt(train, f"{saved}; {full}", step=7)
@@ -77,7 +77,7 @@ def test_sigkill_and_the_same_command_again(train):
     assert [row["step"] for row in train.run_dir.metrics()] == list(range(1, 18))
     again = hurt(train, "pass", step=17, options=options)
     assert (again.returncode, again.stderr) == (0, "")
-    # Step 15 was saved in the background, perhaps not to the end.
+    # Step 15 was saved in the background, perhaps incompletely.
     assert re.search("resuming at step (10|15)", again.stdout)
     assert numbers(train.run_dir.metrics()) == numbers(other.metrics())
 
@@ -93,7 +93,7 @@ def test_a_signal_from_outside(train, number, code):
 
 @pytest.mark.slow
 def test_a_terminal_that_is_closed_stops_the_run_which_saves(train):
-    """Afterwards neither stdout nor stderr can be written."""
+    """Makes later writes to stdout and stderr fail."""
     (reached, reaches), (goes, lets) = os.pipe(), os.pipe()
     terminal, there = pty.openpty()
     what = f"os.write({reaches}, b'x'), os.read({goes}, 1)"

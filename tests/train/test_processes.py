@@ -16,7 +16,7 @@ TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(40
 STEPS = 12
 TIMES = ("tokens_per_second", "step_time", "mfu")
 
-# Each process says what it saves instead of saving it: checkpoints have tests of their own.
+# Each process prints what it would save: checkpoints have separate tests.
 SAVED = """
 def save(self, step, state, *, description):
     with Path(f"{FOLDER}/saved.{RANK}").open("a") as file:
@@ -72,7 +72,7 @@ def start(tmp_path):
 
 
 def numbers(folder: Path) -> list[dict]:
-    """The rows of metrics.jsonl without times."""
+    """Rows of metrics.jsonl without times."""
     rows = RunDir(folder).metrics()
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
@@ -83,7 +83,7 @@ def saved(folder: Path, rank: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The rows of one process with eight devices."""
+    """Rows of one process with eight devices."""
     folder = tmp_path_factory.mktemp("whole")
     command = [sys.executable, "-m", "jaxptd.train", *options(folder, "--layout.dp=2")]
     subprocess.run([*command, "--layout.tp=4"], cwd=ROOT, check=True, capture_output=True)
@@ -121,8 +121,8 @@ def test_two_processes_train_as_one_and_only_the_first_writes(start, whole, tmp_
     assert ended[1].lines == []
     assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
     written = (tmp_path / "run" / "config.yaml").read_text()
-    assert "coordinator: null" in written  # where a run ran is no part of it
-    for rank in (0, 1):  # of the eight rows of every batch each reads its four, for both fields
+    assert "coordinator: null" in written  # where a run ran does not matter
+    for rank in (0, 1):  # each reads its four of every batch's eight rows, for both fields
         found = [json.loads(line) for line in (tmp_path / f"rows.{rank}").read_text().splitlines()]
         assert len(found) >= 2 * STEPS
         half = set(range(4 * rank, 4 * rank + 4))
@@ -148,7 +148,7 @@ def test_a_signal_to_any_process_stops_all_after_the_same_step(start, tmp_path, 
     code = 128 + getattr(signal, name)
     assert [(each.code, each.err) for each in ended] == [(code, "")] * 2
     stopped = saved(tmp_path, 0)[-1]
-    assert stopped == step + 3  # it comes in after that step was looked at: the next, and 2 more
+    assert stopped == step + 3  # it arrives after that step's check: one more step, then 2
     assert saved(tmp_path, 0) == saved(tmp_path, 1)
     assert f"stopped at step {stopped}: saved; repeat the command to continue" in ended[0].out
     assert [row["step"] for row in numbers(tmp_path / "run")] == list(range(1, stopped + 1))
@@ -175,7 +175,7 @@ def test_a_dead_or_stopped_process_ends_the_training_of_all(start, tmp_path, ran
     assert other.code == 3, other
     assert line.startswith(f"error: process {rank} of 2 has been silent for 5 s, last heard ")
     assert " at step " in line
-    if rank == 1:  # process 0 ended in order
+    if rank == 1:  # process 0 ended cleanly
         assert not (tmp_path / "run" / "lock.json").exists()
 
 
@@ -205,6 +205,6 @@ def test_who_waits_in_vain_for_the_others_says_so(start):
     run.processes[1].kill()
     first = run.ended()[0]
     assert first.code == 2, first
-    line = first.err.splitlines()[-1]  # JAX has a longer one
+    line = first.err.splitlines()[-1]  # JAX's is longer
     assert line.startswith("error: process 0 of 2 could not join the others at 127.0.0.1:")
     assert line.endswith("in processes.wait=5 s; start all processes with the same coordinator")

@@ -108,7 +108,7 @@ def test_never_resumes_nothing(train):
 
 
 def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, ShuffledWindows]:
-    """A nanoGPT file with ids below `vocab_size`, and the sequences that training reads from it."""
+    """A nanoGPT file with ids below `vocab_size`, and the sequences that training reads."""
     tokens = np.random.default_rng(0).integers(0, vocab_size, 4000)
     path = folder / "tokens.bin"
     write_bin(path, tokens)
@@ -117,7 +117,7 @@ def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, ShuffledWindows]
 
 @pytest.mark.slow
 def test_an_id_outside_the_vocabulary_stops_the_run_and_spoils_nothing(train, monkeypatch):
-    """An error that was not found before the run, such as in a file too large to read then."""
+    """Covers an error found only during the run, as in files too large to check before."""
     monkeypatch.setattr(batches, "SCANNED", 0)
     path, windows = token_file(train.folder, vocab_size=257)
     place = int(windows.starts(np.arange(8 * 6, 8 * 7))[3]) + 5  # in a batch of step 7

@@ -1,4 +1,4 @@
-"""A run that was killed, or is continued from a checkpoint, ends with the same numbers."""
+"""A run that is killed or continued from a checkpoint ends with the same results."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from jaxptd.commands.command_line import load_config
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 
-# A shorter run with the learning rates, and so the programs, of a whole one.
+# A shorter run with the learning rates, and therefore the programs, of a whole one.
 SAME_RATES = f"--optimizer.decay_steps={STEPS}"
 
 
@@ -55,13 +55,13 @@ def test_a_run_goes_on_with_its_own_data_or_with_what_it_is_told_to(train, tmp_p
     text.write_text(TEXT + "and more")
     told = train("--train.steps=3", "--checkpoint.data=any", *few)
     assert f"{len(TEXT) + 9:,} tokens now, and had {len(TEXT) + 1:,} when" in told.out
-    text.write_text(TEXT)  # the checkpoint of step 3 is of the longer text
+    text.write_text(TEXT)  # the checkpoint of step 3 saw the longer text
     assert "tokens now, and had" in train.refused("--train.steps=4", *few)
 
 
 @pytest.mark.slow
 def test_a_run_is_made_longer_on_the_same_curve(train):
-    """The decay ends at its own step, so it does not matter that the run was planned otherwise."""
+    """The decay ends at a fixed step, so the originally planned length does not matter."""
     horizon = ("--optimizer.decay=wsd", "--optimizer.decay_steps=8", "--optimizer.cooldown_steps=4")
     few = ("--checkpoint.every=6", "--train.eval_every=0")
     train("--train.steps=6", *horizon, *few)
@@ -76,7 +76,7 @@ def test_a_run_is_made_longer_on_the_same_curve(train):
 
 @pytest.mark.slow
 def test_from_the_best_it_goes_on_and_later_ones_are_moved_once_it_begins(train, monkeypatch):
-    losses = iter((1.0, 2.0, 3.0))  # of steps 10 and 12, and of 12 again
+    losses = iter((1.0, 2.0, 3.0))  # for steps 10 and 12, then 12 again
     monkeypatch.setattr(Run, "evaluate", lambda *_: dict.fromkeys(EVALUATION, next(losses)))
     main(train.options)
     assert train.steps == [10, 12]
@@ -107,7 +107,7 @@ def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
 
 @pytest.mark.slow
 def test_a_mixture_with_prompts_goes_on_with_the_same_curve(train, monkeypatch):
-    """Killed, then on another layout; one of the sources is read in many epochs."""
+    """Kills the run and resumes it on another layout; one source is read for many epochs."""
     texts = {"many": TEXT.splitlines(), "few": ["the answer is yes"] * 9}
     for name, answers in texts.items():
         records = [{"text": answer, "question": f"{name}? "} for answer in answers]
@@ -140,7 +140,7 @@ def test_a_run_that_is_at_its_end_or_beyond_writes_nothing(train):
             f"nothing left to do: {train.run_dir.path} is at step 6 of train.steps={steps}; raise "
             "train.steps to train further\n"
         ) in outcome.out
-        assert len(outcome.out.split("-" * 72)[1]) > 2  # a sample is written all the same
+        assert len(outcome.out.split("-" * 72)[1]) > 2  # a sample is still written
         assert train.contents() == before
 
 
@@ -169,7 +169,7 @@ PARTS = (*PP4, "--layout.schedule=interleaved")
 def test_onto_another_schedule_it_goes_on_to_rounding(train, whole, monkeypatch):
     parts = (*PARTS, "--layout.stage_layers=[0,0,1,0,0,1,0,0]")  # the second layer comes first
     goes_on(train, whole, monkeypatch, [PP2, parts, DP2])
-    finished = train(*parts, "--train.sample_tokens=5")  # written on the pipeline itself
+    finished = train(*parts, "--train.sample_tokens=5")  # saved on the pipeline itself
     assert "resuming at step 12" in finished.out
     assert len(finished.out.split("-" * 72)[1]) > 10
 
@@ -257,7 +257,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(train, whole):
     assert f"warning: checkpoint {newest} is damaged: " in outcome.out
     assert "resuming at step 10" in outcome.out
     assert numbers(train.run_dir.metrics()) == whole
-    assert "resuming at step 12" in train().out  # saved again, and good
+    assert "resuming at step 12" in train().out  # saved again, now good
 
 
 # ---- resume by path -------------------------------------------------------------------------

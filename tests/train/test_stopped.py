@@ -48,7 +48,7 @@ def test_a_second_signal_does_what_it_did_before(number, monkeypatch):
             assert taken == [number] * max(0, signals - 1)
             taken.clear()
             signal.raise_signal(number)
-            assert taken.pop() == number  # outside, signals are nobody's requests
+            assert taken.pop() == number  # outside, signals request nothing
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

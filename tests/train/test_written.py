@@ -1,4 +1,4 @@
-"""The files and lines of a run, and the steps at which it evaluates and saves."""
+"""A run's files and lines, and the steps at which it evaluates and saves."""
 
 import collections
 import dataclasses
@@ -56,7 +56,7 @@ def test_what_a_run_writes(train, layout, described):
         evaluated = EVALUATION if row["step"] in (10, STEPS) else []
         assert list(row) == FIELDS + evaluated
         assert row["tokens"] == row["step"] * 8 * 16
-        assert row["mfu"] is None  # no data sheet for a simulated device
+        assert row["mfu"] is None  # simulated devices have no data sheet
         assert row["tokens_per_second"] == pytest.approx(8 * 16 / row["step_time"])
         if evaluated:
             assert row["perplexity"] == pytest.approx(math.exp(row["validation_loss"]))
@@ -72,7 +72,7 @@ def test_what_a_run_writes(train, layout, described):
     assert f"validation {rows[-1]['validation_loss']:.4f}" in outcome.out
     rule, sample = outcome.out.rstrip().rpartition("\n")[2], outcome.out.split("-" * 72)[1]
     assert rule == "-" * 72
-    prompt = "\n_380(a, b):"  # the beginning of the held-out text, less its last word
+    prompt = "\n_380(a, b):"  # the beginning of the held-out text, without its last word
     assert sample.startswith(prompt)
     assert len(sample) > len(prompt)
     assert "\n\n" not in sample
@@ -80,7 +80,7 @@ def test_what_a_run_writes(train, layout, described):
 
 @pytest.mark.slow
 def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
-    """Without that a long evaluation, or the last wait for a save, is taken for a hang."""
+    """A long evaluation, or the final wait for a save, would otherwise look like a hang."""
     dogs, found = [], collections.defaultdict(list)
 
     def made(*args):
@@ -109,7 +109,7 @@ def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
     ):
         note(owner, name)
     assert main([*train.options, "--train.sample_tokens=2"]) == 0
-    assert found["wait"][-2:] == [Phase.SAVING, Phase.STARTING]  # then nothing is left to wait for
+    assert found["wait"][-2:] == [Phase.SAVING, Phase.STARTING]  # nothing left to wait for
     assert {name: {*phases} for name, phases in found.items()} == {
         "start": {Phase.STARTING},
         "rows": {Phase.READING},

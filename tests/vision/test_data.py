@@ -1,4 +1,4 @@
-"""Images by sample number: phantoms, files, and turns; what does not fit is refused."""
+"""Images by sample number: phantoms, files and rotations; mismatches are refused."""
 
 import dataclasses
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_samples_do_not_depend_on_the_order_in_which_they_are_read() -> None:
 
 
 def test_an_image_and_its_labels_are_turned_alike() -> None:
-    """Each of the eight turns is there, and a label moves with its pixel."""
+    """All eight rotations and flips occur, and a label moves with its pixel."""
     number = np.arange(16).reshape(4, 4)
     samples = ImageSamples(lambda _: (number[..., None], number), 1, seed=0, augment=True)
     several = np.arange(64)
@@ -110,7 +110,7 @@ def test_pairs_of_npy_files_are_read(tmp_path: Path) -> None:
 
 
 def test_pairs_of_png_files_are_read(tmp_path: Path) -> None:
-    """Gray or colors of several channels, and labels as gray or as numbers of colors."""
+    """Images in gray or color, and labels in gray or as palette indices."""
     rng = np.random.default_rng(1)
     gray, label = rng.integers(0, 256, (16, 16)), rng.integers(0, 4, (16, 16))
     for name, pixels, palette in (
@@ -142,7 +142,7 @@ CLASSES = ModelConfig(
 
 
 def test_figures_have_a_class_each() -> None:
-    """Phantoms of one kind look alike, of different kinds do not: rings are hollow, discs full."""
+    """Phantoms of one kind look alike, those of different kinds do not: rings are hollow."""
     train, held = open_images(SHAPES, CLASSES, seed=1, of_pixels=False)
     assert held is not None
     numbers = np.arange(200)

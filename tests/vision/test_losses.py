@@ -1,4 +1,4 @@
-"""Losses and scores of pixels against plain sums, and distances against those of all pairs."""
+"""Losses and scores of pixels against plain sums, and distances against all pairs."""
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ def test_the_dice_loss_is_of_an_image_times_its_pixels() -> None:
 
 
 def test_the_dice_loss_of_a_batch_is_of_all_its_pixels() -> None:
-    """As if the images were one."""
+    """The loss equals that of one image with all pixels."""
     counted = LABEL >= 0
     p, t = probabilities()[counted], np.eye(3)[LABEL[counted]]
     score = (2 * (p * t).sum(0) + 1e-5) / ((p * p).sum(0) + t.sum(0) + 1e-5)
@@ -72,12 +72,12 @@ def test_a_class_that_is_nowhere_scores_one() -> None:
 # ---- Hausdorff distances -------------------------------------------------------------------------
 
 ROWS, COLS, CLASSES = 9, 12, 4
-DIAGONAL = 15.0  # of an image of 9 x 12 pixels
+DIAGONAL = 15.0  # an image of 9 x 12 pixels
 score = jax.jit(losses.hausdorff_scores, static_argnums=2)
 
 
 def border(mask: np.ndarray) -> np.ndarray:
-    """Places of the pixels with a neighbour outside, `[n, 2]`."""
+    """Positions of the pixels with a neighbour outside, `[n, 2]`."""
     wide = np.pad(mask, 1)
     sides = [np.roll(wide, by, axis) for axis in (0, 1) for by in (1, -1)]
     return np.argwhere(wide & ~np.all(sides, 0))
@@ -92,7 +92,7 @@ def hd95(found: np.ndarray, true: np.ndarray) -> float:
 
 
 def pictures(kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Found classes and labels, int32[B, ROWS, COLS] each."""
+    """Predicted classes and labels, int32[B, ROWS, COLS] each."""
     label = RNG.integers(-1, CLASSES, (5, ROWS, COLS))
     if kind == "noise":
         return RNG.integers(0, CLASSES, label.shape), label

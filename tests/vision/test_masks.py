@@ -1,4 +1,4 @@
-"""Classes that models of images find, the same on every layout, and PNG files of them."""
+"""Classes predicted by models of images, equal on every layout, and their PNG files."""
 
 import dataclasses
 import sys
@@ -60,7 +60,7 @@ def test_a_mask_has_as_many_classes_as_a_byte(tmp_path: Path) -> None:
 
 
 def test_a_picture_shows_image_labels_and_what_was_found(tmp_path: Path) -> None:
-    """Three columns of enlarged images; as many rows as there are held-out images, up to 8."""
+    """Three columns of enlarged images; a row per held-out image, up to 8."""
     config = tiny.config(Layout(), family="swin-unet")
     samples = ImageSamples(lambda number: (IMAGE[0], MASK[0]), 3)
     line = final_picture(lambda image: 0 * MASK.repeat(3, 0), config, samples, tmp_path / "p.png")
@@ -93,7 +93,7 @@ ONE: dict[str, tuple[np.ndarray, dict[str, float]]] = {}
 
 
 def found(layout: Layout, family: str) -> tuple[np.ndarray, dict[str, float]]:
-    """The classes of eleven images, more than a batch, and the sums of an evaluation."""
+    """Classes of eleven images, more than a batch, and the sums of an evaluation."""
     with jax.enable_x64(True):
         program = tiny.program(layout, family=family, dtype="float64", **{"images.drop_path": 0.3})
         params = program.init_state()["params"]

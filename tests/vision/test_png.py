@@ -1,6 +1,4 @@
-"""PNG files: pixels are the numbers in the file, what is damaged is refused, and so is a lack of
-Pillow.
-"""
+"""PNG files: pixels equal the stored values; damaged files and a missing Pillow are refused."""
 
 import io
 import struct
@@ -38,13 +36,13 @@ def checksum(data: bytes) -> bytes:
 
 
 def rows(number: np.ndarray, bits: int) -> bytes:
-    """Rows of numbers `[Y, X]` with this many bits, without a filter."""
+    """Rows of values `[Y, X]` with this many bits, without a filter."""
     bit = np.unpackbits(number.astype(">u2")[..., None].view(np.uint8), axis=-1)[..., -bits:]
     return np.pad(np.packbits(bit.reshape(len(number), -1), axis=1), ((0, 0), (1, 0))).tobytes()
 
 
 def encoded(number: np.ndarray, bits: int, *, kind: int = 0, interlaced: bool = False) -> bytes:
-    """A file with one sample a pixel, made here: Pillow writes few kinds."""
+    """A file with one sample per pixel, encoded here because Pillow writes few kinds."""
     passes: Iterable[np.ndarray] = [number]
     if interlaced:
         places = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2)]
@@ -64,7 +62,7 @@ def encoded(number: np.ndarray, bits: int, *, kind: int = 0, interlaced: bool = 
 
 @pytest.mark.parametrize("channels", [None, 2, 3, 4])
 def test_pixels_are_read(channels: int | None) -> None:
-    """Smooth pixels, for which Pillow uses all filters, and random ones."""
+    """Random pixels, and smooth ones for which Pillow uses all filters."""
     shape = SHAPE if channels is None else (*SHAPE, channels)
     for offset in (0, RNG.integers(0, 256, shape)):
         smooth = SMOOTH.reshape(*SHAPE, *[1] * (len(shape) - 2))
@@ -81,8 +79,8 @@ def test_pixels_are_read(channels: int | None) -> None:
 def test_gray_and_palettes_of_any_depth_are_the_numbers_in_the_file(
     kind: int, bits: int, interlaced: bool
 ) -> None:
-    """Labels are such numbers; Pillow itself makes 85 of a 1 of two bits."""
-    for height, width in (SHAPE, (1, 3)):  # of the smaller one some passes are empty
+    """Labels are stored like this; Pillow alone turns a two-bit 1 into 85."""
+    for height, width in (SHAPE, (1, 3)):  # the smaller one has empty passes
         number = RNG.integers(0, 2**bits, (height, width))
         found = read_png(encoded(number, bits, kind=kind, interlaced=interlaced))
         np.testing.assert_array_equal(found.pixels[..., 0], number)
@@ -116,7 +114,7 @@ def test_what_is_written_is_read_by_others() -> None:
 
 
 def test_large_images_are_read_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)  # Pillow warns above, and refuses twice that
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)  # it warns above, refuses twice that
     assert read_png(DATA).pixels.shape == (*SHAPE, 1)
 
 
@@ -124,7 +122,7 @@ DATA = encoded(SMOOTH, 8)
 
 
 def changed(form: str, *numbers: int) -> bytes:
-    """DATA with other numbers at the beginning of its header."""
+    """DATA with the beginning of its header replaced."""
     new = struct.pack(form, *numbers)
     return DATA[:8] + chunk(b"IHDR", new + DATA[16 + len(new) : 29]) + DATA[33:]
 
@@ -158,7 +156,7 @@ def test_damaged_files_are_named(data: bytes, line: str) -> None:
 
 
 def test_any_damage_is_one_line() -> None:
-    """Bytes that are changed, with checksums that fit: pixels, or a ValueError."""
+    """Changed bytes with valid checksums give pixels or a ValueError."""
     files = DATA, encoded(SMOOTH % 4, 2, kind=3), saved(Image.fromarray(SMOOTH.astype(np.uint8)))
     outcomes = set()
     for place in range(8, max(map(len, files))):
@@ -185,7 +183,7 @@ IMAGES = ModelConfig(
 def test_without_pillow_the_file_and_the_extra_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the data are opened, before a step is compiled; arrays need no Pillow."""
+    """Refuses when the data are opened, before a step is compiled; arrays need no Pillow."""
     for name in ("image", "label"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.png").write_bytes(write_png(np.eye(16)))

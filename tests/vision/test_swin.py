@@ -1,4 +1,4 @@
-"""Swin and Swin-UNet: steps of layouts equal one device's; what they do not have is refused."""
+"""Swin and Swin-UNet: steps equal one device's on layouts; unsupported options are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from jaxptd.vision.windows import Windows
 DROPS = {"family": "swin-unet", "dropout": 0.1, "images.drop_path": 0.3}
 ONE = {"micro_batches": 1}
 TOGETHER = {"images.dice": "batch", **ONE}
-# Three levels: the last has one window, and on cp=4 the second fewer rows of windows than devices.
+# Three levels: the last is one window; on cp=4 the second has fewer rows of windows than devices.
 LARGE = {"images.size": 32, "images.depths": (2, 2, 2), "images.decoder_depths": None}
 
 
@@ -62,7 +62,7 @@ LARGE = {"images.size": 32, "images.depths": (2, 2, 2), "images.decoder_depths":
     ids=str,
 )
 def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> None:
-    """3 heads are 4 on two devices, and 6 hidden units 8 on four."""
+    """Pads 3 heads to 4 on two devices, and 6 hidden units to 8 on four."""
     hold(layout, **DROPS | choice)
 
 
@@ -78,9 +78,9 @@ def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> No
     ids=str,
 )
 def test_a_classifier_is_verified(layout: Layout, size: int) -> None:
-    """With the noise of several steps: gradients of few images are sums of few, equal numbers.
+    """Uses the noise of several steps, as gradients of few images sum few, equal numbers.
 
-    On cp=2 the last level of the small images is whole, that of the large ones in strips.
+    On cp=2, small images have a whole last level, large ones have it in strips.
     """
     found = verified(layout, family="swin", **{"images.drop_path": 0.3, "images.size": size})
     assert found.wrong == []
@@ -89,7 +89,7 @@ def test_a_classifier_is_verified(layout: Layout, size: int) -> None:
 
 @pytest.mark.slow
 def test_temporary_bytes_of_a_large_image_fall_as_cp_grows() -> None:
-    """Nothing of an image is whole: a strip's shift by a gather would take 0.55 of the bytes."""
+    """No device holds a whole image; shifting strips by a gather would need 0.55 of the bytes."""
     sizes = {"images.size": 512, "images.window": 2, "images.depths": (2,), "remat": "full"}
     sizes |= {"hidden_size": 16, "ffn_hidden_size": 8, "num_heads": 1}
     one = {"family": "swin", "batch": 1, "micro_batches": 1, **sizes}
@@ -103,7 +103,7 @@ def test_temporary_bytes_of_a_large_image_fall_as_cp_grows() -> None:
 
 @pytest.mark.parametrize("family", ["swin", "swin-unet"])
 def test_flops_are_those_of_every_matrix_and_score(family: str) -> None:
-    """Six a weight and a patch that it is multiplied with, twelve a number and a key's patch."""
+    """Six per weight and patch that it multiplies, twelve per element of a query and key patch."""
     program = tiny.program(Layout(), family=family)
     patches, weights = {0: 64, 1: 16}, 0
     for name, info in program.infos.items():
@@ -128,7 +128,7 @@ def test_windows_are_split_and_joined() -> None:
 
 
 def test_a_shifted_window_sees_neighbours_only() -> None:
-    """The window in the corner has parts of four corners of the image."""
+    """The window in the corner contains parts of all four corners of the image."""
     seen = np.asarray(Windows(8, 4, 2).seen(np.arange(8)))
     assert seen[0].all()
     corner = seen[3].reshape(4, 4, 4, 4)

@@ -1,4 +1,4 @@
-"""Loss and gradients of Swin-UNet are those of Swin-Unet's code in torch, in float64.
+"""Loss and gradients of Swin-UNet equal those of Swin-Unet's torch code in float64.
 
 `tests/golden/make_swin_unet.py` computed them.
 """
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "swin-unet.json"
 
 
 def computed(layout: Layout) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """The loss and its terms, and the gradients by Swin-Unet's names."""
+    """The loss with its terms, and the gradients by Swin-Unet's names."""
     with jax.enable_x64(True):
         remat = "dots" if "activations" in layout.offloaded else "none"
         model = ModelConfig(**swin_unet.MODEL, dtype="float64", remat=remat)

@@ -1,4 +1,4 @@
-"""Strips of images on several devices, against whole images on one: values and gradients."""
+"""Strips of images on several devices against whole images on one: values and gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from jaxptd.vision.windows import Strips
 
 B, R = 8, 8
 MESH = make_mesh(Layout(cp=4, tp=2))
-STRIPS = Strips(Axis.CP, (Axis.TP,))  # tp shares the images, cp their rows
+STRIPS = Strips(Axis.CP, (Axis.TP,))  # tp divides the images, cp their rows
 CUT, WHOLE = P(Axis.TP, Axis.CP), P((Axis.TP, Axis.CP))
 X, DY = np.random.default_rng(0).standard_normal((2, B, R, R, 3)).astype(np.float32)
 
@@ -27,9 +27,9 @@ def on_mesh(fn: Callable, ins: Any, outs: Any) -> Callable:
 
 
 def hold(fn: Callable, plain: Callable, spec: P) -> None:
-    """Asserts that the value of fn of strips, and its gradient, are those of plain of images.
+    """Asserts that fn on strips and plain on images have equal values and gradients.
 
-    spec: of fn's value.
+    spec: sharding of fn's value.
     """
     wanted, vjp = jax.vjp(plain, jnp.asarray(X))
     dy = DY.reshape(-1)[: wanted.size].reshape(wanted.shape)
@@ -69,7 +69,7 @@ def test_places_of_whole_images_are_those_of_their_samples_and_all_rows() -> Non
 
 @pytest.mark.parametrize("lies", ["strips", "whole"])
 def test_means_of_images_count_once(lies: str) -> None:
-    """All devices along cp have the means of all images, of which one counts."""
+    """All devices along cp hold the means of all images; only one device's counts."""
     turned = STRIPS.as_whole if lies == "whole" else lambda x: x
 
     def once(x: Array) -> Array:
@@ -85,7 +85,7 @@ def test_sums_and_rows_of_strips_are_those_of_images() -> None:
 
 
 def test_the_dice_loss_of_a_batch_is_the_same_on_all_devices() -> None:
-    """Devices along dp and tp have images of it, and those along cp their rows."""
+    """Devices along dp and tp hold its images, those along cp their rows."""
     label = np.random.default_rng(1).integers(-1, 3, (B, R, R)).astype(np.int32)
     cut = P((Axis.DP, Axis.TP), Axis.CP)
 

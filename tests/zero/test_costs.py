@@ -1,4 +1,4 @@
-"""ZeRO's traffic and memory, from jaxprs and compiled programs."""
+"""ZeRO's communication and memory, from jaxprs and compiled programs."""
 
 import dataclasses
 import itertools
@@ -58,8 +58,8 @@ def test_the_jaxpr_moves_what_the_formula_says(inside: tuple[Layout, dict], stag
 def as_compiled(layout: Layout, choice: dict) -> tuple[Layout, dict]:
     """XLA looks positions up once for all micro-batches, and gathers a stage's only layer once.
 
-    Without a pipeline the layers that are gathered outside of the loop over layers depend on no
-    micro-batch, and a loop of one iteration is unrolled, without its needless gather.
+    Without a pipeline, layers gathered outside of the loop over layers depend on no micro-batch,
+    and XLA unrolls a loop of one iteration, which drops its needless gather.
     """
     choice = choice | {"micro_batches": 1} if layout.has_grid or layout.pp == 1 else choice
     if layout.pp == 1:
@@ -77,9 +77,9 @@ COMPILED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
 def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
-    """XLA may merge collectives: then the counts differ, the bytes do not.
+    """XLA may merge collectives, which changes counts but not bytes.
 
-    At stage 3 it gathers no vectors for backward where that reads none, such as biases.
+    At stage 3 it skips gathers of vectors that backward does not read, such as biases.
     """
     program = tiny.program(layout, **choice)
     found = {(c.kind, c.axes): c.bytes for c in comms.count_compiled(program, CPU_OPTIONS)}
@@ -90,7 +90,7 @@ def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict)
 
 
 def unread(program: Program) -> int:
-    """At stage 3 the bytes of a device's vectors of layers, in all micro-batches, else 0."""
+    """Bytes of a device's layer vectors over all micro-batches at stage 3, else 0."""
     config, zero = program.config, program.resolved.zero
     vectors = [
         n for n, info in program.infos.items() if info.stack and not zero.plans[n].own_collective
@@ -100,7 +100,7 @@ def unread(program: Program) -> int:
 
 
 def bytes_of(program: Program, *, layers: bool) -> int:
-    """Bytes of parameters with their padding, in float32: of the layers, or of all others."""
+    """Bytes of padded parameters in float32, either of the layers or of all others."""
     return sum(
         4 * math.prod(each.stored_shape)
         for name, each in program.states.stored.items()
@@ -114,7 +114,7 @@ def thirds(stage: int, **choice: Any) -> Program:
 
 @pytest.mark.parametrize("stage", [slow(1), 2, slow(3)])
 def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stage: int) -> None:
-    """Over dp, else only the count of targets, the loss and two squares of the norm are summed."""
+    """All else summed over dp is the count of targets, the loss and two squares of the norm."""
     program = thirds(stage)
     found = {c.kind: c for c in comms.count(program)}
     layers, rest = bytes_of(program, layers=True), bytes_of(program, layers=False)
@@ -126,7 +126,7 @@ def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stag
 
 @pytest.mark.parametrize(("scanned", "messages"), [(True, 6), (False, 2)])
 def test_a_loops_matrices_are_messages_of_their_own(scanned: bool, messages: int) -> None:
-    """Four matrices a layer; and parameters that tp would shard, and others."""
+    """Four matrices per layer, plus parameters that tp would shard and others."""
     program = thirds(3, scan_layers=scanned)
     found = {c.kind: c.count for c in comms.count(program)}
     assert comms.subtract(comms.count(program), comms.formula(program)) == []
@@ -180,7 +180,7 @@ def test_stages_gather_tables_in_16_bits(layout: Layout) -> None:
     found = comms.count(program)
     assert comms.subtract(found, comms.formula(program)) == []
     over_stages = {each.kind: each.bytes for each in found if each.axes == (Axis.PP,)}
-    assert over_stages[ALL_GATHER] < 0.6 * over_stages[REDUCE_SCATTER]  # norms are in float32
+    assert over_stages[ALL_GATHER] < 0.6 * over_stages[REDUCE_SCATTER]  # norms stay in float32
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_stages_gather_tables_in_16_bits(layout: Layout) -> None:
     ids=str,
 )
 def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: int) -> None:
-    """On a grid gradients are summed inside the layer, in the same precision with ZeRO."""
+    """A grid sums gradients inside the layer, in the same precision as without ZeRO."""
     found = []
     for zero in (0, stage):
         program = tiny.program(Layout(zero=zero, **inside), dtype="bfloat16")
@@ -217,7 +217,7 @@ HELD = [
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("layout", HELD, ids=str)
 def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stage: int) -> None:
-    """n/Z of the n elements of a block, rounded up; of each layer's, if layers move one by one."""
+    """A shard is n/Z of a block's n elements, rounded up, per layer if layers move one by one."""
     choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
     plain = tiny.program(dataclasses.replace(layout, zero=0), **choice)
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
@@ -255,7 +255,7 @@ WIDE = {"num_layers": 12, "hidden_size": 64, "num_heads": 4, "micro_batches": 2}
 
 
 def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]:
-    """Bytes of the compiled step's temporaries, of a device's layers, and of their shards."""
+    """Bytes of the compiled step's temporaries, a device's layers, and their shards."""
     program = tiny.program(dataclasses.replace(layout, zero=stage), **WIDE | choice)
     traced: Any = program.train_step
     lowered = traced.trace(program.abstract_state, program.abstract_batch).lower()
@@ -275,11 +275,11 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     first, layers, shards = temporary(1, layout)
     second, third = (temporary(stage, layout)[0] for stage in (2, 3))
     one = layers * layout.pp // WIDE["num_layers"]
-    # Sums of gradients: blocks of all layers, or shards of them and two copies of one layer's
-    # gradients, as backward makes them and in the order of the message.
+    # Gradient sums: blocks of all layers, or their shards plus two copies of one layer's gradients,
+    # as computed by backward and in the order of the collective.
     assert first - second >= layers - shards - 2 * one
-    # Parameters: blocks of all layers, or two copies of two layers', as gathered and in shape.
-    # Of one of them in a pipeline, which gathers no layer before it runs.
+    # Parameters: blocks of all layers, or two copies of two layers' parameters, as gathered and
+    # reshaped; of one layer's in a pipeline, which gathers no layer ahead.
     assert second - third >= layers - (2 if layout.pp > 1 else 4) * one
 
 
@@ -293,7 +293,7 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     ids=str,
 )
 def test_unrolled_layers_are_gathered_again_for_backward(layout, choice) -> None:
-    """Without barriers XLA would keep what forward gathered; on CPUs it does."""
+    """XLA would keep what forward gathered without barriers, as it does on CPUs."""
     program = tiny.program(layout, scan_layers=False, num_layers=4, **choice)
     moved = [
         sum(each.bytes for each in found if each.kind == ALL_GATHER)

@@ -1,4 +1,4 @@
-"""Gradients of layers in a loop are as narrow as their products; those outside stay in float32."""
+"""Gradients of layers in a loop are as narrow as their matmuls; others stay in float32."""
 
 import dataclasses
 import math
@@ -53,12 +53,12 @@ WIDE: list[Any] = [
 
 def program(layout: Layout, **choice: Any) -> Program:
     sizes = {} if choice.get("family") == "swin-unet" else THREE
-    one = {"dtype": "bfloat16", "micro_batches": 1}  # several add each layer's to their sums
+    one = {"dtype": "bfloat16", "micro_batches": 1}  # more add up in sums
     return tiny.program(layout, **one | sizes | choice)
 
 
 def stacked(found: Program) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Shape and precision of each element of what the scans of a step stack."""
+    """Shape and precision of each array that a step's scans stack, per iteration."""
     for loop in scans(traced(found).jaxpr):
         of_trip = loop.params["jaxpr"].jaxpr.outvars
         for each, one in zip(loop.outvars, of_trip, strict=True):
@@ -67,7 +67,7 @@ def stacked(found: Program) -> Iterator[tuple[tuple[int, ...], str]]:
 
 
 def matrices(found: Program) -> set[tuple[int, ...]]:
-    """The shapes of a layer's matrices on a device."""
+    """Shapes of a layer's matrices on a device."""
     sizes = found.config.layout.sizes
 
     def local(info: ParamInfo) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ SEVERAL: list[Any] = [
 
 
 def several(layout: Layout, choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice with several micro-batches, of so many sequences that no activation is a matrix."""
+    """A choice with several micro-batches, sized so that no activation has a matrix's shape."""
     choice = {"micro_batches": 2} | choice
     return choice | {"batch": 5 * layout.dp * choice["micro_batches"]}
 
@@ -111,7 +111,7 @@ def test_several_micro_batches_stack_none(layout: Layout, choice: dict) -> None:
 
 
 def test_loops_take_narrow_parameters_with_their_sums() -> None:
-    """Only what no loop adds to becomes an array in float32 before it is read."""
+    """Parameters that no loop adds to, and only these, become float32 before they are read."""
     block = jnp.ones((2, 3), jnp.bfloat16)
     summed = with_grad_slot(block, IN_LOOP)
     alone = dataclasses.replace(summed, plan=ParamPlan("outside"))
@@ -145,7 +145,7 @@ def test_their_sums_are_those_of_stacks(
     ids=str,
 )
 def test_other_loops_do_not_add_to_sums(layout: Layout, choice: dict) -> None:
-    """Layers in two loops, or that share; at stage 1 the first of two micro-batches is the sum.
+    """Covers layers in two loops, shared ones, and stage 1, where micro-batch 1 of 2 is the sum.
 
     In a pipeline, the tick that computes a layer's gradient adds it.
     """
@@ -155,7 +155,7 @@ def test_other_loops_do_not_add_to_sums(layout: Layout, choice: dict) -> None:
 
 
 def test_a_layer_that_is_there_is_not_gathered_again() -> None:
-    """Else backward would begin with copies behind barriers."""
+    """Backward would otherwise begin with copies behind barriers."""
     found = program(Layout(), remat="full")
     barriers = [each for each in equations(traced(found).jaxpr) if each.primitive.name == BARRIER]
     shapes = {x.aval.shape for each in barriers for x in each.outvars}

@@ -1,4 +1,4 @@
-"""What a step does with parameters: one record for each group, decided from the config alone."""
+"""What a step does with parameters: a record per group, decided from the config alone."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ NARROW = {"dtype": "bfloat16"}
 
 
 def handled(layout: Layout, **choice: Any) -> tuple[str, ...]:
-    """(gather, reduce, accumulate, precision of gradients) of the layers' matrices."""
+    """(gather, reduce, accumulate, gradient precision) of the layers' matrices."""
     plan = layers_plan(tiny.config(layout, **choice))
     return plan.gather, plan.reduce, plan.accumulate, plan.grad_dtype
 
@@ -50,7 +50,7 @@ def test_what_a_step_does_with_the_layers_matrices(
     ("stage", "micro_batches", "choice", "want"),
     [
         (0, 1, {}, 0),
-        (1, 1, {}, 2),  # the same bytes, beside the layers
+        (1, 1, {}, 2),  # the same bytes, overlapped with the layers
         (1, 2, {}, 1),
         (1, 1, {"scan_layers": False}, 1),
         (2, 1, {}, 2),
@@ -65,7 +65,7 @@ def test_the_stage_is_that_which_a_step_runs(
 
 
 def test_a_first_a_middle_and_a_last_micro_batch_of_stage_1() -> None:
-    """The first gathers and holds; whole gradients wait for the last, which reduces them."""
+    """The first gathers and keeps parameters; the last reduces the unsharded gradients."""
     plan = layers_plan(tiny.config(Layout(dp=2, zero=1), micro_batches=4, **NARROW))
     assert [each.moves for each in (plan.first, plan.middle, plan)] == [True, False, True]
     reduces = [each.reduce for each in (plan.first, plan.middle, plan)]
@@ -86,7 +86,7 @@ def test_a_first_a_middle_and_a_last_micro_batch_of_stage_1() -> None:
     ids=str,
 )
 def test_parameters_are_handled_in_a_few_groups(layout: Layout, choice: dict) -> None:
-    """All of the layers as their matrices, but for precision and messages; a reason for each."""
+    """Layers share their matrices' plan except for precision and collectives; each has a reason."""
     config = tiny.config(layout, **choice)
     infos, layers = parameter_infos(config), layers_plan(config)
     plans = {name: plan_of(config, info) for name, info in infos.items()}

@@ -1,4 +1,4 @@
-"""A loop over layers moves parameters and gradients that nothing in the same trip needs."""
+"""A loop over layers moves parameters and gradients that the same iteration does not need."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 THREE = {"num_layers": 3}
 
 
-# ---- what a trip waits for ----------------------------------------------------------------------
+# ---- what an iteration waits for ----------------------------------------------------------------
 
 
 def moves(body: Any) -> list[Any]:
@@ -38,13 +38,13 @@ def moves(body: Any) -> list[Any]:
 
 
 def has_product(equation: Any) -> bool:
-    """True for a product, and for a call or loop with one."""
+    """True for a matmul, and for a call or loop that contains one."""
     inner = (each for jaxpr in inside(equation) for each in equations(jaxpr))
     return any(each.primitive.name == "dot_general" for each in (equation, *inner))
 
 
 def trips(program: Program) -> Iterator[Any]:
-    """The bodies of the innermost loops that have ZeRO's collectives."""
+    """Bodies of the innermost loops with ZeRO's collectives."""
     for loop in scans(traced(program).jaxpr):
         body = loop.params["jaxpr"].jaxpr
         found = moves(body)
@@ -89,11 +89,11 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="see collectives.after")
 def test_of_two_trips_in_one_the_second_waits_for_what_the_first_moves() -> None:
-    """Of backward: a gather for the gradient of x that comes in, the one that leaves for sums."""
+    """Backward's gathers wait for the incoming gradient of x, its scatters for the outgoing one."""
     program = tiny.program(Layout(dp=2, zero=3), **THREE | {"remat": "full"})
     *_, loop = (each for each in scans(traced(program).jaxpr) if each.params["reverse"])
     body = loop.params["jaxpr"].jaxpr
-    *carry, _, x = body.invars[-2 - len(body.outvars) :]  # and the layer's number, its input
+    *carry, _, x = body.invars[-2 - len(body.outvars) :]  # the rest: the layer's number, its input
     (number,) = (i for i, dx in enumerate(body.outvars) if dx.aval.shape == x.aval.shape)
     waiting = reading(body, {carry[number]})
     found = moves(body)
@@ -133,7 +133,7 @@ def test_other_steps_do_not_move_ahead(layout: Layout, choice: dict) -> None:
 def test_xla_keeps_single_micro_batches_in_loops_of_their_own(
     stage: Any, micro_batches: int, apart: int
 ) -> None:
-    """The last, and one between: in no loop they would run beside the first one."""
+    """The last one and one in between; outside of loops they would overlap with the first."""
     layout, batch = Layout(dp=2, zero=stage), 4 * micro_batches
     program = tiny.program(layout, micro_batches=micro_batches, batch=batch)
     computations, _ = parse(compile_to_read(program).as_text())
@@ -158,7 +158,7 @@ def test_an_evaluation_gathers_each_layer_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "first"), [(0, 1), (1, 2), (2, 1), (3, 1)])
 def test_micro_batches_add_to_sums_and_stack_no_gradients(stage: int, first: int) -> None:
-    """One micro-batch more takes little memory: of `first` there is one stack of gradients."""
+    """One more micro-batch takes little memory; with `first` there is one stack of gradients."""
     memory, choice = {}, {"num_layers": 16, "remat": "full"}
     for number in (first, first + 1):
         program = tiny.program(
@@ -172,7 +172,7 @@ def test_micro_batches_add_to_sums_and_stack_no_gradients(stage: int, first: int
 
 @pytest.mark.parametrize("stage", [1, slow(3)])
 def test_sums_are_added_to_in_place(stage: int) -> None:
-    """A layer at a time: nothing in the loop of a micro-batch adds up what all layers have."""
+    """Sums grow one layer at a time: no add in a micro-batch's loop covers all layers."""
     program = tiny.program(Layout(dp=2, zero=stage), **THREE, micro_batches=2)
     stacks = {each.stored_shape for each in program.states.stored.values() if each.info.stack}
     local = {(n, shards // 2) for n, shards in stacks}
@@ -184,12 +184,12 @@ def test_sums_are_added_to_in_place(stage: int) -> None:
 
 
 def scope(equation: Any) -> str:
-    """The innermost named scope of an equation."""
+    """An equation's innermost named scope."""
     return str(equation.source_info.name_stack).rpartition("/")[2]
 
 
 def inner(equation: Any, name: str) -> list[Any]:
-    """The equations of a primitive inside an equation."""
+    """Equations of a primitive inside an equation."""
     every = (each for jaxpr in inside(equation) for each in equations(jaxpr))
     return [each for each in every if each.primitive.name == name]
 

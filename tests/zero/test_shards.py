@@ -1,4 +1,4 @@
-"""Shards of a parameter: any shape, sharded in any way, in equal shards; and back bit for bit."""
+"""Shards of a parameter: equal for any shape and sharding, and converted back bit for bit."""
 
 import dataclasses
 import itertools
@@ -36,7 +36,7 @@ def sharded(info: ParamInfo, layout: Layout, *, lead: int = 0) -> ShardedInfo:
     return ShardedInfo(info, layout.sizes, lead)
 
 
-# Rows of two stages, three layers each: the second stage has two.
+# Rows for two stages of up to three layers; the second stage has two.
 UNEVEN = info((5, 3, 7), (6, 3, 8), "pp", None, "tp", rows=(0, 1, 2, 3, 4))
 FOLDED = info((5, 3, 7), (8, 3, 8), "pp", None, "tp", rows=(0, 6, 2, 3, 4))
 CASES = [
@@ -55,7 +55,7 @@ CASES = [
     (sharded(FOLDED, Layout(pp=2, cp=2, tp=2), lead=1), 6),
     (sharded(info((2, 5, 3), (2, 5, 3), None, None, None), Layout(dp=3, cp=2), lead=1), 3),
     (sharded(info((7, 5), (7, 5), None, None), Layout(dp=2, ep=2, cp=2)), 5),
-    # Four experts of two layers: ZeRO has what is left of dp x ep x cp.
+    # Four experts in two layers: ZeRO uses what remains of dp x ep x cp.
     (sharded(info((2, 4, 5), (2, 4, 5), None, "ep", None), Layout(dp=2, ep=2, cp=2), lead=1), 3),
     (sharded(info((4, 5, 3), (4, 5, 4), "ep", None, "tp"), Layout(dp=2, ep=2, tp=2)), 10),
 ]
@@ -64,7 +64,7 @@ TABLE = pytest.mark.parametrize(("stored", "size"), CASES, ids=IDS)
 
 
 def shard_by_hand(stored: ShardedInfo, held: np.ndarray, at: dict[Axis, int]) -> np.ndarray:
-    """The shard of the device at these places along the axes, from the array that layers hold."""
+    """The shard of the device at these coordinates, from the array that layers hold."""
     for dim, axes in enumerate(stored.info.axes_of_dims):
         for axis in axes:  # the first is the slowest
             held = np.split(held, stored.sizes[Axis(axis)], dim)[at[Axis(axis)]]
@@ -81,13 +81,13 @@ def shard_by_hand(stored: ShardedInfo, held: np.ndarray, at: dict[Axis, int]) ->
 
 
 def left(stored: ShardedInfo) -> list[Axis]:
-    """The axes of the batch over which layers do not shard the parameter."""
+    """Axes of the batch over which layers do not shard the parameter."""
     return [a for a in (Axis.DP, Axis.EP, Axis.CP) if a not in stored.info.axes]
 
 
 @TABLE
 def test_every_device_holds_its_shard(stored: ShardedInfo, size: int) -> None:
-    """All shards have the same size, whatever the shape; compared with shards made by hand."""
+    """All shards have the same size, whatever the shape, and equal shards made by hand."""
     layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
     mesh = make_mesh(layout)
     x = numbers(stored.shape)
@@ -117,7 +117,7 @@ def test_from_and_to_canonical_are_inverse(stored: ShardedInfo, size: int) -> No
 
 @st.composite
 def cuts(draw: st.DrawFn) -> ShardedInfo:
-    """Up to three dims, sharded over any axes but dp and cp, padded or not; needs no device."""
+    """Draws up to three dims, sharded over any axes except dp and cp, padded or not; no devices."""
     size = st.integers(1, 3)
     sizes = {axis: draw(size) for axis in Axis}
     axes = draw(st.permutations(["pp", "ep", "row", "col", "tp"]))
@@ -173,7 +173,7 @@ def on_mesh(stored: ShardedInfo, body: Any, specs: tuple[Any, Any]) -> Any:
 
 @pytest.mark.parametrize("number", [slow(1), 6, slow(8), 10, slow(13), slow(14), 15])
 def test_gathered_shards_are_the_block_and_gradients_are_reduce_scattered(number: int) -> None:
-    """Every device along ZeRO's axes gets the same block, and its shard of the sum of gradients."""
+    """Every device along ZeRO's axes gets the same block, and its shard of the summed gradients."""
     stored, _ = CASES[number]
     every, axes = P(*left(stored), *stored.info.spec), tuple(range(len(left(stored))))
     x = numbers(stored.shape)
@@ -211,7 +211,7 @@ def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> LazyParam:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layers_parameters_are_gathered_together_and_split_again(dtype: str) -> None:
-    """Two are alike; others are gathered in another precision, or over other axes."""
+    """Two parameters are alike; others are gathered in another precision or over other axes."""
     stored = {"odd": ODD, "small": SMALL, "more": ODD, "wide": ODD, "experts": EXPERTS}
     x = {name: numbers(each.shape, i) for i, (name, each) in enumerate(stored.items())}
     kinds = {name: "float32" if name == "wide" else dtype for name in stored}
@@ -230,7 +230,7 @@ def test_a_layers_parameters_are_gathered_together_and_split_again(dtype: str) -
             np.testing.assert_array_equal(each, x[name][1].astype(kinds[name]))
 
 
-# In bfloat16 1 + 2**-9 is 1: a sum in that precision would lose what three of the devices give.
+# bfloat16 rounds 1 + 2**-9 to 1, so a sum in it would lose the terms of three devices.
 STEP = 2.0**-9
 
 
@@ -261,7 +261,7 @@ def test_gradients_of_parameters_gathered_in_bfloat16_are_summed_in_float32() ->
 
 # ---- in training --------------------------------------------------------------------------------
 
-SIXTHS = Layout(dp=3, cp=2)  # six divides hardly any size of the model
+SIXTHS = Layout(dp=3, cp=2)  # six divides hardly any of the model's sizes
 
 
 @pytest.mark.slow
@@ -275,7 +275,7 @@ SIXTHS = Layout(dp=3, cp=2)  # six divides hardly any size of the model
     ids=str,
 )
 def test_padding_stays_zero_while_training(layout: Layout) -> None:
-    """The padding of parameters and of moments."""
+    """Padding of parameters and moments."""
     program = tiny.program(layout, batch=6, micro_batches=1, num_layers=3)
     batch = program.place({name: x[:6] for name, x in tiny.batch().items()})
     state = program.init_state()
@@ -288,7 +288,7 @@ def test_padding_stays_zero_while_training(layout: Layout) -> None:
         rows = np.asarray(x).reshape(-1, stored.padded_size)
         beyond = rows[:, math.prod(stored.block_shape) :]
         assert (beyond == 0).all(), stored.info
-        # Canonical and back loses nothing but padding; rows without a layer are padding, too.
+        # Canonical and back loses only padding, which includes rows without a layer.
         again = np.asarray(stored.from_canonical(stored.to_canonical(x)))
         np.testing.assert_array_equal(again, np.asarray(x))
         padded.append(beyond.size)

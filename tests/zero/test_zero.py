@@ -1,6 +1,6 @@
-"""ZeRO at every stage, with any other parallelism, trains, evaluates and writes as one device.
+"""ZeRO at every stage, with other parallelism, trains, evaluates and generates like one device.
 
-Traffic and memory: test_costs.py. Steps of the default tests: test_prefetching.py.
+See test_costs.py for communication and memory, test_prefetching.py for the default tests' steps.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jaxptd.params import shardings
 from jaxptd.step import Program
 from jaxptd.zero import shards
 
-# Three layers do not split evenly over two stages; a batch of twelve splits over three devices.
+# Three layers do not divide evenly over two stages; a batch of twelve divides over three devices.
 THREE = {"num_layers": 3, "dropout": 0.1, "batch": 12}
 FULL = THREE | {"remat": "full"}
 UNROLLED = THREE | {"scan_layers": False}
@@ -37,7 +37,7 @@ UNROLLED = THREE | {"scan_layers": False}
     [
         case(FULL, 2, ep=2, cp=2, tp=2, zero=2),
         case(THREE, 2, dp=3, cp=2, zero=3),  # six divides hardly any size
-        # The later half of backward reads parameters, and gathers them once more.
+        # W, the later half of backward, reads parameters and gathers them once more.
         case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
         case(THREE, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
         case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=2),
@@ -85,7 +85,7 @@ def test_every_stage_in_every_layout(inside: dict, stage: int, how: dict) -> Non
     layout = Layout(zero=stage, **inside)
     choice = {"num_layers": 5, "dropout": 0.1, "batch": 24, "micro_batches": 3} | how
     hold(layout, **choice)
-    if how == WAYS[1]:  # in float32 one way
+    if how == WAYS[1]:  # float32 is checked for one of them
         single = report(layout, "float32", **choice)
         assert single.wrong == []
         assert single.worst_gradient <= 1e-6
@@ -114,10 +114,10 @@ def test_sixteen_devices(layout: str, stage: int) -> None:
     ids=str,
 )
 def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
-    """The same products, and sums in float32: differences far below bfloat16's 2**-8.
+    """Matmuls are the same and sums use float32, so differences stay far below bfloat16's 2**-8.
 
-    With ZeRO 3 the last layer is outside of the loop, another program, in which XLA would leave out
-    other roundings to bfloat16 between operations; here it leaves out none.
+    ZeRO 3 has the last layer outside of the loop, in a separate program, in which XLA would skip
+    other roundings to bfloat16 between operations; here it skips none.
     """
     every_rounding = {"xla_allow_excess_precision": False}
     found = []
@@ -153,7 +153,7 @@ def made(layout: Layout, **choice: Any) -> Program:
 
 
 def drawn(program: Program) -> dict[str, Any]:
-    """A state of step 0 with the same random parameters on every layout; moments are zero."""
+    """An initial state with the same random parameters on every layout, and zero moments."""
     draw = np.random.default_rng(0)
     params = {
         name: (0.3 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(np.float32)

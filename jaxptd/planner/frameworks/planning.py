@@ -86,7 +86,7 @@ class FrameworkPlan:
         tokens = workload.architecture.stacks[-1].tokens
         return (
             f"{self.framework.title} on {self.gpus:,} x {cluster.accelerator.name}, "
-            f"{cluster.node_size} a node, {gib_text(self.limit)} a device; global batch "
+            f"{cluster.node_size} a node, {gib_text(self.limit)} per device; global batch "
             f"{workload.batch:,} x {tokens:,} tokens"
         )
 

@@ -1,4 +1,4 @@
-"""Tiny directories of Hugging Face models with random weights, made without transformers."""
+"""Tiny directories of Hugging Face models with random weights, written without transformers."""
 
 import json
 import runpy
@@ -43,7 +43,7 @@ def gpt2_tensors(
 
 
 def check_there_and_back(there: Path, tensors: dict[str, np.ndarray], folder: Path) -> Path:
-    """Converts a directory to a run and back, asserts the same bits; returns the last directory."""
+    """Converts a directory to a run and back, asserts equal bits; returns the final directory."""
     run, out = folder / "run", folder / "out"
     convert(["--from-hf", str(there), "--out", str(run), "--quiet"])
     convert(["--to-hf", str(run), "--out", str(out), "--quiet"])
@@ -57,7 +57,7 @@ def check_there_and_back(there: Path, tensors: dict[str, np.ndarray], folder: Pa
 
 
 def random_directory(folder: Path, config: Mapping[str, Any]) -> Path:
-    """Writes a `config.json`, and the random weights that it asks for, in bfloat16."""
+    """Writes a `config.json` and matching random weights in bfloat16."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     runpy.run_path(str(RANDOM_WEIGHTS))["main"](folder)
@@ -72,7 +72,7 @@ def write_directory(
     base: Mapping[str, Any] = CONFIG,
     **config: Any,
 ) -> Path:
-    """Writes a directory as transformers does; `config` has keys of config.json to set."""
+    """Writes a directory as transformers does; `config` overrides keys of config.json."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ Losses = dict[str, float]
 
 
 def computed(name: str, folder: Path, layout: Layout) -> tuple[Losses, dict[str, Any]]:
-    """Our losses with their sum as `loss`, and our gradients by transformers' names."""
+    """Our losses, with their sum as `loss`, and our gradients by transformers' names."""
     wanted, directory = encoders.ALL[name], Directory(folder)
     with jax.enable_x64(True):
         config = config_of(directory, dtype="float64", **wanted.sizes)
@@ -30,7 +30,7 @@ def computed(name: str, folder: Path, layout: Layout) -> tuple[Losses, dict[str,
         state = program.states.new(read_params(program, directory))
         batch = wanted.batch(np.random.default_rng(0))
         _, metrics, gradients = program.step_with_gradients(state, batch)
-        # The only term has no column of its own.
+        # A single term is logged as `loss`, without a separate column.
         terms = family_of(config.model).losses(config.model)
         names = ("loss", *(name for name, term in terms.items() if term.trained))
         losses = {name: float(metrics.get(name, metrics["loss"])) for name in names}
@@ -44,7 +44,7 @@ def check_losses(found: Losses, expected: Losses) -> None:
 
 
 def check_golden(name: str, golden: Path, folder: Path, layout: Layout) -> None:
-    """Asserts that every loss and gradient is as a file has it, which transformers computed."""
+    """Asserts that every loss and gradient equals transformers', read from a golden file."""
     expected = json.loads(golden.read_text())
     losses, gradients = computed(name, folder, layout)
     check_losses(losses, expected["losses"])
@@ -52,7 +52,7 @@ def check_golden(name: str, golden: Path, folder: Path, layout: Layout) -> None:
 
 
 def compare(name: str, folder: Path, layout: Layout) -> None:
-    """Asserts that every loss and gradient is that of transformers' model of a directory."""
+    """Asserts that every loss and gradient equals that of transformers' model, run here."""
     wanted = encoders.ALL[name]
     batch = wanted.batch(np.random.default_rng(0))
     losses, expected = encoders.losses_and_gradients(wanted, folder, batch)
@@ -60,5 +60,5 @@ def compare(name: str, folder: Path, layout: Layout) -> None:
     check_losses(found, losses)
     assert set(gradients) == set(expected)
     for tensor, x in expected.items():
-        scale = max(float(np.linalg.norm(x)), 1e-6)  # a key's bias has none but roundings
+        scale = max(float(np.linalg.norm(x)), 1e-6)  # a key's bias has only rounding noise
         assert np.linalg.norm(gradients[tensor] - x) < 1e-10 * scale, tensor

@@ -26,9 +26,9 @@ class Reference:
         model: its class.
         batch: generator -> a batch, as our model takes it.
         losses: (model, batch) -> terms of the loss by our names.
-        sizes: that ours has beside those of the directory.
-        untied: whether the output layer has a table of its own.
-        name: the name in files of one of its parameters.
+        sizes: fields of our model that the directory does not give.
+        untied: whether the output layer has a separate table.
+        name: name of one of its parameters in files.
     """
 
     config: Callable[[Any], Any]
@@ -41,7 +41,7 @@ class Reference:
 
 
 def make(reference: Reference, folder: Path) -> None:
-    """Writes a directory of a model whose norms and biases matter."""
+    """Writes a directory of a model with random norms and biases, so that they matter."""
     import torch
     import transformers
 
@@ -49,7 +49,7 @@ def make(reference: Reference, folder: Path) -> None:
     model = getattr(transformers, reference.model)(reference.config(transformers))
     if reference.untied:
         table = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) / 5)
-        model.lm_head.weight = table  # transformers 5 ties it, whatever the config says
+        model.lm_head.weight = table  # transformers 5 ties it even if the config says otherwise
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
@@ -58,7 +58,7 @@ def make(reference: Reference, folder: Path) -> None:
 def losses_and_gradients(
     reference: Reference, folder: Path, batch: BATCH
 ) -> tuple[dict[str, float], BATCH]:
-    """Each loss by name, and the gradients of their sum by transformers' names."""
+    """Losses by name, and gradients of their sum by transformers' names."""
     import torch
     import transformers
 
@@ -73,7 +73,7 @@ def losses_and_gradients(
 
 
 def in_float64(model: Any) -> Any:
-    """The model with the norms of T5, which are in float32 whatever the model is, in float64."""
+    """The model with T5's norms in float64; transformers computes them in float32 regardless."""
     import torch
 
     def normalised(norm: Any, x: Any) -> Any:
@@ -88,7 +88,7 @@ def in_float64(model: Any) -> Any:
 
 
 def write_golden(name: str, folder: Path, path: Path) -> None:
-    """Writes the losses of a directory's model and a summary of each gradient."""
+    """Writes the losses of a directory's model, and a summary of each gradient."""
     reference = ALL[name]
     batch = reference.batch(np.random.default_rng(0))
     losses, gradients = losses_and_gradients(reference, folder, batch)
@@ -100,7 +100,7 @@ def write_golden(name: str, folder: Path, path: Path) -> None:
 
 
 def cross_entropy(logits: Any, targets: np.ndarray) -> Any:
-    """The mean over targets of 0 or more."""
+    """Mean cross-entropy over targets of 0 or more."""
     import torch
 
     expected = torch.tensor(targets).long().flatten()
@@ -113,7 +113,7 @@ def cross_entropy(logits: Any, targets: np.ndarray) -> Any:
 
 
 def pairs(rng: np.random.Generator) -> BATCH:
-    """Pairs of texts with padding; a row without padding, and one without targets."""
+    """Pairs of texts with padding, including a row without padding and one without targets."""
     length_B1 = np.linspace(LENGTH // 2, LENGTH, ROWS).astype(int)[:, None]
     position_T = np.arange(LENGTH)
     mask_BT = position_T < length_B1
@@ -162,7 +162,7 @@ SOURCE, TARGET = 16, 24  # tokens, both above the largest distance
 
 
 def spans(rng: np.random.Generator) -> BATCH:
-    """Sources and targets with padding; some targets in the middle do not count."""
+    """Sources and targets with padding; some targets in the middle are ignored."""
     source_B1, target_B1 = (
         np.linspace(n // 2, n, ROWS).astype(int)[:, None] for n in (SOURCE, TARGET)
     )
@@ -177,7 +177,7 @@ def spans(rng: np.random.Generator) -> BATCH:
 
 
 def t5_losses(model: Any, batch: BATCH) -> dict[str, Any]:
-    """By transformers' own decoder inputs, which it makes of the labels."""
+    """Losses with the decoder inputs that transformers derives from the labels."""
     import torch
 
     inputs = {name: torch.tensor(x).long() for name, x in batch.items()}
@@ -216,7 +216,7 @@ def swin_losses(model: Any, batch: BATCH) -> dict[str, Any]:
     return {"cross_entropy": cross_entropy(swin.swin_logits(model, batch), batch["label"])}
 
 
-# Models of images, which have layouts of their own.
+# Models of images, which support fewer layouts.
 IMAGES = {
     "swin": Reference(
         *(swin.swin_config, "SwinForImageClassification", swin.images, swin_losses, {}),
@@ -224,7 +224,7 @@ IMAGES = {
     )
 }
 ALL = REFERENCES | IMAGES
-# Tiny directories of the same models, made without transformers: their tensors and config.
+# Tiny directories of the same models, written without transformers: their tensors and config.
 TINY: dict[str, tuple[Callable[[], BATCH], Mapping[str, Any]]] = {
     "bert": (bert.bert_tensors, bert.CONFIG),
     "t5": (t5.t5_tensors, t5.CONFIG),

@@ -1,7 +1,7 @@
 """Tiny models with experts: their tensors without transformers, and what transformers computes.
 
-In every layer the last expert gets no token: the first feature of every token is large, and only
-that expert's router row reads it.
+In every layer the last expert receives no token: the first feature of every token is large, and
+only that expert's row of the router reads it.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
     },
-    "dots1": {  # in two of three groups, with two shared experts and a dense layer
+    "dots1": {  # two of three groups, with two shared experts and a dense layer
         "num_hidden_layers": 3,
         "intermediate_size": WIDE,
         "moe_intermediate_size": F,
@@ -65,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": F,
         "num_experts": EXPERTS,
         "num_experts_per_tok": 3,
-        "pad_token_id": None,  # or torch would not train the row of id 1
+        "pad_token_id": None,  # otherwise torch would not train the row of id 1
     },
     "granitemoe": {
         "intermediate_size": F,
@@ -86,7 +86,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def sparse_layers(kind: str) -> list[int]:
-    """The numbers of layers with experts."""
+    """Indices of the layers with experts."""
     config = CONFIGS[kind]
     dense = config.get("mlp_only_layers", range(config.get("first_k_dense_replace", 0)))
     return [i for i in range(config["num_hidden_layers"]) if i not in dense]
@@ -99,7 +99,7 @@ def experts_of(kind: str) -> int:
 
 
 def counts_of(kind: str, chosen: Any) -> np.ndarray:
-    """The number of tokens of each expert, by layer; chosen: the experts of each token."""
+    """Number of tokens of each expert, by layer; chosen: the experts of each token."""
     return np.stack([np.bincount(np.ravel(x), minlength=experts_of(kind)) for x in chosen])
 
 
@@ -123,7 +123,7 @@ def mixtral_layer(name: str, experts: int) -> Shapes:
 
 
 def qwen_layer(name: str, experts: int) -> Shapes:
-    """The experts of Qwen 3, and of all others that are named alike."""
+    """The experts of Qwen 3, and of all families that use the same names."""
     found = {f"{name}.mlp.gate.weight": (experts, D)}
     for i in range(experts):
         found |= mlp(f"{name}.mlp.experts.{i}", F)
@@ -194,7 +194,7 @@ def expert_tensors(kind: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
         if name == "model.embed_tokens.weight":
             x = 10 * x + 4 * (np.arange(D) == 0)
         if name.endswith(BUFFER):
-            x /= 2  # or some experts would never be chosen
+            x /= 2  # otherwise some experts would never be chosen
         if name.endswith((".gate.weight", ".router.layer.weight")):
             x[:, 0] = 0
             x[-1] = np.where(np.arange(D) == 0, -1, 0)
@@ -203,11 +203,11 @@ def expert_tensors(kind: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
 
 
 def fused(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same tensors by the names of a transformers 5 model, with a layer's experts in two."""
+    """The same tensors as a transformers 5 model names them, a layer's experts in two tensors."""
     found, apart = {}, dict[str, list[np.ndarray]]()
     for name, x in tensors.items():
         layer, is_expert, _ = name.partition(".experts.")
-        if is_expert:  # in order, each with the gate, what it multiplies, the second
+        if is_expert:  # in order, each with gate, up and down
             layer = layer.replace("block_sparse_moe", "mlp")
             apart.setdefault(layer, []).append(x)
             continue
@@ -223,7 +223,7 @@ def fused(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-# What Granite's files have fused already, by the names in memory.
+# Tensors that Granite's files already fuse, by their names in memory.
 FUSED = {
     "input_linear.weight": "experts.gate_up_proj",
     "output_linear.weight": "experts.down_proj",
@@ -232,7 +232,7 @@ FUSED = {
 
 
 def expert(tensors: Mapping[str, np.ndarray], *, layer: int, number: int) -> list[np.ndarray]:
-    """An expert's matrices: the gate, what it multiplies, the second."""
+    """An expert's gate, up and down matrices."""
     whole = fused({name: x for name, x in tensors.items() if f"layers.{layer}." in name})
     gate_up, down = (
         next(x for name, x in whole.items() if name.endswith(f"experts.{each}_proj"))[number]
@@ -242,7 +242,7 @@ def expert(tensors: Mapping[str, np.ndarray], *, layer: int, number: int) -> lis
 
 
 def save(program: Program, params: Mapping[str, Any], run_dir: Path) -> None:
-    """Makes a run with these parameters."""
+    """Writes a run with these parameters."""
     checkpoints = RunCheckpoints(program, RunDir(run_dir), print)
     checkpoints.save(program.states.new(dict(params)), 1, None)
     checkpoints.store.wait()
@@ -269,9 +269,9 @@ def load(folder: Path) -> Any:
 
 @contextlib.contextmanager
 def without_narrowing() -> Iterator[None]:
-    """Leaves float64 as it is where transformers' code converts it to float32.
+    """Keeps float64 where transformers' code converts it to float32.
 
-    Raises AssertionError if an operation nevertheless makes float32 of float64.
+    Raises AssertionError if an operation still turns float64 into float32.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -318,9 +318,9 @@ def inputs() -> dict[str, np.ndarray]:
 def computed(
     folder: Path, given: dict[str, np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], Any]:
-    """By transformers: the loss, every gradient by its name in files, and experts of each token.
+    """Runs transformers: the loss, gradients by their names in files, and experts of each token.
 
-    The last are sorted lists of numbers for each layer with experts and token, `[L, B T, K]`.
+    The experts are sorted indices for each layer with experts and each token, `[L, B T, K]`.
     """
     model, chosen = load(folder), []
     hooks = [
@@ -337,7 +337,7 @@ def computed(
 
 
 def in_files(model: Any) -> dict[str, np.ndarray]:
-    """The gradients of a model's parameters, by the names and in the shapes of a file of it."""
+    """The gradients of a model's parameters, with the names and shapes of its files."""
     import torch
     from safetensors.numpy import load_file
 
@@ -350,7 +350,7 @@ def in_files(model: Any) -> dict[str, np.ndarray]:
     return {name: x for name, x in found.items() if not name.endswith(BUFFER)}
 
 
-# ---- the file of what transformers computes ------------------------------------------------------
+# ---- the golden file -----------------------------------------------------------------------------
 
 # Our field -> an attribute of transformers' configurations.
 FIELDS = {
@@ -380,7 +380,7 @@ FIELDS = {
 
 
 def defaults(kind: str) -> dict[str, Any]:
-    """Our fields of a `config.json` without keys, as transformers' class of it has them."""
+    """Our fields as transformers' config class fills them in for an empty `config.json`."""
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind, **REQUIRED.get(kind, {}))
@@ -393,9 +393,9 @@ def defaults(kind: str) -> dict[str, Any]:
 
 
 def write_golden(folders: Mapping[str, Path], path: Path) -> None:
-    """Writes defaults, loss, experts, and a summary of each gradient of directories' models.
+    """Writes each model's defaults, loss, experts, and a summary of every gradient.
 
-    Raises AssertionError if the last expert has a token, or another one has none.
+    Raises AssertionError if the last expert receives a token, or another one receives none.
     """
     found = []
     for kind, folder in folders.items():

@@ -1,4 +1,4 @@
-"""The same numbers by transformers, in float64; needs torch and transformers."""
+"""The same loss and gradients from transformers, in float64; needs torch and transformers."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ def load(directory: Path) -> Any:
     """The model of a directory, in float64.
 
     transformers computes GPT-2's attention in the model's precision with the eager kernel; only its
-    own loss is in float32, which `loss_and_gradients` computes itself.
+    loss is in float32, so `loss_and_gradients` replaces it.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -25,7 +25,7 @@ def load(directory: Path) -> Any:
 def loss_and_gradients(
     model: Any, batch: dict[str, np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """The mean loss of the targets of 0 or more, and the gradients by name."""
+    """The mean loss over targets of 0 or more, and the gradients by name."""
     import torch
 
     tokens, targets = (torch.tensor(batch[name]).long() for name in ("tokens", "targets"))
@@ -41,7 +41,7 @@ def loss_and_gradients(
 
 
 def batch(vocab_size: int, length: int, *, rows: int = 3) -> dict[str, np.ndarray]:
-    """Random tokens; some targets do not count."""
+    """Random tokens; some targets are ignored."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, vocab_size, (rows, length + 1))
     targets = np.where(rng.random((rows, length)) < 0.2, -1, ids[:, 1:])
@@ -49,7 +49,7 @@ def batch(vocab_size: int, length: int, *, rows: int = 3) -> dict[str, np.ndarra
 
 
 def summary(x: np.ndarray) -> list[float]:
-    """The norm of an array, and its product with a fixed one, which tells elements apart."""
+    """The norm of an array, and its dot product with a fixed one, which detects permutations."""
     flat = np.asarray(x, np.float64).ravel()
     return [float(np.linalg.norm(flat)), float(flat @ np.cos(np.arange(flat.size)))]
 
@@ -71,9 +71,9 @@ def write_golden(directory: Path, path: Path, *, length: int, vocab_size: int) -
 
 
 def check_summaries(gradients: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Asserts that gradients have the summaries that a file has of them."""
+    """Asserts that gradients match their summaries in a golden file."""
     assert set(gradients) == set(expected)
     for name, numbers in expected.items():
-        scale = max(numbers[0], 1e-3)  # of a key's bias the gradient is zero but for roundings
+        scale = max(numbers[0], 1e-3)  # the gradient of a key's bias is zero except for rounding
         found = summary(gradients[name])
         np.testing.assert_allclose(found, numbers, rtol=0, atol=1e-10 * scale, err_msg=name)

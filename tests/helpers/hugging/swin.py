@@ -1,4 +1,4 @@
-"""A tiny Swin: its tensors by the names of files, and transformers' own in float64."""
+"""A tiny Swin: its tensors by their names in files, and transformers' model in float64."""
 
 import functools
 from typing import Any
@@ -59,13 +59,13 @@ def shapes(prefix: str = "swin.") -> dict[str, tuple[int, ...]]:
 
 
 def swin_tensors(*, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """The state dict of a SwinForImageClassification, as files have it."""
+    """The state dict of a SwinForImageClassification, as in files."""
     rng = np.random.default_rng(0)
     return {name: rng.normal(0, 0.3, shape).astype(dtype) for name, shape in shapes().items()}
 
 
 def images(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Eight images; the class of one does not count."""
+    """Eight images; the class of one is ignored."""
     label = rng.integers(0, CLASSES, 8)
     label[2] = -1
     image = rng.standard_normal((8, LENGTH, LENGTH, CONFIG["num_channels"]))
@@ -79,7 +79,7 @@ def swin_config(transformers: Any) -> Any:
 
 
 def swin_logits(model: Any, batch: dict[str, np.ndarray]) -> Any:
-    """Logits of transformers' model, whose eager softmax is in float32 unless it is replaced."""
+    """Logits of transformers' model, with its eager softmax, fixed to float32, replaced."""
     import torch
     from transformers.models.swin import modeling_swin
 
@@ -95,5 +95,5 @@ def _attend(torch: Any, module: Any, query: Any, key: Any, value: Any, mask: Any
 
 
 def name_in_files(name: str) -> str:
-    """The name that a file has for a parameter of transformers 5."""
+    """The name in files of a parameter of transformers 5."""
     return next(FAMILIES["swin"].tensors.others(name), name)

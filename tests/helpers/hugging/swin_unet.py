@@ -1,4 +1,4 @@
-"""A tiny Swin-UNet by the names of Swin-Unet's own code, whose levels and patches are others."""
+"""A tiny Swin-UNet by the names of Swin-Unet's code, with other levels and patches."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 def tensors(params: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Parameters, or gradients, of ours by Swin-Unet's names and in its shapes."""
+    """Our parameters, or gradients, with Swin-Unet's names and shapes."""
     made = (
         rule.tensors(np.asarray(params[rule.ours]))
         for rule in rules(LEVELS, SIDE)
@@ -34,7 +34,7 @@ def tensors(params: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def drawn(shapes: dict[str, Shape]) -> dict[str, np.ndarray]:
-    """Parameters of ours by their shapes, float64, whose norms and biases matter."""
+    """Random parameters in float64 for these shapes, with norms and biases that matter."""
     rng = np.random.default_rng(7)
     return {
         name: 0.2 * rng.standard_normal(shape) + name.endswith("norm.w")
@@ -43,7 +43,7 @@ def drawn(shapes: dict[str, Shape]) -> dict[str, np.ndarray]:
 
 
 def batch() -> dict[str, np.ndarray]:
-    """Images and labels; some pixels of one image do not count."""
+    """Images and labels; some pixels of one image are ignored."""
     rng = np.random.default_rng(8)
     label = rng.integers(0, CLASSES, (ROWS, IMAGE, IMAGE))
     label[1, :9] = -1

@@ -1,4 +1,4 @@
-"""A tokenizer beside a model, with its special tokens, and a `generation_config.json`."""
+"""A tokenizer in a model's directory, its special tokens, and a `generation_config.json`."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ GENERATION = {
 
 
 def write_tokenizer(folder: Path, words: tuple[str, ...], begin: str = "<s>") -> Path:
-    """A tokenizer with these special tokens, and words."""
+    """A tokenizer with these special tokens and some words."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [*words, *sorted(set(TEXT.split()))][:40]
     model = tokenizers.models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="<unk>")

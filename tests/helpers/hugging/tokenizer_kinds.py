@@ -1,4 +1,4 @@
-"""Directories with the tokenizers of the Hub's kinds, with vocabularies of some words."""
+"""Directories with each kind of tokenizer found on the Hub, with tiny vocabularies."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,7 @@ TEXTS = (
 
 
 def texts(special: Iterable[str]) -> list[str]:
-    """Plain texts, and some that spell special tokens."""
+    """Plain texts, and some that contain the spelling of special tokens."""
     spelled = ("{0}", "Hello{0}the", "Hello {0} the{0}{0} fox")
     return [*TEXTS, *(text.format(name) for name in special for text in spelled)]
 
@@ -41,7 +41,7 @@ def texts(special: Iterable[str]) -> list[str]:
 def merged(
     words: tuple[str, ...], known: list[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A vocabulary with the beginnings of words, and the merges that make them."""
+    """A vocabulary of prefixes of words, and the merges that build them."""
     merges = [(word[:end], word[end]) for word in words for end in range(1, len(word))]
     merges = list(dict.fromkeys(merges))
     names = dict.fromkeys([*known, *map("".join, merges)])
@@ -49,7 +49,7 @@ def merged(
 
 
 def of_bytes(special: tuple[str, ...], split: str | None = None) -> Tokenizer:
-    """A byte-level BPE, as that of GPT-2."""
+    """A byte-level BPE like GPT-2's."""
     words = (*(BYTE_SPACE + word for word in WORDS), *WORDS)
     vocabulary, merges = merged(words, sorted(pre_tokenizers.ByteLevel.alphabet()))
     made = Tokenizer(models.BPE(vocabulary, merges))
@@ -63,7 +63,7 @@ def of_bytes(special: tuple[str, ...], split: str | None = None) -> Tokenizer:
 
 
 def of_pieces(special: tuple[str, ...], *, prefix: bool) -> Tokenizer:
-    """A BPE of SentencePiece's kind, with bytes of other letters. prefix: of a space."""
+    """A SentencePiece-style BPE with byte fallback. prefix: whether a space is prepended."""
     words = (*(SPACE + word for word in WORDS), *WORDS)
     letters = [*(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *sorted(set("".join(WORDS)))]
     vocabulary, merges = merged(words, [*special, *letters])
@@ -79,7 +79,7 @@ def of_pieces(special: tuple[str, ...], *, prefix: bool) -> Tokenizer:
 
 
 def begun(made: Tokenizer, begin: str, *, within: bool = False) -> Tokenizer:
-    """The tokenizer with a post-processor that begins texts, by itself or within others."""
+    """The tokenizer with a post-processor that begins texts, alone or within a sequence."""
     number = made.token_to_id(begin)
     template = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, number)])
     level = processors.ByteLevel(trim_offsets=False)
@@ -146,7 +146,7 @@ def gemma() -> tuple[Tokenizer, Files]:
 
 
 def flags() -> tuple[Tokenizer, Files]:
-    """Flags in `tokenizer_config.json` that `tokenizer.json` does not have, and new tokens."""
+    """Flags and new tokens of `tokenizer_config.json` that `tokenizer.json` lacks."""
     made, files = llama3()
     at = {"single_word": False, "normalized": False}
     begin = {"content": "<|begin_of_text|>", "lstrip": True, "rstrip": True, "special": True, **at}
@@ -176,7 +176,7 @@ KINDS: dict[str, Callable[[], tuple[Tokenizer, Files]]] = {
 
 
 def write_kind(folder: Path, name: str) -> Path:
-    """Writes a directory with a tokenizer, and what stands beside it."""
+    """Writes a directory with a tokenizer and its other files."""
     folder.mkdir(parents=True)
     made, files = KINDS[name]()
     made.save(str(folder / "tokenizer.json"))

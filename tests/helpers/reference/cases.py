@@ -1,6 +1,6 @@
 """The models that tests compare with the reference; the only file here that knows jaxptd.
 
-Each model has every option that its family can have at once, or nearly.
+Each model combines nearly all options that its family supports at once.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from reference.layers import MoE, Options
 from reference.optimizers import Rule
 from reference.rope import Rope
 
-STEPS = 3  # a step of warm-up, the peak, and one of the decay
+STEPS = 3  # one step of warm-up, the peak, and one step of decay
 RULE = Rule(1e-2, 2, 4, 0.1, 0.8, 0.9, 1e-3, 0.1, momentum=0.7)
-READ = {  # the fields of `OptimizerConfig` that each optimizer reads, and their names here
+READ = {  # fields of `OptimizerConfig` that each optimizer reads -> their names here
     "adamw": ("beta1", "beta2", "epsilon"),
     "lion": ("beta1", "beta2"),
     "sgd": ("beta1",),
@@ -36,14 +36,14 @@ Choice = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A model: what its config says, and what the reference is told of it.
+    """A model: the fields of its config, and the matching options of the reference.
 
     Args:
-        family: of the model.
-        fields: of `ModelConfig`, beside the sizes.
-        options: of the reference, beside the family's preset.
-        apart: whether documents are kept apart.
-        optimizer: its name.
+        family: family of the model.
+        fields: fields of `ModelConfig` besides the sizes.
+        options: options of the reference besides the family's preset.
+        apart: whether documents are kept separate.
+        optimizer: name of the optimizer.
     """
 
     family: str
@@ -78,12 +78,12 @@ class Case:
 
     @property
     def rule(self) -> Rule:
-        """The optimizer as the reference knows it."""
+        """The reference's optimizer."""
         return dataclasses.replace(RULE, name=self.optimizer)
 
     @property
     def known(self) -> Options:
-        """The model as the reference knows it."""
+        """The reference's options for the model."""
         sizes = {"layers": 2, "decoder_layers": 0, "head_size": 4, "dropout": 0.2}
         return Options(**sizes | PRESETS[self.family] | self.options)
 
@@ -101,7 +101,7 @@ QWEN = Case(
     apart=True,
 )
 _NEAR, _FAR = (3, Rope(7.0)), (None, Rope(20.0, "linear", 4.0))
-# Two layers with a window and a rope of their own, then one without; one rotates nothing.
+# Two layers with a window and a separate rope, then one without; one layer rotates nothing.
 PATTERN = Case(
     "qwen3",
     {
@@ -160,7 +160,7 @@ T5 = Case(
 
 
 def _stretched(optimizer: Any, scaling: str, **more: Any) -> Case:
-    """A Llama whose eight waves make from 10 turns to less than one in the original length."""
+    """A Llama whose eight waves make from 10 turns down to a fraction in the original length."""
     wide = {"head_size": 16, "rope.theta": 20.0, "rope.scaling": scaling, "rope.factor": 4.0}
     wide |= {"rope.original_length": 64, "rope.range": (1.5, 6.0)}
     options = {"head_size": 16, "rope": Rope(20.0, scaling, 4.0, 64, 1.5, 6.0)}
@@ -177,11 +177,11 @@ def _experts(
     """A model with experts.
 
     Args:
-        family: of the model.
+        family: family of the model.
         moe: fields of `model.moe`.
         fields: other fields of the model.
-        options: of the reference, those of experts left out.
-        optimizer: its name.
+        options: options of the reference, except those of experts.
+        optimizer: name of the optimizer.
     """
     names = {"top_k": "chosen", "num_groups": "groups", "bias_rate": "rate"}
     known = {field.name for field in dataclasses.fields(MoE)}
@@ -191,7 +191,7 @@ def _experts(
     return Case(family, fields, {**options, "moe": experts}, optimizer=optimizer)
 
 
-# A rate of the bias that turns the choices over: experts idle in a step had tokens in another.
+# A bias rate that overturns choices: experts idle in one step receive tokens in another.
 TURNING = 10.0
 SIGMOIDS = _experts(
     "qwen3_moe",
@@ -286,7 +286,7 @@ WITH_EXPERTS = (SIGMOIDS, MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF
 
 
 def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draws one, with all that a batch of the family can have."""
+    """Draws a batch with every optional field of the family."""
     T, long = (
         SIZES["seq_length"],
         case.fields.get("encoder_decoder.seq_length", SIZES["seq_length"]),
@@ -312,14 +312,14 @@ def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 @functools.cache
 def shapes(case: Case) -> Mapping[str, tuple[int, ...]]:
-    """Canonical shapes of the parameters."""
+    """The parameters' canonical shapes."""
     with jax.enable_x64(True):
         infos = Program(case.config(Layout()), make_mesh(Layout())).infos
     return {name: info.shape for name, info in infos.items()}
 
 
 def start(case: Case) -> dict[str, np.ndarray]:
-    """Parameters of which none is zero, nor any norm's weight near it."""
+    """Random nonzero parameters, with norms' weights well away from zero."""
     rng = np.random.default_rng(3)
     return {
         name: 0.1 * rng.standard_normal(shape) + name.endswith("norm.w")
@@ -328,7 +328,7 @@ def start(case: Case) -> dict[str, np.ndarray]:
 
 
 def batches(case: Case) -> list[dict[str, np.ndarray]]:
-    """Draws those of all steps."""
+    """Draws the batches of all steps."""
     rng = np.random.default_rng(4)
     return [batch(case, rng) for _ in range(STEPS)]
 
@@ -363,7 +363,7 @@ MORE = (
         {"tied": False, "activation": "gelu-tanh", "z_loss": 0.25, "output_scale": 1.0},
     ),
     _t5({"linear_bias": "all", "num_kv_heads": 2}, {}),
-    # Without biases of keys: their gradient is rounding, of which Lion and Adafactor take the sign.
+    # No key biases: their gradient is rounding noise, which Lion and Adafactor would amplify.
     _stretched("lion", "llama3", num_kv_heads=2),
     Case("gpt", {}, optimizer="sgd"),
     Case("gpt", {"window": 3}, {"window": 3}, optimizer="muon"),

@@ -1,6 +1,6 @@
 """Dropout masks, from the description in `docs/randomness.md`.
 
-A step has two words of 32 bits, threefry of the seed and the step; all masks are hashes of them.
+Threefry turns the seed and the step into two words of 32 bits; all masks are hashes of these.
 Letters: B batch, T position, S key position, D model, N heads.
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011 (threefry2x32, 20
@@ -17,7 +17,7 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 class DropoutSite(IntEnum):
-    """Places of a layer where values are dropped, by their numbers."""
+    """Places in a layer where values are dropped, by their numbers."""
 
     EMBEDDING = 0
     PROBABILITIES = 1
@@ -28,7 +28,7 @@ class DropoutSite(IntEnum):
 
 
 def threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
-    """Two words of a key and a counter."""
+    """Two words from a key and a counter."""
     keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
     x, y = (counter[0] + keys[0]) % WORD, (counter[1] + keys[1]) % WORD
     for group in range(5):
@@ -41,7 +41,7 @@ def threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
 
 
 def pcg4d(*words: np.ndarray | int) -> list[np.ndarray]:
-    """Four words -> four well mixed ones; arrays of whole numbers below 2**32, which broadcast."""
+    """Mixes four words into four others; the arrays hold integers below 2**32 and broadcast."""
     v = [np.asarray(word, np.uint64) for word in np.broadcast_arrays(*words)]
     v = [(x * np.uint64(1664525) + np.uint64(1013904223)) % WORD for x in v]
     v = _products(v)
@@ -62,18 +62,18 @@ Seed = tuple[np.ndarray | int, np.ndarray | int]
 
 
 def fold(seed: Seed, first: np.ndarray | int, second: np.ndarray | int) -> Seed:
-    """The seed of two numbers: the last two words of their hash with a seed."""
+    """The seed for two numbers: the last two words of their hash with a seed."""
     *_, z, w = pcg4d(first, second, *seed)
     return z, w
 
 
 @dataclasses.dataclass(frozen=True)
 class Masks:
-    """The factors of a step's values: 0 for those that are dropped, else 1 / (1 - rate).
+    """Factors for a step's values: 0 for those that are dropped, else 1 / (1 - rate).
 
     Args:
-        seed: of the run.
-        step: from 0.
+        seed: seed of the run.
+        step: number of the step, from 0.
         rate: fraction of values dropped.
     """
 
@@ -82,12 +82,12 @@ class Masks:
     rate: float
 
     def residual(self, layer: int, site: DropoutSite, shape: tuple[int, int, int]) -> np.ndarray:
-        """Factors of x[B, T, D]: by sample, position and unit."""
+        """Factors for x[B, T, D]: by sample, position and unit."""
         sample, position, unit = np.indices(shape)
         return self._factors(fold(self._at(layer, site), sample, 0), position, unit)
 
     def scores(self, layer: int, site: DropoutSite, shape: tuple[int, int, int, int]) -> np.ndarray:
-        """Factors of probabilities[B, N, T, S]: by sample, head, query and key."""
+        """Factors for probabilities[B, N, T, S]: by sample, head, query and key."""
         sample, head, query, key = np.indices(shape)
         return self._factors(fold(self._at(layer, site), sample, head), query, key)
 

@@ -1,6 +1,6 @@
-"""The models: batch and parameters -> the training loss, and the loads of experts if there are any.
+"""The models: batch and parameters -> the training loss, and the loads of any experts.
 
-A family is a function of a few lines; `docs/models.md` has the presets in `PRESETS`.
+A family is a function of a few lines; `docs/models.md` lists the presets in `PRESETS`.
 Letters: B batch, T position, D model, V vocabulary.
 """
 
@@ -101,7 +101,7 @@ def _embedded(root: Part, ids: np.ndarray, masks: Masks, layer: int) -> Value:
 def _crossed(
     source: Value, text: np.ndarray, own: Part, masks: Masks, options: Options, number: int
 ) -> Callable[[Value], Value]:
-    """A decoder layer's attention to the source, but for its padding."""
+    """A decoder layer's attention to the source, except its padding."""
     to = Attending((text >= 0)[:, None, None])
 
     def drop(shape: tuple) -> np.ndarray:

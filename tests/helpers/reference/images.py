@@ -24,13 +24,13 @@ class Sizes:
     """The sizes of a model of images.
 
     Args:
-        patch: pixels in a row of a patch.
-        window: patches in a row of a window.
+        patch: side of a patch in pixels.
+        window: side of a window in patches.
         depths: blocks of each level.
-        decoder_depths: blocks of each level on the way up, the finest first; none: it classifies
-            images.
-        classes: of pixels or of images.
-        drop_path: of the last block on the way down.
+        decoder_depths: blocks of each level on the way up, finest first; empty for a classifier
+            of images.
+        classes: number of classes of pixels or of images.
+        drop_path: rate of the last block on the way down.
     """
 
     patch: int
@@ -42,7 +42,7 @@ class Sizes:
 
 
 def arranged(x: Value, arrange: Callable[[np.ndarray], np.ndarray]) -> Value:
-    """x with its numbers in other places. arrange: a function that only moves numbers."""
+    """x with its elements rearranged. arrange: a function that only moves elements."""
     place = arrange(np.arange(x.x.size).reshape(x.shape))
 
     def vjp(g: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def arranged(x: Value, arrange: Callable[[np.ndarray], np.ndarray]) -> Value:
 
 
 def gathered(x: np.ndarray, side: int) -> np.ndarray:
-    """x[B, R, Q, C] -> [B, R / side, Q / side, C side**2], the numbers of each c neighbours."""
+    """x[B, R, Q, C] -> [B, R / side, Q / side, C side**2]; elements of the same c are adjacent."""
     rows = x.shape[1] // side
     found = [[x[:, i::side, j::side] for j in range(side)] for i in range(side)]
     whole = np.stack([each for row in found for each in row], -1)
@@ -87,7 +87,7 @@ def unwindowed(x: np.ndarray, size: int, rows: int) -> np.ndarray:
 
 
 def product(x: Value, own: Part) -> Value:
-    """A product with `w[C, q, C']` or `w[C, C', q]`, read as a matrix."""
+    """A matmul with `w[C, q, C']` or `w[C, C', q]`, read as a matrix."""
     w = own("w")
     rows = x.shape[-1]
     y = einsum("BRQC,CD->BRQD", x, arranged(w, lambda i: i.reshape(rows, -1)))
@@ -96,7 +96,7 @@ def product(x: Value, own: Part) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The parameters, choices and masks of a step."""
+    """The parameters, options and masks of a step."""
 
     params: Params
     sizes: Sizes
@@ -115,7 +115,7 @@ class Model:
         return x * factors.reshape(x.shape)
 
     def path(self, y: Value, number: int, site: int, rate: float) -> Value:
-        """Leaves out y for a share of samples; the rate is rounded to float32."""
+        """Drops y for a share of samples; the rate is rounded to float32."""
         near = np.float32(rate)
         word = pcg4d(np.arange(len(y.x)), 0, *self.masks._at(number, site))[3]
         kept = word >> np.uint64(8) >= int(near * np.float32(2**24))
@@ -138,7 +138,7 @@ class Model:
         return layers.linear(o, own.part("out"), "BRQNH,NHC->BRQC")
 
     def _bias(self, table: Value, size: int) -> Value:
-        """The bias of each score by the key's place beside the query, `[N, T, S]`."""
+        """The bias of each score by the key's position relative to the query, `[N, T, S]`."""
         wide, T = 2 * size - 1, range(size**2)
         number = [
             [(t // size - s // size + size - 1) * wide + t % size - s % size + size - 1 for s in T]
@@ -147,7 +147,7 @@ class Model:
         return table[np.array(number)].moved(2, 0)
 
     def _seen(self, rows: int, size: int, shift: int) -> np.ndarray:
-        """Which patches of a window were neighbours before it was rolled, `[W, 1, T, S]`."""
+        """True for patches of a window that were neighbours before the roll, `[W, 1, T, S]`."""
         place = np.roll(np.arange(rows), -shift)
         far = np.indices((rows, rows))
         both = [windows(place[each][None], size)[0] for each in far]
@@ -155,7 +155,7 @@ class Model:
         return (near[0] & near[1])[:, None]
 
     def _kept(self, shape: tuple[int, ...], rows: int, size: int, number: int) -> np.ndarray:
-        """Factors of probabilities, by the numbers of two patches in the rolled image."""
+        """Factors for probabilities, by the positions of two patches in the rolled image."""
         B, W, N, T, _ = shape
         place = windows(np.arange(rows**2).reshape(1, rows, rows), size)[0]
         whole = self.masks.scores(number, DropoutSite.PROBABILITIES, (B, N, rows**2, rows**2))
@@ -179,7 +179,7 @@ class Model:
         return x
 
     def encoded(self, image: np.ndarray) -> tuple[Value, list[Value], int]:
-        """x after the last level, x before the blocks of each level, and the number of blocks."""
+        """Returns x after the last level, x before each level's blocks, and the block count."""
         sizes, w = self.sizes, self.params["patches.w"]
         pixels = Value(gathered(np.asarray(image, np.float64), sizes.patch))
         matrix = arranged(w, lambda i: i.reshape(-1, i.shape[-1]))
@@ -196,7 +196,7 @@ class Model:
         return self.norm(x, "norm"), before, done
 
     def rates(self, number: int) -> list[float]:
-        """Shares of samples for which the blocks of a level are left out."""
+        """Rates at which the blocks of a level are dropped."""
         depths = self.sizes.depths
         first, last = sum(depths[:number]), sum(depths) - 1
         return [self.sizes.drop_path * (first + i) / last for i in range(depths[number])]
@@ -218,7 +218,7 @@ class Model:
 
 
 def beside(x: Value, other: Value) -> Value:
-    """x[.., C] and another -> [.., 2 C], the two numbers of c as neighbours."""
+    """Interleaves x[.., C] with another -> [.., 2 C]."""
 
     def woven(g: np.ndarray, i: int) -> np.ndarray:
         return g[..., i::2]
@@ -228,7 +228,7 @@ def beside(x: Value, other: Value) -> Value:
 
 
 def swin(model: Model, batch: Batch) -> Value:
-    """The loss of a classifier of images."""
+    """The loss of an image classifier."""
     x, _, _ = model.encoded(batch["image"])
     B, rows, cols, size = x.shape
     flat = arranged(x, lambda i: i.reshape(B, rows * cols, size))
@@ -238,9 +238,9 @@ def swin(model: Model, batch: Batch) -> Value:
 
 
 def swin_unet(model: Model, batch: Batch, together: bool = False) -> tuple[Value, Value]:
-    """Cross-entropy of pixels, and the mean Dice loss of images by the pixels that count.
+    """Cross-entropy of pixels, and the mean Dice loss over images; ignored pixels do not count.
 
-    together: the one Dice loss of the batch, over the pixels of all its images.
+    together: whether one Dice loss covers the pixels of all images of the batch.
     """
     logits, label = model.pixels(batch["image"]), batch["label"]
     K, counted = model.sizes.classes, label >= 0
@@ -249,7 +249,7 @@ def swin_unet(model: Model, batch: Batch, together: bool = False) -> tuple[Value
     p = exp(logits - log_z) * counted[..., None]
 
     B = len(label)
-    alike = np.ones((B, B)) if together else np.eye(B)  # images whose sums are one
+    alike = np.ones((B, B)) if together else np.eye(B)  # pairs of images that share sums
 
     def sums(x: Value) -> Value:
         own = einsum("BRQK,RQ->BK", x, np.ones(label.shape[1:]))

@@ -1,4 +1,4 @@
-"""The layers of transformers, each as its paper's formula.
+"""The layers of transformers, each written as the formula of its paper.
 
 Letters: B batch, T query position, S key position, D model, F hidden, N heads, K heads of keys and
 values, H head size, V vocabulary.
@@ -37,22 +37,22 @@ ACTIVATIONS: Mapping[str, Callable[[Value], Value]] = {
 
 @dataclasses.dataclass(frozen=True)
 class MoE:
-    """The experts of a model, as a config has them.
+    """The options of a model's experts, as in a config.
 
     Args:
-        chosen: experts of a token.
+        chosen: experts per token.
         score: softmax or sigmoid.
         normalize: whether a token's weights are divided by their sum.
-        scale: factor on weights.
-        groups: groups of neighbouring experts.
-        top_groups: groups that a token may choose from.
+        scale: factor for the weights.
+        groups: number of groups of neighbouring experts.
+        top_groups: number of groups that a token may choose from.
         group_score: best_two or best.
-        rate: by which the bias of an expert moves each step.
-        balance_loss: weight of the loss of unequal loads.
-        z_loss: weight of the squares of log sum exp of the router's logits.
+        rate: amount by which an expert's bias moves in each step.
+        balance_loss: weight of the load-balancing loss.
+        z_loss: weight of the squared logsumexp of the router's logits.
         first_dense: number of first layers without experts.
-        every: only each n-th layer has experts.
-        dense_layers: further layers without experts.
+        every: only every n-th layer has experts.
+        dense_layers: other layers without experts.
     """
 
     chosen: int = 2
@@ -72,31 +72,31 @@ class MoE:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The numbers and choices of a model, as a config has them.
+    """The sizes and options of a model, as in a config.
 
     Args:
-        layers: blocks; of T5 those of the encoder.
-        decoder_layers: blocks of T5's decoder.
+        layers: number of blocks; for T5 those of the encoder.
+        decoder_layers: number of blocks of T5's decoder.
         head_size: H.
         norm: layernorm or rmsnorm.
         eps: added to the variance.
-        post: whether norms are of sums.
-        activation: of the MLP.
+        post: whether norms come after the residual sums.
+        activation: activation of the MLP.
         gated: whether the MLP has a gate.
         qk_norm: whether queries and keys are normalised.
         rope: rotary positions; None without.
-        window: keys that a query sees, its own the last; None: all before it.
-        by_layer: the window and the rope of each layer, if they differ.
-        scale: of the scores; None: H ** -0.5.
-        buckets: of distances, T5's.
-        distance: from which on keys share a bucket.
-        output_scale: of x before the output layer.
+        window: number of keys that a query sees, ending with itself; None: all before it.
+        by_layer: window and rope of each layer, if they differ.
+        scale: factor for the scores; None: H ** -0.5.
+        buckets: number of T5's buckets of distances.
+        distance: distance from which on keys share a bucket.
+        output_scale: factor for x before the output layer.
         tied: whether the output layer is the embedding.
         cap: limit of the logits.
         score_cap: limit of scaled scores.
-        z_loss: weight of the squares of log sum exp.
-        start: the id that T5's decoder reads first.
-        dropout: rate.
+        z_loss: weight of the squared logsumexp of the logits.
+        start: id that T5's decoder reads first.
+        dropout: dropout rate.
         moe: experts; None without.
     """
 
@@ -126,7 +126,7 @@ class Options:
     moe: MoE | None = None
 
     def of_layer(self, number: int) -> "Options":
-        """Those of one layer."""
+        """The options of one layer."""
         if not self.by_layer:
             return self
         window, rope = self.by_layer[number]
@@ -138,9 +138,9 @@ Params = Mapping[str, Value]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The parameters whose names begin alike, of one layer if they are a stack's.
+    """The parameters with this prefix, sliced to one layer if they are stacked.
 
-    layer: its number, or that and an expert's.
+    layer: index of the layer, or of the layer and an expert.
     """
 
     params: Params
@@ -173,9 +173,9 @@ def linear(x: Value, own: Part, rule: str) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class Attending:
-    """The same for all layers of a stack.
+    """Inputs shared by all layers of a stack.
 
-    seen: which key each query sees; broadcasts to `[B, N, T, S]`. bias: of the scores, or None.
+    seen: keys that each query sees; broadcasts to `[B, N, T, S]`. bias: added to scores, or None.
     """
 
     seen: np.ndarray
@@ -247,14 +247,14 @@ def mlp(x: Value, own: Part, options: Options) -> Value:
 
 
 def added(x: Value, name: str, f: Callable, own: Part, options: Options, keep: Callable) -> Value:
-    """x with what f makes of it, dropped out, and the norm before or after.
+    """Residual connection: adds f(x) after dropout, with the norm before f or after the sum.
 
     Args:
         x: the residual stream.
-        name: of the norm.
+        name: name of the norm.
         f: attention or MLP.
-        own: the layer's parameters.
-        options: of the model.
+        own: parameters of the layer.
+        options: options of the model.
         keep: factors of dropout.
     """
     if options.post:
@@ -277,7 +277,7 @@ def block(
     between: Callable[[Value], Value] = lambda x: x,
     feed: Callable[[Value, Part], Value] | None = None,
 ) -> Value:
-    """A layer; between: what follows on attention; feed: its MLP or experts, by default an MLP."""
+    """A layer; between: what follows attention; feed: its MLP or experts, by default an MLP."""
 
     def drop(shape: tuple) -> np.ndarray:
         return masks.scores(number, DropoutSite.PROBABILITIES, shape)
@@ -299,7 +299,7 @@ def block(
 
 
 def cross_entropy(logits: Value, targets: np.ndarray, z_loss: float = 0.0) -> Value:
-    """The mean of -log probability of the targets of 0 or more, and z times that of log Z squared.
+    """Mean -log probability over the targets of 0 or more, plus z times the mean of log Z squared.
 
     logits: `[.., V]`. targets: `[..]`.
     """
@@ -311,18 +311,18 @@ def cross_entropy(logits: Value, targets: np.ndarray, z_loss: float = 0.0) -> Va
 
 
 def mean_over_targets(x: Value, targets: np.ndarray) -> Value:
-    """The mean of x over the tokens with a target of 0 or more."""
+    """Mean of x over the tokens with a target of 0 or more."""
     counted = targets >= 0
     return (x * (counted / counted.sum())).sum()
 
 
 def same_document(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Which keys are of the query's document, `[B, 1, T, S]`; none is of a number below 0."""
+    """True for keys in the query's document, `[B, 1, T, S]`; negative numbers mark no document."""
     return ((query[:, :, None] == key[:, None, :]) & (key >= 0)[:, None, :])[:, None]
 
 
 def before(T: int, window: int | None = None) -> np.ndarray:
-    """Which keys are at a query or before it, `[T, T]`, and of them the last `window` only."""
+    """True for keys at or before a query, `[T, T]`, limited to the last `window` of them."""
     distance = np.arange(T)[:, None] - np.arange(T)
     return (distance >= 0) & (distance < (window or T))
 
@@ -330,7 +330,7 @@ def before(T: int, window: int | None = None) -> np.ndarray:
 def bucket(distance: int, options: Options, *, both_ways: bool) -> int:
     """The bucket of key - query, as in section 2.1 and the code of T5.
 
-    Half of the buckets have a distance each, the rest wider ranges on a logarithmic scale.
+    Half of the buckets cover one distance each, the rest wider ranges on a logarithmic scale.
     """
     count, first = options.buckets, 0
     if both_ways:
@@ -345,7 +345,7 @@ def bucket(distance: int, options: Options, *, both_ways: bool) -> int:
 
 
 def by_distance(table: Value, sizes: tuple[int, int], options: Options, both_ways: bool) -> Value:
-    """The bias of each score, `[N, T, S]`, of a table `[buckets, N]`."""
+    """The bias of each score, `[N, T, S]`, from a table `[buckets, N]`."""
     number = [
         [bucket(s - t, options, both_ways=both_ways) for s in range(sizes[1])]
         for t in range(sizes[0])

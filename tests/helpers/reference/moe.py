@@ -1,11 +1,11 @@
-"""A mixture of experts by loops: over tokens, over a token's experts, and over groups to choose.
+"""A mixture of experts as plain loops over tokens, over a token's experts, and over groups.
 
-    y = sum over a token's experts e of weight_e MLP_e(x), and an MLP that all tokens pass
+    y = sum over a token's experts e of weight_e MLP_e(x), plus an MLP shared by all tokens
 
-Choices are made by numbers alone, so they have no gradient.
+Choices are discrete, so they have no gradient.
 Letters: B batch, T position, D model, E experts.
 
-Source: Shazeer et al., arXiv 1701.06538; Fedus et al., arXiv 2101.03961 (the loss of loads); Zoph
+Source: Shazeer et al., arXiv 1701.06538; Fedus et al., arXiv 2101.03961 (load balancing); Zoph
 et al., arXiv 2202.08906 (z-loss); DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
 """
 
@@ -21,8 +21,8 @@ Counts = dict[str, np.ndarray]
 class Routers:
     """The MLPs of a forward pass, with or without experts, and the record of their routers.
 
-    chosen: for each layer with experts, by its number, those of each token, best first. counts: by
-    the name of the bias that counts them, the tokens of each expert in each layer of a stack.
+    chosen: layer with experts -> the experts of each token, best first. counts: name of the bias
+    that counts tokens -> the tokens of each expert in each layer of a stack.
     """
 
     def __init__(self, options: Options) -> None:
@@ -42,7 +42,7 @@ class Routers:
         return y
 
     def routed(self, x: Value, own: Part) -> Value:
-        """The sum of each token's experts."""
+        """The weighted sum of each token's experts."""
         moe = self.options.moe
         logits = linear(x, own.part("router"), "BTD,DE->BTE")
         everywhere = np.ones(logits.shape, bool)
@@ -75,10 +75,10 @@ class Routers:
         self.chosen.append(np.array(list(chosen.values())).reshape(*rank.shape[:2], -1))
 
     def add_losses(self, logits: Value, scores: Value, chosen: dict) -> None:
-        """Records what a router adds to the loss of each token, weighed.
+        """Records the weighted terms that a router adds to each token's loss.
 
-        Balance: E times the sum of share times probability over experts; the share is of the
-        choices in the token's sequence, a plain number.
+        Balance: E times the sum over experts of share times probability; the share of the choices
+        in the token's sequence is a constant.
         """
         moe, size = self.options.moe, logits.shape[-1]
         if moe.balance_loss:
@@ -93,7 +93,7 @@ class Routers:
             self.terms.append(power(logsumexp(logits), 2) * moe.z_loss)
 
     def loss(self, targets: np.ndarray) -> Value:
-        """The mean over tokens with a target, of all layers' sum."""
+        """The sum of all layers, averaged over the tokens with a target."""
         total = constant(0.0)
         for term in self.terms:
             total = total + mean_over_targets(term, targets)
@@ -101,7 +101,7 @@ class Routers:
 
 
 def choice(rank: np.ndarray, moe: MoE) -> list[int]:
-    """The numbers of a token's experts, best first; of equals the first."""
+    """Indices of a token's experts, best first; ties go to the lower index."""
     size = len(rank) // moe.groups
     groups = [range(g * size, (g + 1) * size) for g in range(moe.groups)]
 
@@ -122,9 +122,10 @@ def sparse(layer: int, moe: MoE | None) -> bool:
 
 
 def stacks(options: Options) -> list[tuple[str, int]]:
-    """For each layer the prefix of its stack, and its number there.
+    """The prefix of each layer's stack, and the layer's index in it.
 
-    Neighbours of the same kind are a stack, named after its first layer; a lonely one is `blocks`.
+    Neighbours of the same kind form a stack, named after its first layer; a single stack is
+    `blocks`.
     """
     first, places = 0, []
     for layer in range(options.layers):

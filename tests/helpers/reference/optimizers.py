@@ -1,7 +1,7 @@
-"""Optimizers: gradients -> the directions that a step subtracts, without learning rate and decay.
+"""Optimizers: gradients -> the update that a step subtracts, before learning rate and decay.
 
-All see clipped gradients, and all weight decay is decoupled. Muon takes the matrices of layers, and
-leaves the rest to AdamW. Sizes are those that `docs/optimizers.md` has.
+All see clipped gradients, and all weight decay is decoupled. Muon updates the matrices of layers,
+AdamW the rest. Update sizes follow `docs/optimizers.md`.
 
 Letters: S matrices of a parameter, R rows, C columns.
 
@@ -20,27 +20,27 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 STACKS = ("blocks", "encoder.", "decoder.")
-ORTHOGONAL = (3.4445, -4.7750, 2.0315)  # of x, x**3 and x**5, for five iterations
+ORTHOGONAL = (3.4445, -4.7750, 2.0315)  # coefficients of x, x**3 and x**5
 MUON_RMS = 0.2
-NO_NORM = 1e-8  # added to that of a matrix
+NO_NORM = 1e-8  # added to a matrix's norm
 ADAFACTOR_POWER, ADAFACTOR_LEAST, ADAFACTOR_RMS = -0.8, 1e-30, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The numbers of an optimizer and of its learning rate.
+    """Hyperparameters of an optimizer and its learning rate.
 
     Args:
         peak: learning rate after the warm-up.
-        warmup: steps of it.
-        steps: in all; the rate falls to a tenth of its peak, along a cosine.
-        decay: of weights that are matrices.
-        beta1: decay of the mean of gradients; of sgd: of their sum.
-        beta2: decay of the mean of their squares; of lion: of the mean that is kept.
+        warmup: steps of warm-up.
+        steps: steps in total; the rate falls along a cosine to a tenth of its peak.
+        decay: weight decay of matrices.
+        beta1: decay of the mean of gradients; for sgd, of their sum.
+        beta2: decay of the mean of their squares; for lion, of the stored mean.
         epsilon: added to the root of that mean.
-        clip: largest norm of all gradients.
-        name: of the optimizer.
-        momentum: of Muon's matrices.
+        clip: largest allowed norm of all gradients together.
+        name: name of the optimizer.
+        momentum: momentum of Muon's matrices.
     """
 
     peak: float
@@ -55,7 +55,7 @@ class Rule:
     momentum: float = 0.95
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """The learning rate of a step; steps count from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         progress = (step - self.warmup) / max(self.steps - 1 - self.warmup, 1)
@@ -64,9 +64,9 @@ class Rule:
 
 @dataclasses.dataclass
 class Kept:
-    """An optimizer's memory of a parameter, and the number of steps with the one to come.
+    """An optimizer's state for a parameter, and the number of steps including the next.
 
-    experts: whether it has a matrix for each expert.
+    experts: whether the parameter has a matrix for each expert.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Kept:
 
 
 def decays(name: str) -> bool:
-    """True for parameters whose weights decay: no norms, no biases, no sinks."""
+    """True for parameters with weight decay: all but norms, biases and sinks."""
     vectors = (".b", ".sinks")
     return not (name.endswith(vectors) or "norm" in name or "_bias." in name)
 
@@ -92,19 +92,19 @@ def is_matrix(name: str) -> bool:
 def of_experts(name: str, names: Collection[str]) -> bool:
     """True for parameters with a matrix for each expert; their second dim is the expert.
 
-    names: of all parameters. Where a layer has a router, its `mlp.up` and `mlp.down` are experts'.
+    names: names of all parameters. In a layer with a router, `mlp.up` and `mlp.down` are experts'.
     """
     mlp, _, part = name.rpartition(".mlp.")
     return part in ("up.w", "down.w") and f"{mlp}.mlp.router.w" in names
 
 
 def counts(name: str) -> bool:
-    """True for the biases that count tokens: no optimizer moves them."""
+    """True for the biases that count tokens, which no optimizer updates."""
     return name.endswith(".load_bias")
 
 
 def balanced(bias: np.ndarray, counts: np.ndarray, rate: float) -> np.ndarray:
-    """Biases `[L, E]` after a step in which so many tokens chose each expert."""
+    """Biases `[L, E]` after a step with these counts of tokens per expert."""
     return bias + rate * np.sign(counts.mean(-1, keepdims=True) - counts)
 
 
@@ -114,9 +114,9 @@ def in_layer(name: str) -> bool:
 
 
 def as_matrices(kept: Kept, x: np.ndarray) -> np.ndarray:
-    """A view of a parameter as its matrices, `[.., R, C]`, which have rows for their inputs.
+    """A view of a parameter as its matrices, `[.., R, C]`, whose rows are their inputs.
 
-    q, k and v are a matrix each, as are gate and up; the columns of q are those of all heads.
+    q, k, v, gate and up are a matrix each; the columns of q span all heads.
     """
     if not in_layer(kept.name):
         return x
@@ -163,7 +163,7 @@ def muon(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
 
 
 def orthogonal(x: np.ndarray) -> np.ndarray:
-    """Five times the polynomial, of the singular values of matrices `[.., R, C]`."""
+    """Applies the polynomial to the singular values of matrices `[.., R, C]` five times."""
     u, s, v = np.linalg.svd(x, full_matrices=False)
     s = s / (np.linalg.norm(s, axis=-1, keepdims=True) + NO_NORM)
     for _ in range(5):
@@ -172,7 +172,7 @@ def orthogonal(x: np.ndarray) -> np.ndarray:
 
 
 def adafactor(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
-    """Matrix by matrix; of what is no matrix, layer by layer, with all squares."""
+    """Adafactor's update per matrix; anything else is updated per layer with all its squares."""
     beta = 1 - kept.steps**ADAFACTOR_POWER
     square = g**2 + ADAFACTOR_LEAST
     direction = np.zeros_like(g)
@@ -191,7 +191,7 @@ def adafactor(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
 
 
 def _at_most(x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
-    """x, divided where its root mean square over these dims is too large."""
+    """Scales x down where its root mean square over these dims is too large."""
     rms = np.sqrt((x**2).mean(dims, keepdims=True))
     return x / np.maximum(1.0, rms / ADAFACTOR_RMS)
 

@@ -1,10 +1,10 @@
-"""Rotary positions, and the ways in which their waves are stretched for longer texts.
+"""Rotary positions, and how their waves are stretched for longer texts.
 
 Letters: B batch, T position, N heads, H head size.
 
 Source: Su et al., arXiv 2104.09864; Chen et al., arXiv 2306.15595 (linear); `apply_scaling` of
 Llama 3.1's published model.py (llama3); Peng et al., arXiv 2309.00071, section 3, and their code,
-which interpolates along the numbers of the pairs (yarn).
+which interpolates along the indices of the pairs (yarn).
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ class Rope:
     Args:
         theta: base of wavelengths.
         scaling: linear, llama3 or yarn; None without.
-        factor: by which waves are stretched.
-        original: tokens of a text before.
-        few: turns of a wave within those tokens, and fewer, of waves that are stretched wholly.
-        many: turns of waves that are left as they are.
+        factor: factor by which waves are stretched.
+        original: length of texts before stretching, in tokens.
+        few: waves that make at most this many turns in the original length are stretched fully.
+        many: waves that make at least this many turns are left as they are.
     """
 
     theta: float
@@ -51,7 +51,7 @@ def _all(rope: Rope, pair: int, size: int) -> float:
 
 
 def _by_wavelength(rope: Rope, pair: int, size: int) -> float:
-    """llama3: by how often the wave fits into a text of the original length."""
+    """llama3: interpolates by how often the wave fits into a text of the original length."""
     wavelength = 2 * math.pi * rope.theta ** (2 * pair / size)
     if wavelength < rope.original / rope.many:
         return 0.0
@@ -61,9 +61,9 @@ def _by_wavelength(rope: Rope, pair: int, size: int) -> float:
 
 
 def _by_number(rope: Rope, pair: int, size: int) -> float:
-    """yarn: a straight line from the pair that turns often to the one that turns rarely."""
+    """yarn: interpolates linearly from the pair that turns often to the one that turns rarely."""
 
-    def turning(times: float) -> float:  # the pair that does so within the original text
+    def turning(times: float) -> float:  # the pair with this many turns in the original text
         return size * math.log(rope.original / (2 * math.pi * times)) / 2 / math.log(rope.theta)
 
     first = max(math.floor(turning(rope.many)), 0)
@@ -74,14 +74,14 @@ def _by_number(rope: Rope, pair: int, size: int) -> float:
 
 
 def lengthening(rope: Rope) -> float:
-    """The factor of turned vectors: 1 but under yarn."""
+    """The factor for rotated vectors: 1 except with yarn."""
     if rope.scaling != "yarn" or rope.factor <= 1:
         return 1.0
     return 0.1 * math.log(rope.factor) + 1
 
 
 def rotated(x: Value, rope: Rope | None) -> Value:
-    """Queries or keys[B, T, N, H], each pair of neighbours turned by its angle."""
+    """Rotates each pair of neighbours in queries or keys[B, T, N, H] by its angle."""
     if rope is None:
         return x
     T, H = x.shape[1], x.shape[3]

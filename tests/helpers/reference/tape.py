@@ -1,8 +1,8 @@
-"""Numbers that remember what they were made of, and gradients by the chain rule, in numpy.
+"""Arrays that record how they were computed, and gradients by the chain rule, in numpy.
 
-Each operation has its vjp in a line beside it: the gradient of its result -> that of each input.
-Operations are analytic where they can be, so that they also take complex numbers: a step of i h
-into a parameter gives a derivative without subtraction, to all digits (`tests/reference/`).
+Each operation lists its vjp next to it: the gradient of its result -> that of each input.
+Operations are analytic where possible, so they also accept complex numbers: perturbing a parameter
+by i h gives its derivative to full precision, without a subtraction (`tests/reference/`).
 
 Source of that check: Squire and Trapp, SIAM Review 40(1), 1998.
 """
@@ -22,10 +22,10 @@ class Value:
 
     Args:
         x: the array.
-        sources: values that it was made of, each with the vjp to it.
+        sources: values it was computed from, each with its vjp.
     """
 
-    __array_ufunc__ = None  # `array * value` is a value
+    __array_ufunc__ = None  # makes `array * value` a Value
 
     def __init__(self, x: np.ndarray, *sources: tuple["Value", Vjp]) -> None:
         self.x, self.sources, self.number = np.asarray(x), sources, next(_count)
@@ -56,7 +56,7 @@ class Value:
     __radd__, __rmul__ = __add__, __mul__
 
     def __getitem__(self, index: int | slice | tuple) -> "Value":
-        """Basic indices, or one array of whole numbers for the first dim, which may repeat."""
+        """Takes basic indices, or one integer array for the first dim, with repeats allowed."""
 
         def vjp(g: np.ndarray) -> np.ndarray:
             whole = np.zeros(self.shape, g.dtype)
@@ -69,7 +69,7 @@ class Value:
         return Value(self.x.sum(), (self, lambda g: np.broadcast_to(g, self.shape)))
 
     def mean(self) -> "Value":
-        """Mean over the last dim, which stays with size 1."""
+        """Mean over the last dim, kept with size 1."""
         size = self.shape[-1]
         mean = self.x.mean(-1, keepdims=True)
         return Value(mean, (self, lambda g: np.broadcast_to(g / size, self.shape)))
@@ -81,7 +81,7 @@ class Value:
 
 
 def stacked(values: list[Value], shape: tuple[int, ...]) -> Value:
-    """Values of the same shape, as an array whose first dims are `shape`."""
+    """Stacks values of the same shape into an array whose first dims are `shape`."""
     x = np.stack([each.x for each in values])
     whole = (*shape, *x.shape[1:])
 
@@ -92,33 +92,33 @@ def stacked(values: list[Value], shape: tuple[int, ...]) -> Value:
 
 
 def constant(x: "Value | np.ndarray | float") -> Value:
-    """A value that was made of nothing."""
+    """A value without sources."""
     return x if isinstance(x, Value) else Value(np.asarray(x))
 
 
 def _fitted(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Sums over what was broadcast."""
+    """Sums over the dims that were broadcast."""
     g = g.sum(tuple(range(g.ndim - len(shape))))
     wide = tuple(i for i, size in enumerate(shape) if size == 1 and g.shape[i] != 1)
     return g.sum(wide, keepdims=True)
 
 
 def gradients(total: Value, of: dict[str, Value]) -> dict[str, np.ndarray]:
-    """Derivatives of a single number by each value; zero for what it does not depend on."""
+    """Derivatives of a scalar by each value; zero for values it does not depend on."""
     found, nodes, todo = {total.number: np.ones(())}, {}, [total]
     while todo:
         node = todo.pop()
         if node.number not in nodes:
             nodes[node.number] = node
             todo += [source for source, _ in node.sources]
-    for number in sorted(nodes, reverse=True):  # each after all that were made of it
+    for number in sorted(nodes, reverse=True):  # each after everything computed from it
         for source, vjp in nodes[number].sources:
             found[source.number] = found.get(source.number, 0) + vjp(found[number])
     return {name: found.get(v.number, np.zeros(v.shape)) for name, v in of.items()}
 
 
 def einsum(rule: str, a: Value, b: Value | np.ndarray) -> Value:
-    """A product of two arrays; each letter of one is in the other or in the result."""
+    """einsum of two arrays; each letter of one is in the other or in the result."""
     b = constant(b)
     (of_a, of_b), result = rule.split("->")[0].split(","), rule.split("->")[1]
     return Value(
@@ -129,7 +129,7 @@ def einsum(rule: str, a: Value, b: Value | np.ndarray) -> Value:
 
 
 def softmax(x: Value, seen: np.ndarray) -> Value:
-    """Over the last dim, of what is seen only; zeros where nothing is."""
+    """Softmax over the visible part of the last dim; zeros where nothing is visible."""
     top = np.max(x.x.real, axis=-1, keepdims=True, where=seen, initial=-1e300)
     e = np.where(seen, np.exp(np.where(seen, x.x - top, 0)), 0)
     total = e.sum(-1, keepdims=True)
@@ -138,14 +138,14 @@ def softmax(x: Value, seen: np.ndarray) -> Value:
 
 
 def with_column(x: Value, of_head: Value) -> Value:
-    """x[B, N, T, S] with a number of each head as one more column, `[B, N, T, S + 1]`."""
+    """x[B, N, T, S] with one more column, a number per head, `[B, N, T, S + 1]`."""
     column = np.broadcast_to(of_head.x[:, None, None], (*x.shape[:-1], 1))
     y = np.concatenate([x.x, column], -1)
     return Value(y, (x, lambda g: g[..., :-1]), (of_head, lambda g: g[..., -1].sum((0, 2))))
 
 
 def logsumexp(x: Value) -> Value:
-    """Over the last dim."""
+    """log(sum(exp(x))) over the last dim."""
     top = x.x.real.max(-1, keepdims=True)
     total = np.exp(x.x - top).sum(-1, keepdims=True)
     p = np.exp(x.x - top) / total
@@ -172,7 +172,7 @@ def sigmoid(x: Value) -> Value:
 
 
 def below(x: Value) -> Value:
-    """The share of a standard normal distribution below x, of a complex one to first order."""
+    """The standard normal CDF at x; to first order if x is complex."""
     real, imaginary = x.x.real, x.x.imag
     density = np.exp(-(real**2) / 2) / math.sqrt(2 * math.pi)
     share = np.vectorize(math.erfc)(-real / math.sqrt(2)) / 2

@@ -20,7 +20,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The results of a step; parameters are those after it."""
+    """The results of a step, with the parameters after it."""
 
     loss: float
     norm: float
@@ -34,7 +34,7 @@ def loss_and_gradients(
 ) -> tuple[float, Arrays]:
     """The training loss of a batch, and its derivative by each parameter.
 
-    In place of the derivative by a bias that counts tokens, which is zero, stand its counts.
+    For a bias that counts tokens, the counts replace the derivative, which is zero.
     """
     values = {name: Value(p) for name, p in params.items()}
     loss, loads = MODELS[family](values, batch, options, masks)
@@ -43,13 +43,13 @@ def loss_and_gradients(
 
 @dataclasses.dataclass
 class Training:
-    """A run: its parameters, and its optimizer's memory.
+    """A run: its parameters and optimizer state.
 
     Args:
-        family: of the model.
-        options: of the model.
-        rule: of the optimizer.
-        seed: of dropout.
+        family: family of the model.
+        options: options of the model.
+        rule: hyperparameters of the optimizer.
+        seed: seed of dropout.
         params: canonical, float64.
     """
 
@@ -64,7 +64,7 @@ class Training:
         self.kept = {name: Kept(name, of_experts(name, self.params)) for name in self.params}
 
     def step(self, batch: Batch, rate: float | None = None) -> Step:
-        """Runs a step. rate: used in place of the rule's, as by one who rounds it."""
+        """Runs a step. rate: replaces the rule's learning rate, for instance with a rounded one."""
         masks, rule = Masks(self.seed, self.done, self.options.dropout), self.rule
         loss, grads = loss_and_gradients(self.family, self.params, batch, self.options, masks)
         trained = {name: g for name, g in grads.items() if not counts(name)}

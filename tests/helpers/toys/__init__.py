@@ -1,1 +1,1 @@
-"""Small models that only tests have."""
+"""Small models used only by tests."""

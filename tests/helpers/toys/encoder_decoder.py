@@ -1,6 +1,6 @@
-"""A small encoder-decoder for pipelines, as functions, and the same on one device.
+"""A small encoder-decoder as functions, for pipelines and on one device.
 
-Its x is a tree, its layers are in two stacks, and layers of both read common parameters.
+Its activations are a tree, its layers form two stacks, and both stacks read common parameters.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ X = tuple[Array, Array]  # source and target
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A schedule, and the number of each stack's layers in each part."""
+    """A schedule, and how many layers of each stack each part has."""
 
     schedule: str
     stages: int
@@ -71,7 +71,7 @@ class Case:
         return np.array(rows_of_layers(self.plan.schedule, self.stacks[stack]))
 
     def held(self, layers: dict) -> dict:
-        """Layers in their rows; the unused rows are NaN, because nothing may read them."""
+        """Places layers in their rows; unused rows are NaN, because nothing may read them."""
 
         def one(stack: str, x: Array) -> Array:
             depth = chunk_rows(self.plan.schedule, self.stacks[stack])[-1]
@@ -88,7 +88,7 @@ class Case:
 
 
 def make_arrays(case: Case) -> ModelArrays:
-    """The model's arrays, layers in the order of their numbers."""
+    """The model's arrays, with layers in order."""
     rng, m = np.random.default_rng(0), case.micro_batches
 
     def draw(*shape: int) -> Array:
@@ -145,7 +145,7 @@ def head(ends: dict, micro: dict, x: X) -> Array:
 
 
 def one_device_config(arrays: ModelArrays, last: Callable, run: Any = RUN) -> Any:
-    """The sum of the results of `last` over micro-batches, without a pipeline."""
+    """Sums the results of `last` over micro-batches, without a pipeline."""
     total = 0.0
     for i in range(len(arrays.micro["wanted"])):
         micro = jax.tree.map(lambda x, i=i: x[i], arrays.micro)
@@ -163,7 +163,7 @@ def one_device_config(arrays: ModelArrays, last: Callable, run: Any = RUN) -> An
 
 @functools.cache
 def expected(m: int, encoders: int, decoders: int) -> tuple[Array, tuple]:
-    """The loss, and the gradients of layers, ends and common parameters."""
+    """The loss and the gradients of layers, ends and common parameters."""
     arrays = make_arrays(Case("", 1, (encoders,), (decoders,), m))
 
     def loss(layers: dict, ends: dict, common: dict) -> Array:
@@ -174,7 +174,7 @@ def expected(m: int, encoders: int, decoders: int) -> tuple[Array, tuple]:
 
 
 def step(case: Case) -> Callable:
-    """A training step: arrays, layers as held -> loss, gradients of layers, ends and common."""
+    """A training step: arrays, with layers in rows -> loss, gradients of layers, ends, common."""
     plan = case.plan
     layers = [functools.partial(RUN[kind.stack], tp=True) for kind in plan.kinds]
 

@@ -1,4 +1,4 @@
-"""A tiny decoder whose likelihoods differ, on any layout, and its log-probabilities by numpy."""
+"""A tiny decoder with distinct likelihoods on any layout, and its log-probabilities in numpy."""
 
 import functools
 from pathlib import Path
@@ -24,7 +24,7 @@ VOCAB, LONGEST = 260, 16
 
 @functools.cache
 def program(layout: str = "") -> Program:
-    """Fields of the layout, as in `dp=2 tp=2`, and others by section, as in `model.window=4`."""
+    """The program for fields such as `dp=2 tp=2` (layout) and `model.window=4` (other sections)."""
     options = [f"--{'' if '.' in each else 'layout.'}{each}" for each in layout.split()]
     size = ["--train.micro_batches=1", f"--model.vocab_size={VOCAB}"]
     config = load_config(CONFIG, [*size, *options])
@@ -33,7 +33,7 @@ def program(layout: str = "") -> Program:
 
 @functools.cache
 def params(layout: str = "") -> dict:
-    """Parameters 8 times larger than initial ones, so that likelihoods differ; on any layout."""
+    """Initial parameters times 8, so that likelihoods differ; the same on any layout."""
     made, model = program(layout), " ".join(each for each in layout.split() if "." in each)
     if layout != model:
         stored = made.states.stored
@@ -44,14 +44,14 @@ def params(layout: str = "") -> dict:
 
 
 class Letters(ByteTokenizer):
-    """Bytes, and a letter for every id, so that whatever a model generates can be told apart."""
+    """Reads bytes, but decodes each id to a different letter, so that all outputs differ."""
 
     def decode(self, ids: Any) -> str:
         return "".join(chr(0x100 + token) for token in ids)
 
 
 def run(layout: str = "") -> Run:
-    """A run that reads bytes, with the parameters of `params`."""
+    """A run that reads bytes and uses the parameters of `params`."""
     made, tokenizer = program(layout), Letters(["<s>"])
     opened = functools.partial(open_corpus, made.config, tokenizer)
     found = Run(made, tokenizer, opened, RunDir("none"), print)
@@ -65,7 +65,7 @@ def whole_batches() -> WholeBatches:
 
 
 def logs(text: list[int]) -> np.ndarray:
-    """Log-probabilities `[T, V]` after each of a text's ids, one device, by numpy."""
+    """Log-probabilities `[T, V]` after each id of a text, on one device, in numpy."""
     padded = np.pad(np.array(text), (0, LONGEST - len(text)))  # one length, compiled once
     found = whole_batches().logits(params(), {"tokens": padded[None]})[0, : len(text)]
     logits = found.astype(np.float64)

@@ -19,7 +19,7 @@ from jaxptd.models.decoder import DECODER, architecture
 from jaxptd.models.gpt import GPT
 from jaxptd.parts.architecture import Architecture
 
-X = tuple[Array, Array]  # source and target, both of the batch's tokens
+X = tuple[Array, Array]  # source and target are both the batch's tokens
 
 
 class Common(nnx.Module):
@@ -57,7 +57,7 @@ class Decoder(Block):
 
 
 class TwoStacks(GPT):
-    """GPT between its tables, but with L encoders and L - 1 decoders."""
+    """GPT, with L encoders and L - 1 decoders in place of its layers."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class TwoStacks(GPT):
 
 
 def parts(model: ModelConfig) -> Architecture:
-    """The parts of the model, but for the norm that all layers read."""
+    """The parts of the model, except the norm that all layers read."""
     found = architecture(model)
     (stack,) = found.stacks
-    encoder = dataclasses.replace(stack, name="encoder", updates=None)  # arrays of their own
+    encoder = dataclasses.replace(stack, name="encoder", updates=None)  # separate arrays
     decoder = dataclasses.replace(stack, name="decoder", layers=stack.layers - 1, updates=None)
     return dataclasses.replace(found, stacks=(encoder, decoder))
 

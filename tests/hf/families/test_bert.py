@@ -1,4 +1,4 @@
-"""BERT in Hugging Face's files: names that differ from file to file, its heads, its config."""
+"""BERT in Hugging Face files: names that differ from file to file, its heads, its config."""
 
 import json
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def mapped(program: Program, tensors: Tensors) -> Mapped:
 
 
 def old(name: str) -> str:
-    """The name in TensorFlow's files, without the prefix."""
+    """The name in TensorFlow files, without the prefix."""
     for ours, theirs in ((".weight", ".gamma"), (".bias", ".beta")):
         name = name.replace(f"LayerNorm{ours}", f"LayerNorm{theirs}")
     return name.removeprefix("bert.")
@@ -152,7 +152,7 @@ def test_what_is_written_is_read() -> None:
     tokenizer = ByteTokenizer(MASK_TOKENS)
     found = config_json(ModelConfig(**nested(fields)), dtype="float32", tokenizer=tokenizer)
     assert read_sizes(found, tied=True, where="there") == fields
-    assert found["pad_token_id"] is None  # no row of the model's table
+    assert found["pad_token_id"] is None  # not a row of the model's table
     model = ModelConfig(**nested(fields | {"vocab_size": tokenizer.vocab_size}))
     found = config_json(model, dtype="float32", tokenizer=tokenizer)
     assert found["pad_token_id"] == tokenizer.token_id("[PAD]")
@@ -161,7 +161,7 @@ def test_what_is_written_is_read() -> None:
 @pytest.mark.parametrize("options", [{"norm": "rmsnorm"}, {"attention_scale": 0.5}, {"window": 4}])
 def test_what_a_bert_does_not_have_is_not_written(options: dict) -> None:
     name = next(iter(options))
-    causal = {"causal": True} if name == "window" else {}  # else it is refused by itself
+    causal = {"causal": True} if name == "window" else {}  # otherwise it alone is refused
     model = ModelConfig(family="bert", vocab_size=13, **options, **causal)
     with pytest.raises(UserError, match=f"model.{name}="):
         config_json(model, dtype="float32", tokenizer=ByteTokenizer())

@@ -1,4 +1,4 @@
-"""Models with experts in Hugging Face's files: experts apart and fused, routers, dense layers."""
+"""Models with experts in Hugging Face files: separate and fused experts, routers, dense layers."""
 
 import functools
 import json
@@ -43,7 +43,7 @@ def mapped(kind: str, tensors: Mapping[str, Any]) -> tuple[Mapped, dict[str, tup
 
 
 def read(kind: str, tensors: Tensors) -> Tensors:
-    """Our parameters, whole, from tensors in memory."""
+    """Our unsharded parameters, from tensors in memory."""
     rules, ours = mapped(kind, tensors)
     found = {name: np.zeros(shape) for name, shape in ours.items()}
     for name, shape in ours.items():
@@ -79,7 +79,7 @@ def test_both_forms_have_the_same_parameters(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_is_written(kind: str) -> None:
-    """Experts apart, as files of the Hub have them."""
+    """Experts are separate tensors, as in files on the Hub."""
     tensors = experts.expert_tensors(kind)
     rules, _ = mapped(kind, tensors)
     params, written = read(kind, tensors), {}
@@ -104,7 +104,7 @@ def test_layers_of_two_kinds_are_found_by_their_numbers(tmp_path: Path) -> None:
 
 
 def test_a_device_reads_its_own_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of each expert's hidden units of a quarter of the experts, from either form."""
+    """A device reads half the hidden units of a quarter of the experts, from either form."""
     tensors = experts.expert_tensors("mixtral", ml_dtypes.bfloat16)
     layout = Layout(ep=4, tp=2)
     read, whole = [], dims.Rule.read
@@ -154,9 +154,9 @@ def test_a_bias_that_hugging_face_lacks_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_what_chooses_keeps_its_precision(tmp_path: Path) -> None:
-    """transformers has the router and the bias of dots1 in float32 whatever the rest is in.
+    """transformers keeps the router and bias of dots1 in float32 whatever precision the rest has.
 
-    Rounded to bfloat16 they would choose other experts.
+    Rounded to bfloat16, they would choose other experts.
     """
     tensors, kind = experts.expert_tensors("dots1"), "dots1"
     there = write_directory(tmp_path / "there", tensors, base=experts.CONFIGS[kind])
@@ -216,7 +216,7 @@ def test_fields_that_keys_decide(kind: str, keys: dict, fields: dict) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_that_are_missing_have_the_values_of_transformers(kind: str) -> None:
-    """Of all that its configuration classes set; also whether a model of them exists here."""
+    """Covers all defaults of its config classes, which must also form a valid model."""
     required = experts.REQUIRED.get(kind, {})
     found = read_sizes({"model_type": kind, **required}, tied=False, where="DIR")
     model = ModelConfig(**nested(found))

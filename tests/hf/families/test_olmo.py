@@ -1,4 +1,4 @@
-"""OLMo 2 and 3 in Hugging Face's files."""
+"""OLMo 2 and 3 in Hugging Face files."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxptd.hf.sizes import config_json, read_sizes
 SLIDING, FULL = "sliding_attention", "full_attention"
 SIZES = {"num_hidden_layers": 8, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 13}
 SIZES |= {"num_key_value_heads": 4, "head_dim": 4}
-YARN = {  # as in the releases of OLMo 3
+YARN = {  # as in OLMo 3's releases
     "rope_type": "yarn",
     "factor": 8.0,
     "original_max_position_embeddings": 8192,
@@ -59,7 +59,7 @@ def test_only_full_layers_are_stretched(config: dict[str, Any]) -> None:
 def test_layers_are_those_of_the_file() -> None:
     fields = read({"sliding_window": 64, "layer_types": [FULL, SLIDING] * 4})
     assert (fields["window"], fields["window_layers"]) == (64, (False, True))
-    assert fields["rope.window_theta"] is None  # all rotate alike
+    assert fields["rope.window_theta"] is None  # all layers rotate alike
     without = read(OLD | {"layer_types": [FULL] * 8})
     assert (without["window"], without["rope.window_theta"]) == (None, None)
     assert without["rope.scaling"] == "yarn"

@@ -1,4 +1,4 @@
-"""Swin in Hugging Face's files: names that differ, its config, and transformers' own numbers."""
+"""Swin in Hugging Face files: names that differ, its config, and transformers' results."""
 
 import json
 import re
@@ -29,7 +29,7 @@ NEW = {
 
 
 def new(name: str) -> str:
-    """The name that transformers 5 shows."""
+    """The name in transformers 5."""
     return next((name.replace(old, NEW[old]) for old in NEW if old in name), name)
 
 
@@ -96,7 +96,7 @@ def test_configs_that_are_not_ours_are_refused(changes: dict, line: str) -> None
     ids=str,
 )
 def test_numbers_are_those_of_transformers(tmp_path: Path, layout: Layout) -> None:
-    """The loss and every gradient, as transformers computed them in float64."""
+    """Compares the loss and every gradient with what transformers computed in float64."""
     folder = write_directory(tmp_path, swin_tensors(), base=CONFIG, shards=2)
     check_golden("swin", GOLDEN, folder, layout)
 
@@ -112,7 +112,7 @@ def test_transformers_itself_agrees(tmp_path: Path, layout: Layout) -> None:
 
 @pytest.mark.slow
 def test_classes_and_gradients_of_any_number_of_images_on_a_grid(tmp_path: Path, capsys) -> None:
-    """Devices along row share the images, of which there are three."""
+    """Three images are split over the devices along row."""
     folder = write_directory(tmp_path / "there", swin_tensors(), base=CONFIG)
     batch = {name: x[:3] for name, x in images(np.random.default_rng(0)).items()}
     runs = [from_hf(folder, layout=each) for each in (Layout(), Layout(row=2, col=2))]

@@ -1,4 +1,4 @@
-"""Swin-Unet in safetensors: the names of its own code, its arguments, and what it computes."""
+"""Swin-Unet in safetensors: the names of its original code, its arguments, and its loss."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from jaxptd.config import nested
 from jaxptd.hf.mapping import map_tensors
 from jaxptd.hf.sizes import read_sizes
 
-# Rows of patches are 16, 8, 4 and 2: the last level is one window.
+# The levels have 16, 8, 4 and 2 rows of patches: the last one is a single window.
 SIZE, WINDOW, DEPTHS = 6, 2, [2, 4, 2, 2]
 CONFIG = {
     "model_type": "swin-unet",
@@ -50,7 +50,7 @@ def blocks(layer: str, level: int) -> Shapes:
 
 
 def shapes() -> Shapes:
-    """The parameters of a SwinUnet of Swin-Unet's code, as its constructors declare them."""
+    """Parameters of a SwinUnet, as the constructors in Swin-Unet's code declare them."""
     found: Shapes = {
         "patch_embed.proj.weight": (SIZE, 3, 4, 4),
         "patch_embed.proj.bias": (SIZE,),
@@ -124,9 +124,9 @@ def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(row=2, col=2), Layout(), Layout(cp=2, tp=2)], ids=str)
 def test_a_directory_is_read_onto_a_layout(tmp_path: Path, layout: Layout) -> None:
-    """The loss is that of the reference in numpy with what was read.
+    """The loss with the parameters that were read equals that of the numpy reference.
 
-    That the numbers of a tensor are in the order of Swin-Unet's code is shown by torch's gradients,
+    Gradients from torch show that elements are in the order of Swin-Unet's code:
     `tests/vision/test_swin_unet_of_torch.py`.
     """
     run = from_hf(write_directory(tmp_path, tensors(), base=CONFIG, shards=2), layout=layout)

@@ -1,4 +1,4 @@
-"""T5 in Hugging Face's files: both releases, copies of its table, and the factor of its output."""
+"""T5 in Hugging Face files: both releases, copies of its table, and its output factor."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ def read(config: Config, *, tied: bool = True) -> dict[str, Any]:
 
 
 def written(config: Config, **changes: Any) -> dict[str, Any]:
-    """The `config.json` of a model with the options of another."""
+    """The `config.json` of a model with another one's options."""
     model = ModelConfig(**nested(read(config) | changes))
     return config_json(model, dtype="float32", tokenizer=ByteTokenizer(SPAN_TOKENS))
 
@@ -104,7 +104,7 @@ def test_the_encoder_alone_is_refused_by_name(ours) -> None:
     [
         ({}, (False, "relu", SCALE)),
         (RELEASE_11, (True, "gelu-tanh", 1.0)),
-        # as transformers 5 writes 1.1: tied, whatever the tensors say
+        # as transformers 5 writes 1.1: tied, regardless of the tensors
         (RELEASE_11 | {"tie_word_embeddings": True, "scale_decoder_outputs": False}, ()),
         ({"feed_forward_proj": "gelu", "dense_act_fn": "gelu"}, (False, "gelu", SCALE)),
         ({"feed_forward_proj": "gated-silu"}, (True, "silu", SCALE)),
@@ -140,7 +140,7 @@ def test_what_is_written_is_read(config: Config) -> None:
     model = ModelConfig(**nested(expected))
     assert found["tie_word_embeddings"] is found["scale_decoder_outputs"] is tied
     assert generation_json(model, found) == {
-        "eos_token_id": None,  # the table has no such row
+        "eos_token_id": None,  # the table lacks this row
         "pad_token_id": 4,
         "decoder_start_token_id": 4,
     }

@@ -1,4 +1,4 @@
-"""Queries, keys and values: products of one x, and what their gradients become."""
+"""Queries, keys and values: matmuls of one x, and what becomes of their gradients."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ D, N, H = 8, 4, 6
 
 
 def test_gradients_of_parts_are_concatenated_and_not_transposed() -> None:
-    """A stack of them, transposed, was two kernels of a layer in a loop."""
+    """A transposed stack would cost two kernels per layer in a loop."""
     h = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, N, H)), jnp.float32)
     pieces, back = jax.vjp(lambda h: separated(h, 2), h)
     for number, piece in enumerate(pieces):
@@ -39,7 +39,7 @@ AGAIN = Layout(tp=2, sequence_parallel=True)
     ids=str,
 )
 def test_products_of_one_x_are_one_where_blocks_travel(layout: Layout, separate: bool) -> None:
-    """Elsewhere they are apart: results of one product are split, gradients joined, by copies."""
+    """Other layouts use separate matmuls: splitting results and joining gradients would copy."""
     tensor_parallel = make_tensor_parallel(layout)
     random = np.random.default_rng(0)
     x_BTD = random.normal(size=(2, 4, D))

@@ -1,4 +1,4 @@
-"""Rotary positions: distances decide scores, and scalings are as published."""
+"""Rotary positions: scores depend on distances only, and scalings are as published."""
 
 import math
 from functools import partial
@@ -19,7 +19,7 @@ rotated = jax.jit(partial(rotate, turns=TURNS, length=1.0))  # (x, positions, nu
 
 
 def llama3(factor: float, low: float, high: float) -> np.ndarray:
-    """By wavelengths, pair by pair, as the released code has it."""
+    """Interpolates by wavelength, pair by pair, as in the released code."""
     found = []
     for turn in TURNS:
         wave = 2 * math.pi / turn
@@ -36,7 +36,7 @@ def llama3(factor: float, low: float, high: float) -> np.ndarray:
 def yarn(factor: float, low: float, high: float) -> np.ndarray:
     """Published for rotations r = L / wavelength: interpolated below low, kept above high.
 
-    The ramp is linear in the number of the pair, between the pairs with those rotations, rounded
+    The ramp is linear in the index of the pair, between the pairs with those rotations, rounded
     outwards.
     """
     pair = [

@@ -20,10 +20,10 @@ def test_a_product_takes_whole_waves_of_tiles() -> None:
     machine = dataclasses.replace(A100, hbm_bandwidth=1e15)
     one = kernels.product(machine, 256 * SMS, 128, K)
     more = kernels.product(machine, 256 * (SMS + 1), 128, K)
-    assert (one.resource, more.resource) == ("products", "products")
+    assert (one.resource, more.resource) == ("matmuls", "matmuls")
     assert one.seconds == pytest.approx(wave + LAUNCH)
     assert one.flops == 2 * 256 * SMS * 128 * K
-    # a few tiles of another size are faster than a second wave of the largest
+    # a few smaller tiles are faster than a second wave of the largest
     assert wave < more.seconds - LAUNCH <= 2 * wave
 
 
@@ -43,7 +43,7 @@ def test_few_tiles_are_divided_along_k_over_free_multiprocessors() -> None:
 @pytest.mark.parametrize(
     ("M", "N", "K", "measured"),
     [
-        # In a step of 124M on an H200, 2026-11-27: gradients of weights, and products of tokens.
+        # From a step of 124M on an H200 (27 Nov 2026): weight gradients, and matmuls of tokens.
         (768, 768, 32768, 55.3e-6),
         (768, 3072, 32768, 206.4e-6),
         (32768, 768, 768, 55.6e-6),
@@ -53,7 +53,7 @@ def test_few_tiles_are_divided_along_k_over_free_multiprocessors() -> None:
     ],
 )
 def test_products_take_as_long_as_timed_on_an_h200(M: int, N: int, K: int, measured: float) -> None:
-    """Too slow by up to a quarter for short K: tiles begin while others end."""
+    """Predictions are up to a quarter too slow for short K, because tiles overlap."""
     predicted = kernels.product(find_accelerator("h200"), M, N, K).seconds
     assert 1 <= predicted / measured < 1.25
 

@@ -1,4 +1,4 @@
-"""The time of a pipeline by formula is that of the project's own tables."""
+"""The formula for a pipeline's time agrees with the project's tables."""
 
 import pytest
 
@@ -44,8 +44,8 @@ def test_interleaved(p: int, m: int, chunks: int) -> None:
     assert scheduled("interleaved", each, m, chunks=chunks) == pytest.approx(table, rel=1e-9)
     schedule = make_schedule("interleaved", stages=p, micro_batches=m, virtual_stages=chunks)
     plan = Plan(schedule, {"blocks": (1,) * schedule.parts})
-    assert makespan(plan, each[0]) == pytest.approx(table, rel=1e-9)  # and as it runs
-    # a slow last stage, as the loss makes one: other stages do not wait quite as the formula has it
+    assert makespan(plan, each[0]) == pytest.approx(table, rel=1e-9)  # including waits at hops
+    # a last stage slowed by the loss: other stages do not wait exactly as in the formula
     each = stages(*[1.0] * (p - 1), 1.1)
     table = table_time("interleaved", each, m, chunks)
     assert scheduled("interleaved", each, m, chunks=chunks) == pytest.approx(table, rel=0.015)

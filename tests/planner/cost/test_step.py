@@ -1,4 +1,4 @@
-"""A step is the sum of its terms, and its terms have the FLOPs and bytes of the literature."""
+"""A step is the sum of its terms, whose FLOPs and bytes agree with the literature."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def test_the_parts_sum_to_the_step(row) -> None:
     assert sum(step.by_kind().values()) == pytest.approx(step.seconds, rel=1e-12)
     assert all(term.seconds >= 0 for term in step.terms)
     for term in step.terms:
-        amount = term.flops if term.resource == "products" else term.bytes
+        amount = term.flops if term.resource == "matmuls" else term.bytes
         assert term.rate * term.seconds == pytest.approx(amount if term.rate else 0)
 
 
@@ -177,4 +177,4 @@ def test_a_table_has_a_row_for_each_term() -> None:
     lines = str(step.table()).splitlines()
     assert len(lines) == 2 + len(step.terms)
     assert lines[0] == f"a step of {step.seconds:.3f} s"
-    assert lines[2].split()[-2:] == ["3.38%", "products"]
+    assert lines[2].split()[-2:] == ["3.38%", "matmuls"]

@@ -12,11 +12,11 @@ from framework_layouts import MODELS, takes, workload
 from jaxptd.planner.frameworks.planning import FRAMEWORKS
 from jaxptd.planner.frameworks.search import setups
 
-OF_EACH = 12  # layouts of a model
+OF_EACH = 12  # layouts per model
 
 
 def write(folder: Path, of_each: int = OF_EACH) -> list[Path]:
-    """Writes this many layouts of each model, drawn from all; the name has the number of GPUs."""
+    """Writes this many random layouts of each model; file names include the number of GPUs."""
     draw, paths = random.Random(0), []
     for name, framework in FRAMEWORKS.items():
         for number, (config, overrides, gpus) in enumerate(MODELS):

@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxptd import plan
 
 GOLDEN = Path(__file__).parent / "golden"
-CASES = {  # of the second, the axes are pinned, so that its words do not depend on the cost model
+CASES = {  # the second pins its axes, so that its output does not depend on the cost model
     "llama3-8b-8": ["--config", "llama3-8b", "--gpus", "8", "--gpu", "h100"],
     "llama3-70b-512": [
         *("--config", "llama3-70b", "--gpus", "512", "--gpu", "h100"),

@@ -1,4 +1,4 @@
-"""Reads the configs of `make_configs.py` with a framework's own code, on a CPU; runs nothing.
+"""Reads the configs of `make_configs.py` with a framework's code, on a CPU; runs no training.
 
     python tests/planner/frameworks/read_configs.py megatron FOLDER
 
@@ -60,7 +60,7 @@ def torchtitan(path: Path, gpus: int) -> None:
 
 
 def maxtext(path: Path, gpus: int) -> None:
-    """Initializes a config as a run does, as if its devices and slices were there."""
+    """Initializes a config as a run does, with simulated devices and slices."""
     import jax
     from maxtext.configs import pyconfig
 
@@ -83,7 +83,7 @@ READERS: dict[str, Callable[[Path, int], None]] = {
 
 
 def main(name: str, folder: Path) -> int:
-    """Reads every config of a framework; returns 1 if one is refused."""
+    """Reads every config of a framework; returns 1 if any is refused."""
     paths, refused = sorted(folder.glob(f"{name}-*")), 0
     for path in paths:
         quiet = io.StringIO()

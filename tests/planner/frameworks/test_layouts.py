@@ -1,4 +1,4 @@
-"""Layouts divide devices, batch and model, and none has what the framework lacks."""
+"""Layouts divide devices, batch and model, and use only what the framework supports."""
 
 import math
 
@@ -116,7 +116,7 @@ def test_what_deepspeed_lacks() -> None:
 
 
 def best_of_all(name: str, load: Workload, limit: float) -> float:
-    """Seconds of the fastest layout that fits, of all of them."""
+    """Seconds of the fastest layout that fits, by exhaustive search."""
     framework = FRAMEWORKS[name]
     fitting = []
     for family in setups(framework, load):

@@ -1,4 +1,4 @@
-"""Every name in a config is one that the framework's own source or documentation has."""
+"""Every name in a config appears in the framework's source or documentation."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""`jaxptd plan --print`: golden configs, what it prints and writes, and what it refuses."""
+"""`jaxptd plan --print`: golden configs, output, files, and refusals."""
 
 import json
 import runpy
@@ -18,7 +18,7 @@ CASE = ["--config", "llama3-8b", "--gpus", "8", "--gpu", "h100"]
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("case", MAKE["CASES"])
 def test_golden(case: str, name: str) -> None:
-    """If a change is meant, write the files again with make_golden.py."""
+    """Golden files match; after an intended change, rewrite them with make_golden.py."""
     assert MAKE["printed"](case, name) == MAKE["path_of"](case, name).read_text()
 
 
@@ -29,7 +29,7 @@ def test_the_table_and_the_config_below_it(name: str, capsys: pytest.CaptureFixt
     lines = table.splitlines()
     assert lines[0].startswith(FRAMEWORKS[name].title)
     assert lines[0].endswith(
-        "on 8 x h100, 8 a node, 73.6 GiB a device; global batch 128 x 8,192 tokens"
+        "on 8 x h100, 8 a node, 73.6 GiB per device; global batch 128 x 8,192 tokens"
     )
     assert len(lines) == 6
     assert lines[4].startswith("± is 12% of the prediction")
@@ -136,7 +136,7 @@ def test_experts(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_the_configs_that_frameworks_read(tmp_path: Path) -> None:
-    """`make_configs.py` writes files that `read_configs.py` gives to the frameworks."""
+    """`make_configs.py` writes the files that `read_configs.py` passes to the frameworks."""
     paths = runpy.run_path(str(FOLDER / "make_configs.py"))["write"](tmp_path, 1)
     assert {path.name.partition("-")[0] for path in paths} == set(FRAMEWORKS)
     for path in paths:

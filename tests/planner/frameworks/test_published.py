@@ -1,7 +1,7 @@
-"""Published steps of frameworks, which their records did not see, and their memory.
+"""Published step times and memory of frameworks that were not used to write their records.
 
-They do not decide how good the records are: the tables of Megatron-LM omit micro-batches and
-chunks, and torchtitan's GPUs had less power. They bound by how much predictions are too fast.
+They cannot measure the records' accuracy: Megatron-LM's tables omit micro-batches and chunks, and
+torchtitan's GPUs ran at lower power. They bound how far predictions are too fast.
 """
 
 import csv
@@ -59,7 +59,7 @@ def measured(row: dict[str, str], load: Workload) -> float:
 
 @pytest.mark.parametrize("row", rows("megatron"), ids=lambda row: row["model"])
 def test_megatron_on_up_to_6144_h100s(row: dict[str, str]) -> None:
-    """With the fastest micro-batches and chunks that fit, at most a fifth too fast."""
+    """Predicts at most a fifth too fast, with the fastest micro-batches and chunks that fit."""
     framework, load = FRAMEWORKS["megatron"], gpt(row)
     tp, pp, batch = int(row["tp"]), int(row["pp"]), load.batch
     replicas = load.gpus // (tp * pp)
@@ -77,7 +77,7 @@ def test_megatron_on_up_to_6144_h100s(row: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("row", rows("torchtitan"), ids=lambda row: f"{row['model']}-{row['gpus']}")
 def test_torchtitan_with_less_power(row: dict[str, str]) -> None:
-    """Four steps on GPUs of 500 W are slower than predicted for 700 W by much the same factor."""
+    """Four steps on 500 W GPUs are slower than predicted for 700 W by nearly the same factor."""
     framework, tp = FRAMEWORKS["torchtitan"], int(row["tp"])
     overrides = [
         f"--train.global_batch_size={row['global_batch']}",
@@ -99,7 +99,7 @@ def test_torchtitan_with_less_power(row: dict[str, str]) -> None:
 
 
 def test_what_layers_save_is_the_published_formula() -> None:
-    """Korthikanti et al., arXiv 2205.05198: 34 s b h, two of which are dropout masks."""
+    """Korthikanti et al., arXiv 2205.05198: 34 s b h, including two of dropout masks."""
     load = gpt(rows("megatron")[-1])
     (stack,) = load.architecture.stacks
     of_a_token = stack.tokens * stack.hidden

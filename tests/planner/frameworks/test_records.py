@@ -1,4 +1,4 @@
-"""Records of frameworks: what they send, recompute and hold that others do not."""
+"""Records of frameworks: how they differ in what they send, recompute and hold."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ LOAD = workload("llama3-8b", [], 16)
 
 
 def sent(name: str, load: Workload = LOAD, **axes: Any) -> list[Placed]:
-    """All that a framework sends with some layout."""
+    """Everything that a framework sends with a layout."""
     parallelism = Parallelism(load.gpus, load.batch, **axes)
     description = describe(FRAMEWORKS[name], load, Setup(parallelism, ""))
     return FRAMEWORKS[name].collectives(description)
@@ -35,7 +35,7 @@ def test_zero_2_of_deepspeed_reduces_in_every_micro_batch() -> None:
 
 
 def test_ulysses_trades_heads_instead_of_passing_keys_on() -> None:
-    """Each device sends queries, keys and values, then the output: in 16 bits all but a 1/cp."""
+    """Each device sends all but 1/cp of queries, keys, values and the output, in 16 bits."""
     traded = [each for each in sent("deepspeed", cp=4, zero=3) if each.axes == ("cp",)]
     assert {each.kind for each in traded} == {ALL_TO_ALL}
     tokens = 8192 // 4
@@ -76,7 +76,7 @@ def test_op_recomputes_half_of_the_matmuls() -> None:
 
 
 def test_micro_batches_that_a_stage_holds() -> None:
-    """1F1B: one for each stage to come; interleaved: a part more; MaxText: all of them."""
+    """1F1B holds one for each later stage, interleaved a part more, MaxText all of them."""
     plain = Parallelism(16, 128, tp=1, pp=4)
     chunks = dataclasses.replace(plain, virtual_stages=2, schedule="interleaved")
     megatron, maxtext = FRAMEWORKS["megatron"], FRAMEWORKS["maxtext"]

@@ -1,4 +1,4 @@
-"""The pruned search finds what a search of everything finds."""
+"""The pruned search finds the same layouts as an exhaustive one."""
 
 import dataclasses
 import itertools
@@ -71,7 +71,7 @@ def search(model: ModelConfig, gpus: int, batch: int, gib: float, **pins: object
 
 
 def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound]]:
-    """Everything that could be evaluated, whatever its bounds are."""
+    """All candidates, whatever their bounds."""
     for mesh_shape in found.space.mesh_shapes():
         for pipe in found.space.pipes(mesh_shape, fewer=2):
             for choice in found.space.choices:
@@ -123,7 +123,7 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
 def test_bounds_are_below_the_predictions(
     model: ModelConfig, gpus: int, batch: int, gib: float, pins: dict, every: int
 ) -> None:
-    """Of time, and of the layers that compute again."""
+    """Checks bounds of time and of the number of layers that recompute."""
     found = search(model, gpus, batch, gib, **pins)
     seen = 0
     for mesh_shape, pipe, bound in itertools.islice(everything(found), 0, None, every):
@@ -185,13 +185,13 @@ def test_a_pin_is_never_in_vain(pins: dict, holds: Callable[[Config], bool]) -> 
 
 
 def fastest(model: ModelConfig, cp: int, tp: int, **pins: object) -> tuple[str, float]:
-    """The ring of the fastest layout, and its seconds."""
+    """The fastest layout's ring and seconds."""
     best = next(iter(search(model, cp * tp, 1, 80, layout__cp=cp, layout__tp=tp, **pins)))
     return best.config.layout.ring, best.step.seconds
 
 
 def test_keys_are_gathered_where_a_ring_between_nodes_is_slower() -> None:
-    """A node has eight devices. Gathering uses the network cards of all members in a node."""
+    """A node has eight devices; gathering uses the network cards of all members in it."""
     long = dataclasses.replace(GPT, family="llama", seq_length=65536)
     asked = {kind: fastest(long, 16, 1, layout__ring=kind) for kind in ("zigzag", "gather")}
     assert [kind for kind, _ in asked.values()] == [*asked]
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_not_found() -> None:
 
 
 def test_gradients_that_nothing_sums_have_16_bits() -> None:
-    """In float32 they would not fit next to the state."""
+    """The gradients would not fit next to the state in float32."""
     deep = dataclasses.replace(GPT, num_layers=32)
     found = next(iter(search(deep, 1, 1, 23.5, model__remat="full", layout__offload="none")))
     state = ConfigStep(found.config).state
@@ -225,7 +225,7 @@ def test_gradients_that_nothing_sums_have_16_bits() -> None:
 
 
 def test_a_loss_of_several_layers_has_fewer_beside_it() -> None:
-    """No division of the layers is faster than the one that is found."""
+    """No division of the layers beats the one returned."""
     model = dataclasses.replace(LLAMA, num_layers=16, vocab_size=256_000)
     pins = {"layout__pp": 4, "layout__tp": 1, "layout__cp": 1, "layout__schedule": "1f1b"}
     found = next(iter(search(model, 4, 64, 80, **pins)))

@@ -1,4 +1,4 @@
-"""Layers on the stages of a pipeline."""
+"""Division of layers over the stages of a pipeline."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_the_last_part_has_fewer() -> None:
 
 def test_what_is_not_there_is_left_out() -> None:
     cuts = StageSplits([31], None)
-    assert cuts.fewer(4, "1f1b", None, 3) == [0, 2, 3]  # one less is how 31 layers are divided
+    assert cuts.fewer(4, "1f1b", None, 3) == [0, 2, 3]  # 1 fewer is 31's normal split
     assert cuts.fewer(1, "1f1b", None, 3) == [0]
     assert StageSplits([4, 4], None).fewer(2, "1f1b", None, 3) == [0]
     assert StageSplits([8], (3, 5)).fewer(2, "1f1b", None, 3) == [0]

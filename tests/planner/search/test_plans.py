@@ -1,4 +1,4 @@
-"""Large plans: a published recipe is among the best, few are counted, and a config comes out."""
+"""Large plans: a published recipe ranks high, few programs are counted, a config is written."""
 
 import pytest
 
@@ -17,9 +17,9 @@ def small() -> Plan:
 
 @pytest.mark.slow
 def test_gpt3_on_4096_h100s() -> None:
-    """NVIDIA's recipe is tp 4, pp 8: here the best with stages, in micro-batches of 2, not 1."""
+    """NVIDIA's recipe, tp 4 and pp 8, is the best with stages; micro-batches are 2, not 1."""
     found = plan(load_config("gpt3-175b"), gpus=4096, gpu="h100", pins={"layout.pp": 8})
-    assert found.counted < 1000  # a search of everything would take hours
+    assert found.counted < 1000  # counting all would take hours
     assert found.best[0].config.layout.tp == 4
     assert all(each.config.layout.dp * each.config.layout.cp > 1 for each in found.best)
 
@@ -28,7 +28,7 @@ def test_a_plan_in_words(small: Plan) -> None:
     first, second = small.best
     lines = str(small).splitlines()
     assert len(lines) == 5
-    assert lines[0] == "4 x h100, 8 a node, 73.6 GiB a device; global batch 512 x 1,024 tokens"
+    assert lines[0] == "4 x h100, 8 a node, 73.6 GiB per device; global batch 512 x 1,024 tokens"
     assert lines[4].startswith(f"± is {small.error:.0%} of the prediction")
     assert first.step.seconds <= second.step.seconds
     assert lines[3].endswith(f"{second.step.seconds / first.step.seconds - 1:.1%}")
@@ -62,7 +62,7 @@ def test_what_would_fit_is_said() -> None:
 
 
 def test_pins_that_no_choice_has_leave_nothing() -> None:
-    """Activations on the host are those that dots keeps."""
+    """Offloaded activations are those that remat dots saves, so full remat excludes them."""
     pins = {"layout.offload": "activations", "model.remat": "full"}
     with pytest.raises(UserError, match="without --layout.offload activations one does"):
         plan(load_config("gpt2-124m", []), gpus=2, gpu="h100", pins=pins)

@@ -1,4 +1,4 @@
-"""Outlines of pipelines have the slots of their plans."""
+"""Outlines of pipelines have the same slots as their plans."""
 
 import pytest
 

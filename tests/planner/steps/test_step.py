@@ -1,4 +1,4 @@
-"""Where a step's collectives are in its time."""
+"""The part of a step's time that its collectives take."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ MODEL = ModelConfig(
 
 
 def seconds(config: Config, *, hiding: bool) -> tuple[float, float]:
-    """Seconds of messages of ZeRO's layers, and of the kernels that they can run beside."""
+    """Seconds of the collectives of ZeRO's layers, and of the kernels that can hide them."""
     terms = Predictor(H100, hiding=hiding)(ConfigStep(config)).terms
     sent = sum(term.seconds for term in terms if term.name.startswith(NAMES["zero"]))
     inside = (t for t in terms if t.kind in HIDING and not t.name.startswith("logits"))
@@ -32,7 +32,7 @@ def seconds(config: Config, *, hiding: bool) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("batch", [16, 2048])  # whose layers hide a part of them, and all
+@pytest.mark.parametrize("batch", [16, 2048])  # layers hide some of them, and all
 def test_other_layers_hide_the_messages_of_a_layer(zero: int, batch: int) -> None:
     config = Config(MODEL, Layout(dp=16, zero=zero), train=TrainConfig(global_batch_size=batch))
     left, work = seconds(config, hiding=True)

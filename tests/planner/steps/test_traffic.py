@@ -1,4 +1,4 @@
-"""Placed collectives are those of the formulas, and so of the program."""
+"""Placed collectives agree with the formulas, and therefore with the program."""
 
 import collections
 
@@ -33,7 +33,7 @@ LAYOUTS = [
 def test_a_step_of_placed_collectives_sends_what_the_formula_says(
     layout: Layout, remat: str
 ) -> None:
-    """All bytes of the formula but for messages between stages, by axes."""
+    """The formula's bytes by axes, without messages between stages."""
     if layout.pp > 1 and remat == "full":
         pytest.skip("a pipeline runs the last product of a part again, which is not placed")
     model = ModelConfig(**{**SIZES, "num_layers": 4, "remat": remat})

@@ -1,4 +1,4 @@
-"""The loggers that a config names: chosen, refused, and one that fails among others."""
+"""Loggers that a config names: chosen, refused, and one that fails among others."""
 
 import importlib.util
 import re
@@ -36,7 +36,7 @@ def test_a_logger_without_its_package_is_refused_before_anything_is_written(
     with pytest.raises(UserError, match=re.escape(f"{line}{kind.remedy}, or leave {name} out")):
         RunDir(tmp_path / "run").check(config("csv", name))
     assert list(tmp_path.iterdir()) == []
-    require_packages(Config())  # the default is what is there
+    require_packages(Config())  # the default uses what is installed
     assert opened(tmp_path, Config()) == []
 
 

@@ -1,4 +1,4 @@
-"""metrics.csv: the rows of metrics.jsonl, with one set of columns."""
+"""metrics.csv: the rows of metrics.jsonl, with a fixed set of columns."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow, by packages that record what they are sent."""
+"""Weights & Biases and MLflow, replaced by packages that record what they are sent."""
 
 import importlib.machinery
 import json
@@ -18,7 +18,7 @@ def row(step: int, **more: float) -> dict:
 
 
 class Service(types.ModuleType):
-    """A package whose runs take rows: `points[run]` is a list of (step, numbers)."""
+    """A fake package that records rows: `points[run]` is a list of (step, numbers)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -57,12 +57,12 @@ class FakeMLflow(Service):
         self.text, self.file = text, name
 
     def log_params(self, parameters: dict) -> None:
-        assert len(parameters) <= 100  # which a server takes at once
-        assert not set(parameters) & set(self.parameters)  # MLflow lets none change
+        assert len(parameters) <= 100  # a server's limit per request
+        assert not set(parameters) & set(self.parameters)  # MLflow forbids changes
         self.parameters |= parameters
 
     def log_metrics(self, numbers, step, synchronous):
-        # What MLflow accepts as names of metrics.
+        # Names of metrics that MLflow accepts.
         assert all(re.fullmatch(r"[\w\-. /:]+", name) for name in numbers)
         assert not synchronous  # the run does not wait for the server
         self.take(self.run, numbers, step)
@@ -107,7 +107,7 @@ def test_a_service_gets_every_number_of_a_row(tmp_path, service) -> None:
 
 
 def test_a_resumed_run_is_the_same_one_and_has_each_step_once(tmp_path, service) -> None:
-    """Killed after step 7 with a checkpoint of 5, killed again after 6, and resumed from 5."""
+    """The run is killed after step 7, killed again after 6, and resumes from step 5 each time."""
     run_dir = open_run(tmp_path / "run", service)
     for step in range(1, 8):
         run_dir.log(row(step))

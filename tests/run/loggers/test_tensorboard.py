@@ -1,4 +1,4 @@
-"""TensorBoard's events of a run's metrics."""
+"""TensorBoard events with a run's metrics."""
 
 import importlib.util
 import struct
@@ -22,7 +22,7 @@ def run_dir(tmp_path):
 
 
 def events(folder: Path) -> list:
-    """The events in the files of a folder: a record is length u64, CRC u32, data, CRC u32."""
+    """Events in the files of a folder; a record is length u64, CRC u32, data, CRC u32."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
@@ -61,7 +61,7 @@ def test_the_events_begin_with_the_config_as_a_text(run_dir):
     (value,) = event.summary.value
     assert (value.metadata.plugin_data.plugin_name, event.step) == ("text", 5)
     (text,) = value.tensor.string_val
-    # Markdown shows what is indented by four as code
+    # Markdown shows lines indented by four as code
     lines = text.decode().splitlines()
     assert all(line.startswith("    ") for line in lines)
     path = run_dir.path / "text.yaml"

@@ -1,4 +1,4 @@
-"""The progress of a run, on a terminal and in a pipe."""
+"""A run's progress, on a terminal and in a pipe."""
 
 import io
 import json
@@ -15,7 +15,7 @@ EVALUATION = {"validation_loss": 2.5, "perplexity": 12.18}
 
 
 def shown(*rows) -> str:
-    """The output in a pipe of a run that resumes after step 10."""
+    """The output to a pipe of a run that resumes after step 10."""
     console = Console(force_terminal=False, file=io.StringIO(), width=100)
     display = Display(console)
     with display.steps(done=10, total=30):
@@ -35,7 +35,7 @@ def test_a_pipe_gets_a_plain_line_a_logged_step():
 
 
 class Terminal:
-    """A terminal, and the display of a run on it that resumes after step 10 of 30."""
+    """A terminal, showing the display of a run that resumes after step 10 of 30."""
 
     def __init__(self, width: int = 100) -> None:
         self.width, self.file = width, io.StringIO()
@@ -43,11 +43,11 @@ class Terminal:
         self.display = Display(console)
 
     def press(self, echo: str) -> None:
-        """What the terminal itself writes where the cursor is."""
+        """Echoes keys at the cursor, as the terminal does."""
         self.file.write(echo)
 
     def refresh(self) -> None:
-        """What happens eight times a second."""
+        """Refreshes the display, as happens eight times a second."""
         self.display._live.refresh()
 
     @property
@@ -75,7 +75,7 @@ def test_a_terminal_gets_a_line_with_a_bar_loss_speed_and_time_left():
         (line,) = terminal.lines
         assert line.startswith("step 20/30 ━")
         assert line.endswith("━ loss 3.1416  12,346 tokens/s  1.5 min left")
-        terminal.display.advance(21, 50.0)  # logged or not, steps and time go on
+        terminal.display.advance(21, 50.0)  # steps and time advance, logged or not
         terminal.refresh()
         assert terminal.lines[0].startswith("step 21/30 ━")
         assert terminal.lines[0].endswith("50 s left")
@@ -111,7 +111,7 @@ def test_after_ctrl_c_there_is_no_half_bar_and_no_doubled_line(width):
     first, *middle, last = terminal.lines
     assert (first, last) == ("before", "stopped at step 13: saved")
     evaluated = "step 12/30  " + metrics_text({**ROW, **EVALUATION})
-    assert "".join(middle).replace(" ", "") == evaluated.replace(" ", "")  # wrapped, if narrow
+    assert "".join(middle).replace(" ", "") == evaluated.replace(" ", "")  # wrapped if narrow
 
 
 def test_a_process_that_ends_at_once_removes_the_line_before():

@@ -1,4 +1,4 @@
-"""The progress line fits its terminal; the most important comes first."""
+"""The progress line fits its terminal, with the most important items first."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The meter: times of steps, and rows of metrics."""
+"""The meter: step times and rows of metrics."""
 
 import contextlib
 import functools
@@ -55,7 +55,7 @@ def run(meter: Meter, clock: Clock, steps: range, *, seconds: float) -> None:
 
 
 def test_it_says_when_it_waits_for_a_step():
-    """Reading a step's metrics waits for the step, and the watchdog has to know of that wait."""
+    """Reading a step's metrics waits for the step, which the watchdog must know."""
     inside = []
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ def test_mfu_is_the_share_of_the_peak(overrides, keys, clock, monkeypatch):
     monkeypatch.setattr(module, "peak_flops", lambda mesh: 1e9)
     meter = Meter(program(*overrides), 0)
     run(meter, clock, range(1, 2), seconds=4.0)
-    products = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 64)  # output, then two layers
+    products = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 64)  # the output layer, then two layers
     flops = 6 * products + 12 * 2 * 16 * keys
     assert meter.row()["mfu"] == pytest.approx(flops * 128 / 4.0 / 1e9)
 

@@ -1,4 +1,4 @@
-"""Output that fails while a run prints is dropped, and reported once."""
+"""Output that fails during a run is dropped, and reported once."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from jaxptd.run.progress import Display, OptionalStream, Output
 
 
 class Broken(io.StringIO):
-    """A stream that cannot be written after some lines."""
+    """A stream that fails after some lines."""
 
     def __init__(self, error: Exception, *, after: int = 0) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def test_a_closed_stream_and_none_at_all_print_nothing(capsys):
         display.say("line")
         with display.steps(done=0, total=1):
             display.advance(1)
-    assert capsys.readouterr().err.count("\n") == 1  # of the first
+    assert capsys.readouterr().err.count("\n") == 1  # for the first one only
 
 
 def test_what_the_stream_cannot_encode_is_replaced():

@@ -1,4 +1,4 @@
-"""The time left is right within 20 % after a minute, on a simulated clock."""
+"""The time left is correct within 20 % after a minute, on a simulated clock."""
 
 import dataclasses
 import random
@@ -17,7 +17,7 @@ METRICS = {"loss": jnp.float32(1), "skipped": jnp.int32(0), "skipped_in_row": jn
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A run: its sizes, and the durations of what it does, in seconds."""
+    """A run: its sizes, and the durations of its operations in seconds."""
 
     steps: int = 1200
     eval_every: int = 200
@@ -26,8 +26,8 @@ class Scenario:
     step: float = 0.1
     evaluation: float = 0.3
     save: float = 0.2
-    compiling: float = 20.0  # the step; an evaluation takes a third
-    noise: float = 0.1  # of each duration
+    compiling: float = 20.0  # a step; an evaluation takes a third
+    noise: float = 0.1  # relative to each duration
     resumed: int = 0
 
 
@@ -104,7 +104,7 @@ def test_after_a_minute_of_steps_it_is_right_within_20_percent(name, monkeypatch
     monkeypatch.setattr(module, "time", clock)
     estimates = Simulation(scenario, clock).run()
     begin, end = estimates[0][0], estimates[-1][0]
-    assert end - begin > 100  # or the test would test nothing
+    assert end - begin > 100  # otherwise nothing is tested
     later = [(now, left) for now, left in estimates if now > begin + 60]
     assert estimates[-1][1] == 0.0
     for now, left in later[:-1]:
