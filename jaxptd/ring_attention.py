@@ -27,22 +27,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, attend, pin_to_backward
-from jaxptd.attention.kernel import (
-    Kernel,
-    Lengths,
-    Saved,
-    ScoreCoordinates,
-    Scores,
-    sink_gradient,
-    with_sinks,
-)
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, attend, recomputing
+from jaxptd.attention.kernel import Gradients, Kernel, Lengths, Saved, ScoreCoordinates, Scores
 from jaxptd.attention.ring import (
     Sums,
     add_tile,
-    at_once,
+    blind_rows,
     hops_for,
     merge_tile,
     of_layer,
@@ -53,7 +44,6 @@ from jaxptd.attention.ring import (
     zero_sums,
 )
 from jaxptd.attention.rsa import ring_av, ring_qk
-from jaxptd.remat import SAVED_ATTENTION_OUT
 
 __all__ = [
     "AttentionInputs",
@@ -67,33 +57,17 @@ __all__ = [
 ]
 
 
-def attend_blocks(
-    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
-) -> Array:
-    """Ring attention block by block; arguments and result as in `attend`."""
-    kernel = spec.kernel.within(at_once(max(q.shape[1], k.shape[1]), spec.scores))
-    return _blockwise(q, k, v, inputs, spec._replace(kernel=kernel))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _blockwise(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
-    return _forward(q, k, v, inputs, spec)[0]
-
-
 # ---- forward --------------------------------------------------------------------------------
 
 
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
-) -> tuple[Array, tuple[Saved, AttentionInputs]]:
+) -> tuple[Array, Array]:
     total = of_layer(_local, inputs, spec)(q, k, v)
     visit = of_layer(partial(_visit, q=q), inputs, spec)
     hops = hops_for(spec.ring, k.shape[1], inputs.furthest(spec.scores))
-    o, lse = travel(jnp.stack((k, v)), spec.ring, total, visit, hops=hops)
-    if inputs.sink_N is not None:
-        o, lse = with_sinks(o, lse, inputs.sink_N)
-    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
-    return o, (Saved(q, k, v, o, lse), inputs)
+    rows: tuple[Array, Array] = travel(jnp.stack((k, v)), spec.ring, total, visit, hops=hops)
+    return rows
 
 
 def _local(
@@ -102,11 +76,10 @@ def _local(
     """Attends to the local block; returns (o, lse)."""
     coordinates = _local_coordinates(q, k, inputs, spec)
     if spec.has_gap:
-        o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
         kv = jnp.stack((k, v))
         merge = partial(merge_tile, q=q, kv=kv, coordinates=coordinates, spec=spec)
         lengths = Lengths(q.shape[1], k.shape[1])
-        return visit_local_chunks(merge, (o, o[..., 0] - jnp.inf), lengths, spec)
+        return visit_local_chunks(merge, blind_rows(q), lengths, spec)
     o, lse = spec.kernel.fwd(q, k, v, coordinates, scores=spec.scores)
     return o.astype(lse.dtype), lse
 
@@ -131,29 +104,19 @@ def _visit(
 # ---- backward -------------------------------------------------------------------------------
 
 
-def _backward(
-    spec: AttentionSpec, residuals: tuple[Saved, AttentionInputs], do: Array
-) -> tuple[Array, Array, Array, AttentionInputs]:
-    ring, (saved, inputs) = spec.ring, residuals
-    saved = pin_to_backward(saved)
-    # Scores wait for do, or XLA would compute them in forward; keys and values may travel earlier.
-    q, do = lax.optimization_barrier((saved.q, do))
-    saved = saved._replace(q=q)
+def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
     sums = Sums(*zero_sums((saved.q, inputs.bias_NR), saved))
     visit = of_layer(partial(_visit_back, saved=saved, do=do), inputs, spec)
     kv = jnp.stack((saved.k, saved.v))
-    hops = hops_for(ring, saved.k.shape[1], inputs.furthest(spec.scores))
-    sums, dkv = travel_back(kv, ring, sums, visit, hops=hops)
+    hops = hops_for(spec.ring, saved.k.shape[1], inputs.furthest(spec.scores))
+    sums, dkv = travel_back(kv, spec.ring, sums, visit, hops=hops)
     # The local block comes last, during the last hop: otherwise its gradients would occupy memory
     # throughout.
     saved, do, sums = lax.optimization_barrier((saved, do, sums))
     local_sums, local_dkv = of_layer(_local_back, inputs, spec)(saved, do)
     sums = jax.tree.map(jnp.add, sums, local_sums)
     dk, dv = local_dkv + dkv
-    primals, gradients = (saved.q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
-    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, gradients)
-    sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
-    return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
+    return Gradients(sums.q, dk, dv, sums.bias)
 
 
 def _local_back(
@@ -187,4 +150,4 @@ def _visit_back(
     return visit_tiles(add, (sums, zero_sums(kv, saved)), source, lengths, spec)
 
 
-_blockwise.defvjp(_forward, _backward)
+attend_blocks = recomputing(_forward, _backward)

@@ -11,6 +11,7 @@ Letters: B batch, T local query, S local key, N heads, K heads of keys and value
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import (
+    Gradients,
     Kernel,
     Lengths,
     Saved,
@@ -222,11 +224,22 @@ def attend(
         inputs = inputs._replace(bias_NR=varying_with(q, inputs.bias_NR))
     if inputs.sink_N is not None:
         inputs = inputs._replace(sink_N=varying_with(q, inputs.sink_N))
-    if devices == 1:
-        return _alone(q, k, v, inputs, kernel, scores)
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
+    if devices == 1:
+        return _alone(q, k, v, inputs, spec)
+    spec = spec._replace(kernel=kernel.within(_at_once(max(lengths), scores)))
     o: Array = ring.strategy.exchange.attend(q, k, v, inputs, spec)
     return o
+
+
+def _at_once(length: int, scores: Scores) -> int:
+    """The most tokens in one matmul of scores, out of a device's `length`, where devices exchange.
+
+    For causal attention this is half a block: half of the local block's scores are masked, and a
+    whole block's scores would be most of a ring's memory. Where every query sees every key, halves
+    would only cost a second accumulation.
+    """
+    return -(-length // 2) if scores.causal else length
 
 
 def pin_to_backward(residuals: Any) -> Any:
@@ -238,46 +251,69 @@ def pin_to_backward(residuals: Any) -> Any:
     return lax.optimization_barrier(residuals)
 
 
+# ---- attention that saves no scores --------------------------------------------------------------
+
+Attention = Callable[[Array, Array, Array, AttentionInputs, AttentionSpec], Array]
+
+
+def recomputing(forward: Callable[..., Any], backward: Callable[..., Any]) -> Attention:
+    """Makes attention that saves each row's output and logsumexp, and computes scores again.
+
+    It adds what all such attention has in common: sinks, names for what remat saves, barriers that
+    keep backward's work in backward, and the precision of gradients.
+
+    Args:
+        forward: (q, k, v, inputs, spec) -> the output and the logsumexp of whole rows.
+        backward: (saved, gradient of the output, inputs, spec) -> gradients of q, k, v and the
+            bias, `Gradients`. It need not know of sinks, see `kernel.with_sinks`.
+    """
+
+    @partial(jax.custom_vjp, nondiff_argnums=(4,))
+    def attention(
+        q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+    ) -> Array:
+        return save(q, k, v, inputs, spec)[0]
+
+    def save(
+        q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+    ) -> tuple[Array, tuple[Saved, AttentionInputs]]:
+        o, lse = forward(q, k, v, inputs, spec)
+        if inputs.sink_N is not None:
+            o, lse = with_sinks(o, lse, inputs.sink_N)
+        o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
+        return o, (Saved(q, k, v, o, lse), inputs)
+
+    def restore(
+        spec: AttentionSpec, residuals: tuple[Saved, AttentionInputs], do: Array
+    ) -> tuple[Array, Array, Array, AttentionInputs]:
+        saved, inputs = residuals
+        saved = pin_to_backward(saved)
+        # Scores wait for do, or XLA would compute them in forward; keys may move earlier.
+        q, do = lax.optimization_barrier((saved.q, do))
+        saved = saved._replace(q=q)
+        gradients = backward(saved, do, inputs, spec)
+        primals = (saved.q, saved.k, saved.v, inputs.bias_NR)
+        dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
+        sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
+        return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
+
+    attention.defvjp(save, restore)
+    return attention
+
+
 # ---- one device: its block has all keys ----------------------------------------------------------
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _alone(
-    q: Array, k: Array, v: Array, inputs: AttentionInputs, kernel: Kernel, scores: Scores
-) -> Array:
-    return _forward(q, k, v, inputs, kernel, scores)[0]
-
-
 def _forward(
-    q: Array, k: Array, v: Array, inputs: AttentionInputs, kernel: Kernel, scores: Scores
-) -> tuple[Array, tuple[Saved, AttentionInputs]]:
-    coordinates = _coordinates(q, k, inputs)
-    o, lse = by_window(
-        inputs.windowed, scores, lambda scores: kernel.fwd(q, k, v, coordinates, scores=scores)
-    )
-    if inputs.sink_N is not None:
-        o, lse = with_sinks(o, lse, inputs.sink_N)
-    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
-    return o, (Saved(q, k, v, o, lse), inputs)
+    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Array, Array]:
+    fwd = partial(spec.kernel.fwd, q, k, v, _coordinates(q, k, inputs))
+    return by_window(inputs.windowed, spec.scores, lambda scores: fwd(scores=scores))
 
 
-def _backward(
-    kernel: Kernel, scores: Scores, residuals: tuple[Saved, AttentionInputs], do: Array
-) -> tuple[Array, Array, Array, AttentionInputs]:
-    saved, inputs = residuals
-    saved = pin_to_backward(saved)
-    # Scores wait for do, or XLA would compute them in forward.
-    q, do = lax.optimization_barrier((saved.q, do))
-    coordinates = _coordinates(q, saved.k, inputs)
-    gradients = by_window(
-        inputs.windowed,
-        scores,
-        lambda scores: kernel.bwd(saved._replace(q=q), do, coordinates, scores=scores),
-    )
-    primals = (q, saved.k, saved.v, inputs.bias_NR)
-    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
-    sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
-    return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
+def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
+    bwd = partial(spec.kernel.bwd, saved, do, _coordinates(saved.q, saved.k, inputs))
+    return by_window(inputs.windowed, spec.scores, lambda scores: bwd(scores=scores))
 
 
 def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinates:
@@ -287,4 +323,4 @@ def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinate
     return ScoreCoordinates(query_T, key_S, query_BT, key_BS, inputs.seed_BN2, inputs.bias_NR)
 
 
-_alone.defvjp(_forward, _backward)
+_alone = recomputing(_forward, _backward)

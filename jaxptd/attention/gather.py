@@ -20,56 +20,31 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, pin_to_backward
-from jaxptd.attention.kernel import (
-    Lengths,
-    Saved,
-    ScoreCoordinates,
-    sink_gradient,
-    with_sinks,
-)
+from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, recomputing
+from jaxptd.attention.kernel import Gradients, Lengths, Saved, ScoreCoordinates
 from jaxptd.attention.ring import (
     ScoreTile,
     Sums,
     Visit,
     add_tile,
-    at_once,
+    blind_rows,
     merge_tile,
     of_layer,
     visit_rectangles,
     zero_sums,
 )
 from jaxptd.collectives import all_gather, reduce_scatter
-from jaxptd.remat import SAVED_ATTENTION_OUT
-
-
-def attend_gathered(
-    q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
-) -> Array:
-    """Attention to gathered keys and values; arguments and result as in `attend`."""
-    kernel = spec.kernel.within(at_once(max(q.shape[1], k.shape[1]), spec.scores))
-    return _gathered(q, k, v, inputs, spec._replace(kernel=kernel))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _gathered(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
-    return _forward(q, k, v, inputs, spec)[0]
 
 
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
-) -> tuple[Array, tuple[Saved, AttentionInputs]]:
-    o, lse = of_layer(_attend, inputs, spec)(q, _gather(k, v, spec.ring))
-    if inputs.sink_N is not None:
-        o, lse = with_sinks(o, lse, inputs.sink_N)
-    o, lse = checkpoint_name((o.astype(q.dtype), lse), SAVED_ATTENTION_OUT)
-    return o, (Saved(q, k, v, o, lse), inputs)
+) -> tuple[Array, Array]:
+    rows: tuple[Array, Array] = of_layer(_attend, inputs, spec)(q, _gather(k, v, spec.ring))
+    return rows
 
 
 def _attend(
@@ -79,25 +54,15 @@ def _attend(
     lengths = _lengths(q, kv, spec.ring)
     coordinates = _coordinates(inputs, lengths, spec.ring)
     merge = partial(merge_tile, q=q, kv=kv, coordinates=coordinates, spec=spec)
-    o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
-    o, lse = _visit_all(merge, (o, o[..., 0] - jnp.inf), lengths, spec)
-    return o, lse
+    rows: tuple[Array, Array] = _visit_all(merge, blind_rows(q), lengths, spec)
+    return rows
 
 
-def _backward(
-    spec: AttentionSpec, residuals: tuple[Saved, AttentionInputs], do: Array
-) -> tuple[Array, Array, Array, AttentionInputs]:
-    ring, (saved, inputs) = spec.ring, residuals
-    saved = pin_to_backward(saved)
-    # Scores wait for do, or XLA would compute them in forward; keys may be gathered earlier.
-    q, do = lax.optimization_barrier((saved.q, do))
-    saved, kv = saved._replace(q=q), _gather(saved.k, saved.v, ring)
+def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
+    ring, kv = spec.ring, _gather(saved.k, saved.v, spec.ring)
     sums, dkv = of_layer(_attend_back, inputs, spec)(saved, kv, do)
     dk, dv = reduce_scatter(_in_order(dkv, ring, dim=2, order=_held(ring)), ring.axis, 2)
-    primals, gradients = (q, saved.k, saved.v, inputs.bias_NR), (sums.q, dk, dv, sums.bias)
-    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, gradients)
-    sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
-    return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
+    return Gradients(sums.q, dk, dv, sums.bias)
 
 
 def _attend_back(
@@ -112,7 +77,7 @@ def _attend_back(
     return sums, dkv
 
 
-_gathered.defvjp(_forward, _backward)
+attend_gathered = recomputing(_forward, _backward)
 
 # ---- gathered chunks in the order of the sequence ------------------------------------------------
 

@@ -214,10 +214,10 @@ Result = TypeVar("Result")
 def by_window(windowed: Array | None, scores: Scores, run: Callable[[Scores], Result]) -> Result:
     """`run(scores)`, without their window where the layer has none.
 
-    A kernel skips what a window hides only if it knows the window before the program runs, so both
-    are compiled. `run` must not contain collectives.
+    A kernel can only skip what a window hides if the window is known at compile time, so both
+    versions are compiled. `run` must not contain collectives.
 
-    windowed: as in `ScoreCoordinates`, varying over no more axes than what `run` computes with.
+    windowed: as in `ScoreCoordinates`. What `run` reads must vary over the axes it varies over.
     """
     if windowed is None:
         return run(scores)

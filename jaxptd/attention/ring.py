@@ -289,14 +289,10 @@ def zero_sums(like: Any, saved: Saved) -> Any:
     return jax.tree.map(lambda x: jnp.zeros_like(x, saved.lse.dtype), like)
 
 
-def at_once(length: int, scores: Scores) -> int:
-    """The most tokens in one matmul of scores, out of a device's `length`.
-
-    For causal attention this is half a block: half of the local block's scores are masked, and a
-    whole block's scores would be most of a ring's memory. Where every query sees every key, halves
-    would only cost a second accumulation.
-    """
-    return -(-length // 2) if scores.causal else length
+def blind_rows(q: Array) -> tuple[Array, Array]:
+    """The output and logsumexp of queries that have seen no key yet, for `merge_tile`."""
+    o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
+    return o, o[..., 0] - jnp.inf
 
 
 def merge_tile(

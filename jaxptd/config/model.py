@@ -226,7 +226,7 @@ class ModelConfig:
     def with_lengths(self, padded: Callable[[int], int]) -> "ModelConfig":
         """The model with longer sequences, whose added tokens at the end nothing else depends on.
 
-        It has the same positions, and no window where the sequence was not longer than it.
+        It has the same positions, and a window as long as the sequence where it was that before.
 
         Args:
             padded: rounds a number of tokens up.
@@ -237,13 +237,15 @@ class ModelConfig:
         longer = padded(length)
         if (longer, both) == (length, self.encoder_decoder):
             return self
-        learned = self.block.positions == "learned"
+        learned, window = self.block.positions == "learned", self.window
+        if window and self.reach == length:
+            window = max(window, longer)
         return dataclasses.replace(
             self,
             seq_length=longer,
             encoder_decoder=both,
             max_positions=self.num_positions if learned else self.max_positions,
-            window=self.window if self.reach < length else None,
+            window=window,
         )
 
     def padded_vocab(self, padded: Callable[[int], int]) -> int:

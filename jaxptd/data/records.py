@@ -201,7 +201,7 @@ def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
 def first_fields(path: Path) -> list[str]:
     """Names of the fields of text in a file's first record, or of its columns.
 
-    None if the first `START` bytes do not hold a whole record.
+    Empty if the first `START` bytes do not hold a whole record.
     """
     kind = kind_of(path)
     if kind == parquet.SUFFIX:

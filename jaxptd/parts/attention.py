@@ -276,7 +276,7 @@ class AttentionShape(Part):
         if ring > 1:
             total = own.exchange.in_backward(queries, kv)
         if not sizes.is_fused and not layout.context_parallel.exchange.whole_rows * (ring > 1):
-            halves = 1 + (ring > 1 and self.causal)  # of a block, see `ring_attention._at_once`
+            halves = 1 + (ring > 1 and self.causal)  # of a block, see `attend._at_once`
             queries_at_once = min(CHUNK, -(-self.tokens // ring // halves))
             keys_at_once = min(CHUNK, -(-self.key_tokens // ring // halves))
             total += sizes.sequences * own.heads * queries_at_once * keys_at_once * SCORES * both

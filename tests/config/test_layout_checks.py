@@ -30,6 +30,16 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             Layout(col=2, attention2d="blocks"),
             "layout.attention2d=blocks has no fused attention kernel; use model.attention=xla",
         ),
+        (
+            dataclasses.replace(MODEL, seq_length=12, attention_sinks=True),
+            Layout(cp=2, ring="rsa"),
+            "model.attention_sinks=true with layout.ring=rsa: it makes whole rows of scores, and",
+        ),
+        (
+            dataclasses.replace(MODEL, seq_length=12, attention_softcap=9.0),
+            Layout(col=2, attention2d="blocks"),
+            "model.attention_softcap=9.0 with layout.attention2d=blocks: it makes whole rows",
+        ),
     ],
 )
 def test_a_model_that_a_layout_cannot_run(model, layout, words):

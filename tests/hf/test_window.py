@@ -129,6 +129,17 @@ def test_what_is_written_is_read(kind: str, window: int | None, layers: tuple | 
             {"window": 5, "window_layers": (True, False)},
             r"model.window_layers=.*: Hugging Face's mixtral has",
         ),
+        (
+            "llama",
+            {"attention_sinks": True},
+            "model.attention_sinks=True: Hugging Face's llama has F",
+        ),
+        ("gpt", {"attention_softcap": 9.0}, "model.attention_softcap=9.0: Hugging Face's gpt2 has"),
+        (
+            "llama",
+            {"norm_order": "output"},
+            "model.norm_order=output: Hugging Face's llama has pre",
+        ),
         ("llama", {"rope": {"window_theta": 9.0}, "window": 5}, "model.rope.window_theta=9.0: Hug"),
         ("qwen2", {"rope": {"layers": (True, False)}}, "model.rope.layers=.True, False.: Hugging"),
         ("gpt", {"logit_softcap": 9.0}, "model.logit_softcap=9.0: Hugging Face's gpt2 has None"),

@@ -35,6 +35,7 @@ CASES = [
     slow(Layout(tp=2, sequence_parallel=True, collective_matmul=True), ODD | GROUPS),
     slow(Layout(cp=2, tp=2, sequence_parallel=True), ODD | {"z_loss": 0.01}),
     slow(Layout(cp=3, ring="blockwise"), TEN | GROUPS | {"window": 5}),
+    (Layout(cp=4), TEN | {"window": 11, "window_layers": (True, False)}),
     slow(Layout(cp=4, ring="blockwise"), TEN | {"family": "llama", "window": 10}),
     slow(Layout(cp=2, ring="rsa"), ODD | {"documents": "apart"}),
     slow(Layout(cp=3, ring="gather"), TEN | GROUPS | {"window": 5, "documents": "apart"}),

@@ -16,6 +16,7 @@ from jaxptd.hardware import Cluster
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import Durations, simulate_stages
+from jaxptd.pipeline.table import Schedule
 
 # ---- the time of a pipelined step, from the seconds of its stages --------------------------------
 
@@ -85,8 +86,12 @@ def step_seconds(
 
 @functools.lru_cache(4096)
 def _simulated(name: str, stages: Sequence[Durations], micro_batches: int) -> float:
-    schedule = make_schedule(name, stages=len(stages), micro_batches=micro_batches)
-    return simulate_stages(schedule, stages).makespan
+    return simulate_stages(_schedule(name, len(stages), micro_batches), stages).makespan
+
+
+@functools.lru_cache(256)
+def _schedule(name: str, stages: int, micro_batches: int) -> Schedule:
+    return make_schedule(name, stages=stages, micro_batches=micro_batches)
 
 
 def stage_layers(layers: int, stages: int) -> list[int]:

@@ -6,15 +6,17 @@ with the exact prediction. An item that leaves the heap with an exact time is be
 remain.
 """
 
+import contextlib
 import dataclasses
 import functools
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxptd.analysis import memory_model
 from jaxptd.config import Config, Remat
+from jaxptd.context_parallel import RingKind
 from jaxptd.costs.program import Implementation
 from jaxptd.costs.terms import total
 from jaxptd.errors import UserError
@@ -51,6 +53,14 @@ class Fixed(NamedTuple):
     experts: float
 
 
+GATHER: RingKind = "gather"
+
+
+def with_ring(layout: Layout, ring: RingKind) -> Layout:
+    """The layout with another ring; itself if it has this one."""
+    return layout if layout.ring == ring else dataclasses.replace(layout, ring=ring)
+
+
 class LayerCosts:
     """The costs of the layer layouts of a space on a cluster.
 
@@ -68,9 +78,9 @@ class LayerCosts:
         self._fixed_of = functools.cache(self._fixed)
 
     def _fixed(self, layout: Layout) -> Fixed | None:
-        """None if the layout does not divide the model, or another ring is never slower."""
+        """None if the layout does not divide the model."""
         config = self.space.layer_config(LayerLayout(layout, 1))
-        if config is None or self._gathers_in_vain(layout):
+        if config is None:
             return None
         step = ConfigStep(config)
         description, stacks = step.description(self.cluster), self.space.stacks
@@ -84,15 +94,28 @@ class LayerCosts:
         sizes = step.state["gradients"], 4 * matrices, 4 * experts / layout.expert_shards
         return Fixed(config, description, kept, state, *sizes)
 
-    def _gathers_in_vain(self, layout: Layout) -> bool:
-        """True where gathering takes no less time than the hops of a ring, which attention hides.
+    def rings(self, layout: Layout) -> tuple[RingKind, ...]:
+        """The exchanges of keys to price for a layout: its own, and gathering where it may win.
 
-        That is within a node, and with one member in each node. Otherwise a hop uses one network
-        card of a node, and gathering those of all members. A plan may ask for it all the same.
+        Within a node, and with one member in each, a ring's hops take no longer than gathering, and
+        attention hides them. Otherwise a hop uses one network card of a node, and gathering those
+        of all members. A plan may ask for it all the same.
         """
         members, devices = layout.cp * layout.row, layout.tp * layout.col
         some = 1 < self.cluster.node_size // devices < members
-        return not some and layout.ring != Layout.ring and "layout.ring" not in self.space.pins
+        blocks = layout.has_grid and layout.attention2d == "blocks"
+        if not some or blocks or "layout.ring" in self.space.pins:
+            return (layout.ring,)
+        return layout.ring, GATHER
+
+    def _seconds(self, config: Config, implementation: Implementation) -> Callable[[Remat], float]:
+        """Seconds of all layers for a micro-batch, by what they recompute."""
+
+        def seconds(remat: Remat) -> float:
+            passes, _ = self.predict.unit(config, implementation, remat)
+            return sum(s.layers * passes[s.name, remat].seconds for s in self.space.stacks)
+
+        return seconds
 
     def _bare(self, layer_layout: LayerLayout, many: bool) -> LayerCost | None:
         """The cost without collectives and copies; None if the layout does not divide the model."""
@@ -136,15 +159,17 @@ class LayerCosts:
         if bare is None or fixed is None:
             return None
         train = dataclasses.replace(fixed.config.train, global_batch_size=layer_layout.sequences)
-        config = dataclasses.replace(fixed.config, train=train)
+        layouts = [with_ring(fixed.config.layout, ring) for ring in self.rings(layer_layout.layout)]
+        configs = [dataclasses.replace(fixed.config, train=train, layout=x) for x in layouts]
 
         implementation = _implementation(fixed.description.implementation, many=many, stages=stages)
 
-        def seconds(remat: Remat) -> float:
-            passes, _ = self.predict.unit(config, implementation, remat)
-            return sum(s.layers * passes[s.name, remat].seconds for s in self.space.stacks)
+        each = [self._seconds(config, implementation) for config in configs]
 
-        _, ends = self.predict.unit(config, implementation, "none")
+        def seconds(remat: Remat) -> float:
+            return min(of_ring(remat) for of_ring in each)
+
+        _, ends = self.predict.unit(configs[0], implementation, "none")
         last = total(ends.last)
         end_seconds = total(ends.first) + last
         return dataclasses.replace(
@@ -301,15 +326,15 @@ class Search:
     ) -> Candidate | None:
         """The candidate that recomputes as few layers as fit, or all; None if none fits."""
         self.counted += 1
-        try:
-            fitting = self._fitting(mesh_shape, pipe, bound)
-            candidates = [
-                Candidate(s.config, mesh_shape, self.layer_costs.predict(s), memory)
-                for s, memory in fitting
-            ]
-            return min(candidates, key=lambda each: each.step.seconds, default=None)
-        except UserError:
-            return None
+        layer, candidates = mesh_shape.layer_layout, []
+        for ring in self.layer_costs.rings(layer.layout):
+            each = dataclasses.replace(layer, layout=with_ring(layer.layout, ring))
+            shape = dataclasses.replace(mesh_shape, layer_layout=each)
+            with contextlib.suppress(UserError):  # of choices that do not go together
+                for step, memory in self._fitting(shape, pipe, bound):
+                    seconds = self.layer_costs.predict(step)
+                    candidates.append(Candidate(step.config, mesh_shape, seconds, memory))
+        return min(candidates, key=lambda each: each.step.seconds, default=None)
 
     def _fitting(
         self, mesh_shape: MeshShape, pipe: ScheduleChoice, bound: Bound

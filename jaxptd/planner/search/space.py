@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.config.effects import without_effect
-from jaxptd.context_parallel import STRATEGIES
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
 from jaxptd.layout import SCHEDULES, SQUARE, Layout, Offload, ZeroStage
@@ -206,7 +205,6 @@ def _check_together(pins: Pins, config: Config) -> None:
 
 WIDEST = 64  # most devices that share a matrix, or a sequence
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # per stage of interleaved
-RINGS = [name for name, each in STRATEGIES.items() if each.order.balanced]
 SHORTEST = 256  # fewest tokens of a sequence on a device of a ring
 LARGEST = 64  # most sequences in a micro-batch
 MOST_FEWER = 8  # most layers that a pipeline's last part gives up from an equal share
@@ -427,7 +425,7 @@ class Space:
                 self._other(*each) for each in sizes.items()
             ):
                 continue
-            for options in self._options(tp, row * col > 1, cp * row > 1):
+            for options in self._options(tp, row * col > 1):
                 try:
                     layout = Layout(tp=tp, row=row, col=col, cp=cp, ep=ep, **options)
                 except UserError:
@@ -445,24 +443,21 @@ class Space:
             part.splits(layout) for stack in self.stacks for part in stack.parts
         )
 
-    def _options(self, tp: int, grid: bool, ring: bool) -> Iterator[dict[str, Any]]:
-        """The options for algorithms along these axes; ring: whether keys are exchanged."""
+    def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
+        """The options for algorithms along these axes."""
         names = [
+            "layout.ring",
             "layout.keep_gathered",
             *(("layout.matmul2d", "layout.matmul2d_slices") if grid else ()),
         ]
         fixed = {name.partition(".")[2]: self.pins[name] for name in names if name in self.pins}
-        rings = self._pinned("layout.ring", RINGS if ring else RINGS[:1])
         if grid:
-            attentions = self._pinned("layout.attention2d", ("heads", "blocks"))
-            for attention2d, kind in itertools.product(attentions, rings):
-                if attention2d == "heads" or kind == rings[0]:  # blocks only take its order
-                    yield {**fixed, "attention2d": attention2d, "ring": kind}
+            for attention2d in self._pinned("layout.attention2d", ("heads", "blocks")):
+                yield {**fixed, "attention2d": attention2d}
             return
         both = ((False, False), (True, False), (True, True)) if tp > 1 else ((False, False),)
-        for (sharded, pieces), kind in itertools.product(both, rings):
-            options = {"sequence_parallel": sharded, "collective_matmul": pieces, "ring": kind}
-            yield {**fixed, **options}
+        for sharded, pieces in both:
+            yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
 
     def _schedules(self, mesh_shape: MeshShape) -> Iterator[tuple[str, int | None]]:
         """Schedules with their chunks, without those that need more memory for the same time."""

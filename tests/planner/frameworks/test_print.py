@@ -98,6 +98,8 @@ REFUSED = (
         ["--model.window", "64", "--model.window_layers", "[true, false]"],
         "a window in some layers only (model.window_layers) is not written as a setting",
     ),
+    (["--model.attention_sinks", "true"], "model.attention_sinks=true is not written as a setting"),
+    (["--model.attention_softcap", "9"], "model.attention_softcap=9.0 is not written as a setting"),
     (
         ["--model.rope.layers", "[true, false]"],
         "rotary positions by layer (model.rope.layers, model.rope.window_theta) is not written",

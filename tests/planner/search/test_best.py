@@ -107,6 +107,7 @@ def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib
 ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
 SPLIT = {"layout__tp": 2, "layout__cp": 8, "layout__ep": 4, "layout__pp": 1, "layout__zero": 3}
 SPLIT |= {"layout__collective_matmul": True}
+BETWEEN_NODES = {"layout__cp": 16, "model__remat": "none"}
 SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep": 2}
 
 
@@ -118,6 +119,7 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
         (QWEN3_MOE, 8, 8, 6, ALONE, 31),
         (DENSE_FIRST, 4, 8, 6, ALONE, 31),
         (WIDE, 256, 512, 74, SPLIT, 1),
+        (dataclasses.replace(LLAMA, seq_length=65536), 16, 16, 80, BETWEEN_NODES, 1),
     ],
 )
 def test_bounds_are_below_the_predictions(
