@@ -181,14 +181,20 @@ def test_what_nccl_may_need_is_exported_by_a_line_that_is_uncommented(tmp_path: 
     ]
 
 
-def test_a_batch_script_that_gets_the_signal_itself_passes_it_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scancel",
+    [
+        pytest.param("sleep 0.2; touch down", id="srun ends after scancel"),
+        pytest.param("touch down; while kill -0 $(cat up); do :; done", id="srun ends before it"),
+    ],
+)
+def test_a_batch_script_that_gets_the_signal_itself_passes_it_on(tmp_path: Path, scancel) -> None:
     """The page's loop: srun runs until the signal arrives, and the script exits with its code."""
     page = (ROOT / "docs" / "howto" / "slurm.md").read_text()
     (loop,) = re.findall(r"```bash\n(srun .*?)```", page, flags=re.S)
-    write_program(
-        tmp_path / "bin" / "srun", "touch up; until [ -e down ]; do sleep 0.05; done; exit 3"
-    )
-    write_program(tmp_path / "bin" / "scancel", 'echo "$@"; sleep 0.2; touch down')
+    program = "echo $$ > new; mv new up; until [ -e down ]; do sleep 0.05; done; exit 3"
+    write_program(tmp_path / "bin" / "srun", program)
+    write_program(tmp_path / "bin" / "scancel", f'echo "$@"; {scancel}')
     environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "41"}
     options = {"cwd": tmp_path, "env": environ, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(["bash", "-c", loop], **options) as script:
