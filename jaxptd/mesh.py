@@ -133,7 +133,6 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
     groups = {
         "tp": ranks_along(layout, Axis.TP),
         "cp": ranks_along(layout, *SEQUENCE_AXES),
-        "ulysses": ranks_along(layout, Axis.ULYSSES),
         "dp": ranks_along(layout, *SAMPLE_AXES),
         "pp": pipelines,
         "dp_cp": ranks_along(layout, *BATCH_AXES),
@@ -141,6 +140,7 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
         "tp_dp": ranks_along(layout, *SAMPLE_AXES, Axis.TP),
         "tp_ep": ranks_along(layout, Axis.EP, Axis.TP),
         "dp_modulo_ep": ranks_along(layout, Axis.DP, *SEQUENCE_AXES),
+        "ulysses": ranks_along(layout, Axis.ULYSSES),
         "row": ranks_along(layout, Axis.ROW),
         "col": ranks_along(layout, Axis.COL),
         "model": ranks_along(layout, Axis.PP, Axis.ROW, Axis.COL, Axis.TP),
