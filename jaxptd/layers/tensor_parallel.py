@@ -251,6 +251,13 @@ class TensorParallel(Sharding, abc.ABC):
         A bias in `inputs` is for this device's heads.
         """
 
+    def for_heads(self, x: Array) -> Array:
+        """x of the residual stream's tokens -> of all, for every device's heads; not on a grid.
+
+        Backward adds up the gradients of all heads.
+        """
+        raise NotImplementedError("a grid has no vector that all heads read")
+
     def join_heads(self, h: Array, head_size: int) -> Array:
         """h[B, T, N, H] -> the same with whole heads, for attention with a cache."""
         return self.axes.gather(h, -1)[..., :head_size] if self.axes.head_dim else h

@@ -43,6 +43,8 @@ FAMILIES: dict[str, Family] = {
     "olmoe": DECODER,
     "olmo2": DECODER,
     "olmo3": DECODER,
+    "deepseek_v2": DECODER,
+    "deepseek_v3": DECODER,
 }
 
 
