@@ -15,8 +15,10 @@ from jaxptd.hf.families.family import activation_name, count, flag, number, read
 
 # Ids that models which write text need.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-# Keys of a base that an export drops, because its weights have other code and precision.
+# Keys of a base that an export drops, because its weights have other code and precision, and no
+# layers for further predictions.
 _NEVER_KEPT = frozenset({"auto_map", "quantization_config", "dtype", "torch_dtype"})
+_NEVER_KEPT |= {"num_nextn_predict_layers"}
 _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"})
 _ROPE |= {"original_max_position_embeddings"}
 LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary models allow 131072
@@ -160,7 +162,8 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
     kind, family = family_named(model.family)
     unset: dict[str, Any] = dict.fromkeys(_SCALES)
     plain = dataclasses.replace(model, **unset)
-    usual = {name: option(plain, name) for name in _SCALES if name not in family.keys}
+    known = (*family.keys, *family.decides)
+    usual = {name: option(plain, name) for name in _SCALES if name not in known}
     fixed = {**_UNUSUAL, **family.options, "mlp": "dense", **usual, "logit_softcap": None}
     for name, value in fixed.items():
         if option(model, name) != value:

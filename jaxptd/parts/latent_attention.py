@@ -81,12 +81,13 @@ class LatentProjections(Projections):
     value_size: int = dataclasses.field(kw_only=True)
 
     def first(self, sharding: Sharding) -> dict[str, Column]:
-        """The projections of queries, `q`, and of keys with values, `kv`."""
+        """The projections `q_up` and `kv_up` of latent vectors; `q` of x if queries have none."""
         own: Any = {"bias": False, "padded": self._padded(sharding)[0]}
         keys_values = (self.heads, self.nope_size + self.value_size)
+        queries = Column(self.q_rank or self.hidden, (self.heads, self.head_size), **own)
         return {
-            "q": Column(self.q_rank or self.hidden, (self.heads, self.head_size), **own),
-            "kv": Column(self.kv_rank, keys_values, **own),
+            "q_up" if self.q_rank else "q": queries,
+            "kv_up": Column(self.kv_rank, keys_values, **own),
         }
 
     def out(self, sharding: Sharding) -> Row:

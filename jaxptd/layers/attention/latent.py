@@ -24,7 +24,7 @@ from jaxptd.collectives import alike
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.self_attention import Cache, SelfAttention
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.linear import INIT, declare
+from jaxptd.layers.linear import INIT, ColumnParallelLinear, declare
 from jaxptd.layers.norm import LatentNorm
 from jaxptd.layers.tensor_parallel import TensorParallel, block_along
 from jaxptd.params import Initialiser
@@ -81,7 +81,10 @@ class LatentAttention(SelfAttention):
         init_out: initialiser of the output projection.
     """
 
-    q_latent: Compression | None = None
+    kv_latent: Compression
+    kv_up: ColumnParallelLinear
+    q_latent: Compression | None = None  # and q_up, or q
+    q_up: ColumnParallelLinear | None = None
 
     def __init__(
         self,
@@ -106,10 +109,9 @@ class LatentAttention(SelfAttention):
     def queries_keys_values(
         self, x_BTD: Array, token_info: TokenInfo
     ) -> tuple[Array, Array, Array]:
-        assert self.kv is not None
         q_BTNH = self._queries(x_BTD, token_info)
         latent_BTR, rope_BT1H = self._latent(x_BTD, token_info)
-        nope_BTNH, v_BTNH = lax.split(self.kv(latent_BTR), self._kv_sizes, 3)
+        nope_BTNH, v_BTNH = lax.split(self.kv_up(latent_BTR), self._kv_sizes, 3)
         rope_BT1H = checkpoint_name(self.tensor_parallel.for_heads(rope_BT1H), SAVED_MATMUL_OUT)
         rope_BTNH = jnp.broadcast_to(rope_BT1H, (*nope_BTNH.shape[:3], self.shape.rope_size))
         k_BTNH = jnp.concatenate([nope_BTNH, rope_BTNH], -1)
@@ -127,9 +129,11 @@ class LatentAttention(SelfAttention):
 
     def _queries(self, x_BTD: Array, token_info: TokenInfo) -> Array:
         """The queries of this device's heads, their last elements rotated."""
-        assert self.q is not None
-        source_BTR = x_BTD if self.q_latent is None else self.q_latent(x_BTD)[0]
-        q_BTNH = self.q(source_BTR)
+        if self.q_latent is None or self.q_up is None:
+            assert self.q is not None
+            q_BTNH = self.q(x_BTD)
+        else:
+            q_BTNH = self.q_up(self.q_latent(x_BTD)[0])
         sizes = self.shape.nope_size, self.shape.rope_size
         nope_BTNH, rope_BTNH = lax.split(q_BTNH, sizes, 3)
         rope_BTNH = self.rotated(rope_BTNH, token_info.position_T, token_info)
@@ -152,11 +156,10 @@ class LatentAttention(SelfAttention):
         windowed: Array | None,
     ) -> tuple[Array, Cache]:
         """Attends to latent vectors: q W_k^T to c_kv, whose weighted sum times W_v is the output."""
-        assert self.kv is not None
         latent_BTR, rope_BT1H = self._latent(x_BTD, token_info)
         cache = cache.append(latent_BTR[:, :, None], rope_BT1H)
         q_BTNH = self._queries(x_BTD, token_info)
-        w_RNH = self.kv.w[...].astype(x_BTD.dtype)
+        w_RNH = self.kv_up.w[...].astype(x_BTD.dtype)
         q_BTNH, w_RNH = alike(q_BTNH, w_RNH)
         of_keys_RNH, of_values_RNH = lax.split(w_RNH, self._kv_sizes, 2)
         nope_BTNH, rope_BTNH = lax.split(q_BTNH, (self.shape.nope_size, self.shape.rope_size), 3)
