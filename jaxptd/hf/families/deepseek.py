@@ -54,13 +54,13 @@ V2_TENSORS = _tensors(
 
 # ---- config.json ---------------------------------------------------------------------------------
 
-FURTHER, SCALE, ALL = "num_nextn_predict_layers", "mscale_all_dim", "mscale"
+FURTHER, SCALE = "num_nextn_predict_layers", "mscale_all_dim"
 _DIGITS = 12  # of a factor that is computed back from the scale of scores
 
 
 def _remarks(config: Json) -> list[str]:
     """Remarks on rotary positions, and on layers that are not read."""
-    lines = [line for line in rope.remarks(config)]
+    lines = rope.remarks(config)
     if layers := config.get(FURTHER):
         lines.append(
             f"{FURTHER}={quoted(layers)}: layers behind the last, which predict further tokens, "
@@ -83,8 +83,11 @@ def _read_scale(config: Json) -> Json:
     """The scale of scores, which yarn's `mscale_all_dim` raises."""
     values = config.get(rope.SCALING) or config.get(rope.PARAMETERS) or {}
     given = values.get(SCALE) if isinstance(values, dict) else None
-    if not given or values.get("rope_type", values.get("type")) != "yarn":
+    kind = values.get("rope_type", values.get("type", "default"))
+    if not given or kind == "default":
         return {"attention_scale": None}
+    if kind != "yarn":
+        raise UserError(f"{SCALE}={quoted(given)} with rope_type={quoted(kind)}; use a model with yarn")
     factor, share = number("factor", values.get("factor")), number(SCALE, given)
     return {"attention_scale": _scale(config, 0.1 * share * math.log(max(factor, 1.0)) + 1)}
 
@@ -156,6 +159,7 @@ def _write_groups(model: ModelConfig) -> Json:
     return {"topk_method": method, "n_group": groups, "topk_group": chosen}
 
 
+_FURTHER = Keys(lambda config: {}, lambda model: {FURTHER: 0})
 _SIZES: dict[str, Any] = {
     "head_size": None,
     "num_kv_heads": ("num_key_value_heads", None),
@@ -182,6 +186,7 @@ DEEPSEEK_V2 = llama.descendant(
     "DeepseekV2ForCausalLM",
     _SIZES
     | {
+        "vocab_size": ("vocab_size", 102400),
         "moe.num_experts": ("n_routed_experts", 64),
         "moe.top_k": ("num_experts_per_tok", 6),
         "moe.ffn_hidden_size": ("moe_intermediate_size", 1407),
@@ -222,6 +227,6 @@ DEEPSEEK_V3 = llama.descendant(
     options=_OPTIONS | {"moe.score": "sigmoid", "moe.group_score": "best_two"},
     fixed=llama.NO_BIAS | {"rope_interleave": True},
     unwritten={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
-    parts=[Keys(_read_queries, _write_queries), _shared(1)],
+    parts=[Keys(_read_queries, _write_queries), _shared(1), _FURTHER],
     **_FIELDS,
 )

@@ -71,8 +71,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_shared_experts": 2,
         "num_experts_per_tok": 3,
         "topk_method": "group_limited_greedy",
-        "n_group": 3,
-        "topk_group": 2,
+        "n_group": 4,
+        "topk_group": 3,
         "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 1,
         "q_lora_rank": None,
@@ -88,7 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": F,
         "n_routed_experts": 12,
         "n_shared_experts": 2,
-        "num_experts_per_tok": 3,
+        "num_experts_per_tok": 4,
         "n_group": 3,
         "topk_group": 2,
         "first_k_dense_replace": 1,
@@ -363,7 +363,7 @@ def without_narrowing() -> Iterator[None]:
     widest = torch.Tensor.float
     places = {torch.Tensor: ("float", "to", "type"), torch.nn.functional: ("softmax",)}
     before = [(place, name, getattr(place, name)) for place in places for name in places[place]]
-    before.append((torch, "softmax", torch.softmax))
+    before += [(place, "softmax", place.softmax) for place in (torch, torch.Tensor)]
     try:
         for place, name, usual in before:
             setattr(place, name, (in_own_precision if name == "softmax" else keeps)(usual))
