@@ -220,9 +220,9 @@ class LatentAttentionShape(AttentionShape):
         """Latent vectors before and after their norm; those after it as a first matmul's input."""
         rows, size = sizes.stream_rows, sizes.itemsize
         if not self.q_rank:  # two matmuls read x, one its own tokens and one all of them
-            config, always = sizes.config, sizes.copies_taken
-            once = config.gathers_again and config.model.block.norm_order != "pre"
-            copies = (by("none") if always else {}) | ({} if once else by("attention"))
+            config = sizes.config
+            named = config.gathers_again and config.model.block.norm_order == "pre"
+            copies = SOME if sizes.copies_taken else by("attention") if named else {}
             yield Kept("x beside its tokens on all devices", sizes.stream, copies)
         for each in self.compressed.values():
             yield Kept("a latent vector before its norm", rows * each.rank * size, MOST)

@@ -87,7 +87,9 @@ def _read_scale(config: Json) -> Json:
     if not given or kind == "default":
         return {"attention_scale": None}
     if kind != "yarn":
-        raise UserError(f"{SCALE}={quoted(given)} with rope_type={quoted(kind)}; use a model with yarn")
+        raise UserError(
+            f"{SCALE}={quoted(given)} with rope_type={quoted(kind)}; use a model with yarn"
+        )
     factor, share = number("factor", values.get("factor")), number(SCALE, given)
     return {"attention_scale": _scale(config, 0.1 * share * math.log(max(factor, 1.0)) + 1)}
 
