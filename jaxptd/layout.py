@@ -63,8 +63,8 @@ class Layout:
         dp: data-parallel replicas; each takes a share of the batch.
         cp: devices that split each sequence, with ring attention (context parallel), or each image,
             in strips.
-        ulysses: devices that split each sequence as cp does, but heads instead in attention, with
-            all-to-alls around it. Together with cp, each of them has a ring for its heads.
+        ulysses: devices that split each sequence as along cp, but in attention its heads instead,
+            by all-to-alls before and after. With cp, each has a ring for its heads.
         tp: devices that shard each weight matrix along one dimension (Megatron). Either this or
             row x col.
         row: rows of the grid that shards every matrix in blocks; also shards the sequence.

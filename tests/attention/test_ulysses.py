@@ -8,9 +8,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
+from jaxptd.attention.attend import Ring
 from jaxptd.attention.ulysses import to_heads, to_tokens
 from jaxptd.costs.collective import Collective, add_up, subtract
-from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.mesh import SEQUENCE_AXES, Axis, Layout, make_mesh
 from tests.test_ring_attention import B, Case, H, T, both_ways, hold, moved, only_forward
 
 
@@ -70,6 +71,17 @@ def test_tokens_return_to_their_devices() -> None:
         out_specs=P(Axis.ULYSSES),
     )
     np.testing.assert_array_equal(jax.jit(both)(x_TNH), x_TNH)
+
+
+def test_tokens_are_those_of_a_ring_cut_further() -> None:
+    ring = Ring(Axis.CP, "zigzag", Axis.ULYSSES)
+    found = jax.shard_map(
+        lambda: ring.positions_along(Axis.CP, 4),
+        mesh=make_mesh(Layout(cp=2, ulysses=2)),
+        in_specs=(),
+        out_specs=P(SEQUENCE_AXES),
+    )()
+    np.testing.assert_array_equal(found, ring.order(16, 2))
 
 
 def test_heads_that_do_not_split_are_refused() -> None:

@@ -67,7 +67,7 @@ def without_cache() -> list[list[int]]:
         logits,
         mesh=program.mesh,
         in_specs=ins,
-        out_specs=P(("dp", "ep"), "cp", "tp"),
+        out_specs=P(("dp", "ep"), ("cp", "ulysses"), "tp"),
         check_vma=True,
     )
     run, source = jax.jit(whole), np.zeros((2, 16), np.int32)
