@@ -13,7 +13,7 @@ import numpy as np
 from jaxptd.config.checks import Section, require_divides, require_not_negative, require_positive
 from jaxptd.config.images import SWIN, SWIN_UNET, check_images
 from jaxptd.config.latent import Latent, check_latent
-from jaxptd.config.moe import MoE
+from jaxptd.config.moe import DEEPSEEK_V2, DEEPSEEK_V3, MoE
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
@@ -337,10 +337,6 @@ _OLMO = _LLAMA | {
 _QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
 _DOTS1 = MoE(128, 6, 1408, 2 * 1408, score="sigmoid", scale=2.5, first_dense=1)
 _DEEPSEEK = _LLAMA | {"norm_eps": 1e-6, "latent": Latent()}
-_DEEPSEEK_V2 = MoE(160, 6, 1536, 2 * 1536, normalize=False, scale=16.0, first_dense=1)
-_DEEPSEEK_V2 = dataclasses.replace(_DEEPSEEK_V2, num_groups=8, top_groups=3, group_score="best")
-_DEEPSEEK_V3 = MoE(256, 8, 2048, 2048, score="sigmoid", scale=2.5, first_dense=3)
-_DEEPSEEK_V3 = dataclasses.replace(_DEEPSEEK_V3, num_groups=8, top_groups=4)
 _GRANITE = {
     "norm_eps": 1e-6,
     "attention_scale": 1 / 64,
@@ -367,8 +363,8 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "olmo3": _OLMO,
     "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
-    "deepseek_v2": _DEEPSEEK | {"moe": _DEEPSEEK_V2},
-    "deepseek_v3": _DEEPSEEK | {"moe": _DEEPSEEK_V3},
+    "deepseek_v2": _DEEPSEEK | {"moe": DEEPSEEK_V2},
+    "deepseek_v3": _DEEPSEEK | {"moe": DEEPSEEK_V3},
 }
 SECTIONS = ("rope", "encoder_decoder", "images", "moe", "latent")  # of `ModelConfig`
 

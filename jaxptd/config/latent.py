@@ -10,10 +10,19 @@ from typing import Any
 from jaxptd.config.checks import Section, require_not_negative, require_positive
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
-from jaxptd.layout import Layout
 
 NAME = "model.latent"
 EPSILON = 1e-6  # of the norms of latent vectors, in published code whatever model.norm_eps is
+
+# What it has in place of options of other attention.
+_WORDS = {
+    "num_kv_heads": "as many heads of keys and values as of queries",
+    "head_size": "the head size nope_size + rope_size",
+    "qk_norm": "norms of latent vectors instead",
+    "linear_bias": "no biases yet",
+    "positions": "rotary positions",
+    "products": "no 8-bit products yet",
+}
 
 
 @named_fields
@@ -46,8 +55,8 @@ class Latent(Section):
             )
         if self.value_size > self.head_size:
             raise UserError(
-                f"{NAME}.value_size={self.value_size} is more than {NAME}.nope_size + rope_size="
-                f"{self.head_size}; kernels take values as wide as keys, so use {self.head_size} or less"
+                f"{NAME}.value_size={self.value_size}: attention takes values no wider than keys; "
+                f"use {NAME}.nope_size + rope_size={self.head_size} or less"
             )
 
     @property
@@ -58,9 +67,8 @@ class Latent(Section):
 
 def check_latent(model: Any) -> None:
     """Raises UserError for options that latent attention lacks; model: a `ModelConfig` with it."""
-    heads, options = model.num_heads, model.block
     plain = {
-        "num_kv_heads": (None, heads),
+        "num_kv_heads": (None, model.num_heads),
         "head_size": (None,),
         "qk_norm": (None, False),
         "linear_bias": (None, "none"),
@@ -71,6 +79,6 @@ def check_latent(model: Any) -> None:
         value = getattr(model, name)
         if value not in allowed:
             raise UserError(
-                f"model.{name}={quoted(value)} with {NAME}: latent attention has no such option; "
-                "leave it out"
+                f"model.{name}={quoted(value)} with {NAME}: latent attention has "
+                f"{_WORDS[name]}; leave it out"
             )

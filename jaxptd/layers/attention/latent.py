@@ -15,14 +15,18 @@ Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.attention.attend import AttentionInputs
 from jaxptd.collectives import alike
 from jaxptd.config import ModelConfig
-from jaxptd.layers.attention.self_attention import Cache, SelfAttention
+from jaxptd.config.block import rotations
+from jaxptd.layers.attention.self_attention import Cache, SelfAttention, of_layer, rotate
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import INIT, ColumnParallelLinear, declare
 from jaxptd.layers.norm import LatentNorm
@@ -106,26 +110,45 @@ class LatentAttention(SelfAttention):
         """One latent vector and one rotated key of a token, for all heads."""
         return (1, self.shape.kv_rank), (1, self.shape.rope_size)
 
-    def queries_keys_values(
-        self, x_BTD: Array, token_info: TokenInfo
-    ) -> tuple[Array, Array, Array]:
+    @jax.named_scope("attention")
+    def __call__(
+        self,
+        x_BTD: Array,
+        token_info: TokenInfo,
+        cache: Cache | None,
+        *,
+        bias_NR: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """Maps the residual stream to attention's output, as `SelfAttention` does.
+
+        Args:
+            x_BTD: the residual stream, sharded as it is there; so is the output.
+            token_info: its tokens, and the seed for dropout of this layer's probabilities.
+            cache: latent vectors and rotated keys of the tokens before these, or None.
+            bias_NR: as in `SelfAttention`.
+        """
         q_BTNH = self._queries(x_BTD, token_info)
         latent_BTR, rope_BT1H = self._latent(x_BTD, token_info)
-        nope_BTNH, v_BTNH = lax.split(self.kv_up(latent_BTR), self._kv_sizes, 3)
-        rope_BT1H = checkpoint_name(self.tensor_parallel.for_heads(rope_BT1H), SAVED_MATMUL_OUT)
-        rope_BTNH = jnp.broadcast_to(rope_BT1H, (*nope_BTNH.shape[:3], self.shape.rope_size))
-        k_BTNH = jnp.concatenate([nope_BTNH, rope_BTNH], -1)
-        padding = self.shape.head_size - self.shape.value_size
-        return q_BTNH, k_BTNH, jnp.pad(v_BTNH, [(0, 0)] * 3 + [(0, padding)])
-
-    def output(self, o_BTNH: Array) -> Array:
-        """Attention's output without the padding of values -> the layer's output."""
-        return self.out(o_BTNH[..., : self.shape.value_size])
-
-    @property
-    def _kv_sizes(self) -> tuple[int, int]:
-        """Elements of a head in what W_kv yields: of keys and of values."""
-        return self.shape.nope_size, self.shape.value_size
+        every = self.windowed
+        windowed = None if every is None else of_layer(np.array(every), token_info)
+        if cache is None:
+            k_BTNH, v_BTNH = self._keys_values(latent_BTR, rope_BT1H)
+            segment = token_info.segment_BCT
+            seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
+            sink_N = None if self.sinks is None else self.sinks[...]
+            o_BTNH = self.tensor_parallel.attend(
+                q_BTNH,
+                k_BTNH,
+                v_BTNH,
+                AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N),
+                kernel=self.kernel,
+                scores=self.scores,
+            )
+            o_BTNH = o_BTNH[..., : self.shape.value_size]
+        else:
+            cache = cache.append(latent_BTR[:, :, None], rope_BT1H)
+            o_BTNH = self._attend_latent(q_BTNH, cache, token_info, bias_NR, windowed)
+        return self.out(o_BTNH), cache
 
     def _queries(self, x_BTD: Array, token_info: TokenInfo) -> Array:
         """The queries of this device's heads, their last elements rotated."""
@@ -134,9 +157,8 @@ class LatentAttention(SelfAttention):
             q_BTNH = self.q(x_BTD)
         else:
             q_BTNH = self.q_up(self.q_latent(x_BTD)[0])
-        sizes = self.shape.nope_size, self.shape.rope_size
-        nope_BTNH, rope_BTNH = lax.split(q_BTNH, sizes, 3)
-        rope_BTNH = self.rotated(rope_BTNH, token_info.position_T, token_info)
+        nope_BTNH, rope_BTNH = lax.split(q_BTNH, self._q_sizes, 3)
+        rope_BTNH = self._rotated(rope_BTNH, token_info.position_T, token_info)
         return jnp.concatenate([nope_BTNH, rope_BTNH], -1)
 
     def _latent(self, x_BTD: Array, token_info: TokenInfo) -> tuple[Array, Array]:
@@ -144,28 +166,48 @@ class LatentAttention(SelfAttention):
         latent_BTR, rope_BTH = self.kv_latent(x_BTD)
         tokens = self.tensor_parallel.axes.tokens
         position_T = block_along(token_info.position_T, tokens, 0)
-        return latent_BTR, self.rotated(rope_BTH[:, :, None], position_T, token_info)
+        return latent_BTR, self._rotated(rope_BTH[:, :, None], position_T, token_info)
 
-    def with_cache(
+    def _rotated(self, x_BTNH: Array, position_T: Array, token_info: TokenInfo) -> Array:
+        """The part of queries or keys that positions rotate, rotated."""
+        turns, length = (of_layer(each, token_info) for each in rotations(self.config))
+        number_H = jnp.arange(self.shape.rope_size, dtype=jnp.int32)
+        return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
+
+    def _keys_values(self, latent_BTR: Array, rope_BT1H: Array) -> tuple[Array, Array]:
+        """Keys and padded values of this device's heads, of all tokens."""
+        nope_BTNH, v_BTNH = lax.split(self.kv_up(latent_BTR), self._kv_sizes, 3)
+        rope_BT1H = checkpoint_name(self.tensor_parallel.for_heads(rope_BT1H), SAVED_MATMUL_OUT)
+        rope_BTNH = jnp.broadcast_to(rope_BT1H, (*nope_BTNH.shape[:3], self.shape.rope_size))
+        padding = self.shape.head_size - self.shape.value_size
+        v_BTNH = jnp.pad(v_BTNH, [(0, 0)] * 3 + [(0, padding)])
+        return jnp.concatenate([nope_BTNH, rope_BTNH], -1), v_BTNH
+
+    def _attend_latent(
         self,
-        x_BTD: Array,
-        token_info: TokenInfo,
+        q_BTNH: Array,
         cache: Cache,
-        *,
+        token_info: TokenInfo,
         bias_NR: Array | None,
         windowed: Array | None,
-    ) -> tuple[Array, Cache]:
-        """Attends to latent vectors: q W_k^T to c_kv, whose weighted sum times W_v is the output."""
-        latent_BTR, rope_BT1H = self._latent(x_BTD, token_info)
-        cache = cache.append(latent_BTR[:, :, None], rope_BT1H)
-        q_BTNH = self._queries(x_BTD, token_info)
-        w_RNH = self.kv_up.w[...].astype(x_BTD.dtype)
-        q_BTNH, w_RNH = alike(q_BTNH, w_RNH)
+    ) -> Array:
+        """Attends to cached vectors: a sum of them, weighted by q W_k^T c_kv, times W_v."""
+        q_BTNH, w_RNH = alike(q_BTNH, self.kv_up.w[...].astype(q_BTNH.dtype))
         of_keys_RNH, of_values_RNH = lax.split(w_RNH, self._kv_sizes, 2)
-        nope_BTNH, rope_BTNH = lax.split(q_BTNH, (self.shape.nope_size, self.shape.rope_size), 3)
-        to_latent = jnp.einsum("BTNH,RNH->BTNR", nope_BTNH, of_keys_RNH)
-        query = jnp.concatenate([to_latent, rope_BTNH], -1)
+        nope_BTNH, rope_BTNH = lax.split(q_BTNH, self._q_sizes, 3)
+        to_latent_BTNR = jnp.einsum("BTNH,RNH->BTNR", nope_BTNH, of_keys_RNH)
+        query = jnp.concatenate([to_latent_BTNR, rope_BTNH], -1)
         key = jnp.concatenate([cache.k, cache.v], -1)
-        o_BTNR = self._attend_cache(query, (key, key), token_info, bias_NR, windowed)
-        o_BTNR = o_BTNR[..., : self.shape.kv_rank]
-        return jnp.einsum("BTNR,RNH->BTNH", o_BTNR, of_values_RNH), cache
+        both = cache._replace(k=key, v=key)
+        o_BTNR = self._attend_cache(query, both, token_info, bias_NR, windowed)
+        return jnp.einsum("BTNR,RNH->BTNH", o_BTNR[..., : self.shape.kv_rank], of_values_RNH)
+
+    @property
+    def _q_sizes(self) -> tuple[int, int]:
+        """Elements of a head of queries: those without positions, and those that are rotated."""
+        return self.shape.nope_size, self.shape.rope_size
+
+    @property
+    def _kv_sizes(self) -> tuple[int, int]:
+        """Elements of a head in what W_kv yields: of keys and of values."""
+        return self.shape.nope_size, self.shape.value_size

@@ -67,30 +67,6 @@ class SelfAttention(Heads):
             bias_NR: added to the scores of this device's heads, by distance: entry R // 2 + key -
                 query; or None.
         """
-        if cache is None:
-            q_BTNH, k_BTKH, v_BTKH = self.queries_keys_values(x_BTD, token_info)
-            segment = token_info.segment_BCT
-            seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
-            sink_N = None if self.sinks is None else self.sinks[...]
-            o_BTNH = self.tensor_parallel.attend(
-                q_BTNH,
-                k_BTKH,
-                v_BTKH,
-                AttentionInputs(
-                    segment, segment, seed, bias_NR, self._windowed(token_info), sink_N
-                ),
-                kernel=self.kernel,
-                scores=self.scores,
-            )
-            return self.output(o_BTNH), None
-        more: Any = {"bias_NR": bias_NR, "windowed": self._windowed(token_info)}
-        o_BTNH, cache = self.with_cache(x_BTD, token_info, cache, **more)
-        return self.output(o_BTNH), cache
-
-    def queries_keys_values(
-        self, x_BTD: Array, token_info: TokenInfo
-    ) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of this device's heads, as attention takes them."""
         linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
         q_BTNH, k_BTKH, v_BTKH = multiply(x_BTD, *linears)
         if isinstance(self.q_norm, WholeNorm):  # of all heads, before keys are gathered
@@ -100,32 +76,26 @@ class SelfAttention(Heads):
         if self.gathers_kv:
             k_BTKH, v_BTKH = self.own_keys_values(k_BTKH, v_BTKH)
         q_BTNH = self._placed(q_BTNH, self.q_norm, token_info)
-        return q_BTNH, self._placed(k_BTKH, self.k_norm, token_info), v_BTKH
-
-    def with_cache(
-        self,
-        x_BTD: Array,
-        token_info: TokenInfo,
-        cache: Cache,
-        *,
-        bias_NR: Array | None,
-        windowed: Array | None,
-    ) -> tuple[Array, Cache]:
-        """Attention of x's tokens to all so far, and the cache with x's."""
-        made = self.queries_keys_values(x_BTD, token_info)
-        q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in made)
-        cache = cache.append(k_BTKH, v_BTKH)
-        keys_values = cache.k, cache.v
-        return self._attend_cache(q_BTNH, keys_values, token_info, bias_NR, windowed), cache
-
-    def output(self, o_BTNH: Array) -> Array:
-        """Attention's output -> the layer's output, as the residual stream is sharded."""
-        return self.out(o_BTNH)
-
-    def _windowed(self, token_info: TokenInfo) -> Array | None:
-        """Whether this layer has the window, if layers differ."""
+        k_BTKH = self._placed(k_BTKH, self.k_norm, token_info)
         every = self.windowed
-        return None if every is None else of_layer(np.array(every), token_info)
+        windowed = None if every is None else of_layer(np.array(every), token_info)
+        sink_N = None if self.sinks is None else self.sinks[...]
+        if cache is None:
+            segment = token_info.segment_BCT
+            seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
+            o_BTNH = self.tensor_parallel.attend(
+                q_BTNH,
+                k_BTKH,
+                v_BTKH,
+                AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N),
+                kernel=self.kernel,
+                scores=self.scores,
+            )
+        else:
+            q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in (q_BTNH, k_BTKH, v_BTKH))
+            cache = cache.append(k_BTKH, v_BTKH)
+            o_BTNH = self._attend_cache(q_BTNH, cache, token_info, bias_NR, windowed)
+        return self.out(o_BTNH), cache
 
     def _placed(
         self, x_BTNH: Array, norm: HeadNorm | WholeNorm | None, token_info: TokenInfo
@@ -136,31 +106,26 @@ class SelfAttention(Heads):
         if options.rope is None:
             return x_BTNH
         position_T = block_along(token_info.position_T[None], axes.logit_tokens, 1)[0]
-        return self.rotated(x_BTNH, position_T, token_info)
-
-    def rotated(self, x_BTNH: Array, position_T: Array, token_info: TokenInfo) -> Array:
-        """Queries or keys, or the part of their elements that rotates, rotated by position."""
-        number_H = self.tensor_parallel.axes.local_head_numbers(x_BTNH.shape[-1])
+        number_H = axes.local_head_numbers(x_BTNH.shape[-1])
         turns, length = (of_layer(each, token_info) for each in rotations(self.config))
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
 
     def _attend_cache(
         self,
         q_BTNH: Array,
-        keys_values: tuple[Array, Array],
+        cache: Cache,
         token_info: TokenInfo,
         bias_NR: Array | None,
         windowed: Array | None,
     ) -> Array:
         """Attends from a text's last tokens to all cached keys, but not to padding."""
-        k_BSKH, v_BSKH = keys_values
-        key_S = jnp.arange(k_BSKH.shape[1], dtype=jnp.int32)
+        key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
         segment = token_info.segment_BCT
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
         coordinates = ScoreCoordinates(token_info.position_T, key_S)
         coordinates = coordinates._replace(bias_NR=bias_NR, key_segment_BS=every, windowed=windowed)
         return self.attend_whole(
-            q_BTNH, k_BSKH, v_BSKH, coordinates=coordinates, scores=self.scores
+            q_BTNH, cache.k, cache.v, coordinates=coordinates, scores=self.scores
         )
 
 

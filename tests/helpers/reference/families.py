@@ -133,7 +133,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "qwen2_moe": _QWEN2,
     "qwen3": {**_QWEN2, "qk_norm": True},
     "qwen3_moe": {**_QWEN2, "qk_norm": True},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), {**_LLAMA, "eps": 1e-6}),
+    "deepseek_v2": {**_LLAMA, "eps": 1e-6},
+    "deepseek_v3": {**_LLAMA, "eps": 1e-6},
     "bert": {"norm": "layernorm", "eps": 1e-12, "activation": "gelu", "post": True},
     "t5": {"norm": "rmsnorm", "eps": 1e-6, "activation": "relu", "scale": 1.0},
 }
