@@ -19,13 +19,14 @@ from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCAT
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.layout import Axis
-from jaxptd.parts.attention import AttentionShape, HeadSizes
+from jaxptd.parts.attention import AttentionBytes, AttentionShape, HeadSizes
 from jaxptd.parts.cross_attention import SOURCE_ROUNDS
 from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside, latent_norm
 from jaxptd.parts.part import BACKWARD, FORWARD, Product
 from jaxptd.parts.projections import Projections
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
+from jaxptd.parts.working import PairBytes
 from jaxptd.shapes import ParamShape
 
 
@@ -246,6 +247,19 @@ class LatentAttentionShape(AttentionShape):
         if self.cuts_output:
             taken = sizes.rows * self.second(sizes) * sizes.itemsize // sizes.matrix_shards
             yield Kept("attention's output without padding", taken, by("none"))
+
+    def pair_bytes(self, sizes: Sizes) -> PairBytes:
+        """Those of attention, with latent vectors beside what the first matmuls yield."""
+        own, size = HeadSizes(self, sizes), sizes.itemsize
+        queries = sizes.tokens * size * own.inner // sizes.matrix_shards
+        made = sizes.tokens * size * self.first(sizes) // sizes.matrix_shards
+        vectors = sum(each.columns for each in self.compressed.values())
+        vectors *= (sizes.stream_rows + sizes.tokens) * size
+        joined = queries + own.taken_kv  # rotated, and values padded
+        core, scores = self._core_bytes(own, queries, own.taken_kv), not sizes.is_fused
+        found = AttentionBytes.of(self, sizes, first=made + vectors, core=core + joined)
+        largest = max(self.first_weights, self.hidden * self.inner) * size // sizes.matrix_shards
+        return dataclasses.replace(found, weight=0 if sizes.casts else largest, has_scores=scores)
 
     # ---- bytes sent ----------------------------------------------------------------------------
 
