@@ -9,7 +9,7 @@ import pytest
 
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import FAMILIES, Tensors, bert, experts, gpt2, llama, t5
+from jaxptd.hf.families import FAMILIES, Tensors, bert, deepseek, experts, gpt2, llama, t5
 from jaxptd.hf.mapping import rules_of
 
 L, D, F, N, K, H, V, T, E = 3, 10, 14, 4, 2, 6, 13, 8, 4
@@ -117,6 +117,20 @@ SHAPES = {
         {"blocks.attention.q_norm.w": (L, N, H), "blocks.attention.k_norm.w": (L, K, H)},
     ),
     "granitemoe": (experts.GRANITE_TENSORS, EXPERTS),
+    "deepseek_v3": (
+        deepseek.V3_TENSORS,
+        {
+            "blocks.attention.q_latent.w": (L, D, 8),
+            "blocks.attention.q_latent.norm.w": (L, 8),
+            "blocks.attention.q_up.w": (L, 8, N, H),
+            "blocks.attention.kv_latent.w": (L, D, 9),
+            "blocks.attention.kv_latent.norm.w": (L, 7),
+            "blocks.attention.kv_up.w": (L, 7, N, 5),
+            "blocks.attention.out.w": (L, N, 3, D),
+            "blocks.mlp.router.load_bias": (L, E),
+        },
+    ),
+    "deepseek_v2": (deepseek.V2_TENSORS, {"blocks.attention.q.w": (L, D, N, H)}),
     "qwen3_moe-fused": (fused(experts.QWEN3_TENSORS), OF_EXPERTS),
 }
 CASES = [
@@ -267,6 +281,8 @@ def test_every_family_has_tensors() -> None:
         "olmoe",
         "olmo2",
         "olmo3",
+        "deepseek_v2",
+        "deepseek_v3",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]
