@@ -82,3 +82,8 @@ def check_latent(model: Any) -> None:
                 f"model.{name}={quoted(value)} with {NAME}: latent attention has "
                 f"{_WORDS[name]}; leave it out"
             )
+    if model.moe and model.moe.upcycle:
+        raise UserError(
+            f"model.moe.upcycle=true with {NAME}: no dense model has latent attention; leave upcycle "
+            "out"
+        )
