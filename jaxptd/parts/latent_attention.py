@@ -210,7 +210,7 @@ class LatentAttentionShape(AttentionShape):
     # ---- bytes saved for backward --------------------------------------------------------------
 
     def taken(self, sizes: Sizes) -> int:
-        """The layer's own tokens; without a latent vector of queries also all, as elsewhere."""
+        """Bytes of the layer's own tokens; if queries are computed from x, as elsewhere."""
         return sizes.stream if self.q_rank else sizes.taken
 
     def kept(self, sizes: Sizes) -> Iterator[Kept]:
@@ -222,8 +222,10 @@ class LatentAttentionShape(AttentionShape):
         rows, size = sizes.stream_rows, sizes.itemsize
         if not self.q_rank:  # two matmuls read x, one its own tokens and one all of them
             config = sizes.config
-            named = config.gathers_again and config.model.block.norm_order == "pre"
-            copies = SOME if sizes.copies_taken else by("attention") if named else {}
+            # Whether x is a norm's output, and has a name of its own.
+            normed = config.model.block.norm_order not in ("post", "output")
+            again = by("attention") if normed and config.gathers_again else {}
+            copies = SOME if sizes.copies_taken else again
             yield Kept("x beside its tokens on all devices", sizes.stream, copies)
         for each in self.compressed.values():
             yield Kept("a latent vector before its norm", rows * each.rank * size, MOST)
