@@ -84,6 +84,6 @@ def check_latent(model: Any) -> None:
             )
     if model.moe and model.moe.upcycle:
         raise UserError(
-            f"model.moe.upcycle=true with {NAME}: no dense model has latent attention; leave upcycle "
-            "out"
+            f"model.moe.upcycle=true with {NAME}: no dense model has latent attention; leave "
+            "upcycle out"
         )
