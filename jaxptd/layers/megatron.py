@@ -73,9 +73,6 @@ class Base1D(TensorParallel):
         x, w = both_gradients(x, w.astype(x.dtype))  # the matmul's gradient is rounded to it
         return matmul(self.gather_input(x, Axis.TP), w, 1)
 
-    def for_heads(self, x: Array) -> Array:
-        return self.gather_input(x, Axis.TP)
-
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/tp, D] -> x: each device adds the rows it has."""
         return self.reduce_output(local_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)

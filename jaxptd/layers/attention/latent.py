@@ -177,7 +177,9 @@ class LatentAttention(SelfAttention):
     def _keys_values(self, latent_BTR: Array, rope_BT1H: Array) -> tuple[Array, Array]:
         """Keys and padded values of this device's heads, of all tokens."""
         nope_BTNH, v_BTNH = lax.split(self.kv_up(latent_BTR), self._kv_sizes, 3)
-        rope_BT1H = checkpoint_name(self.tensor_parallel.for_heads(rope_BT1H), SAVED_MATMUL_OUT)
+        rope_BT1H = checkpoint_name(
+            self.tensor_parallel.axes.for_heads(rope_BT1H), SAVED_MATMUL_OUT
+        )
         rope_BTNH = jnp.broadcast_to(rope_BT1H, (*nope_BTNH.shape[:3], self.shape.rope_size))
         padding = self.shape.head_size - self.shape.value_size
         v_BTNH = jnp.pad(v_BTNH, [(0, 0)] * 3 + [(0, padding)])
