@@ -153,10 +153,12 @@ FamilyName = Literal[
     "olmoe",
     "olmo2",
     "olmo3",
+    "gemma2",
+    "gemma3_text",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
-NormOrder = Literal["pre", "post", "output"]
+NormOrder = Literal["pre", "post", "output", "both"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "relative", "none"]
@@ -224,8 +226,8 @@ class BlockOptions:
         norm: kind of the norms.
         norm_eps: added to the variance.
         kernels: of the norms of the residual stream and of the activation.
-        norm_order: norms of what enters a pair of products, of each residual sum, or of what a pair
-            adds to the residual stream.
+        norm_order: norms of what enters a pair of products, of each residual sum, of what a pair
+            adds to the residual stream, or of what enters and of what it adds.
         activation: of the MLP.
         gated: whether the MLP has a gate.
         linear_bias: which products have a bias.
@@ -329,6 +331,12 @@ _OLMO = _LLAMA | {
     "qk_norm": "whole",
     "rope": Rope(5e5),
 }
+_GEMMA = _LLAMA | {
+    "norm_eps": 1e-6,
+    "norm_order": "both",
+    "activation": "gelu-tanh",
+    "embedding_scale": None,  # hidden_size ** 0.5
+}
 _QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
 _DOTS1 = MoE(128, 6, 1408, 2 * 1408, score="sigmoid", scale=2.5, first_dense=1)
 _GRANITE = {
@@ -355,6 +363,8 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "olmoe": _LLAMA | {"qk_norm": "whole", "moe": MoE(64, 8, normalize=False)},
     "olmo2": _OLMO,
     "olmo3": _OLMO,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA | {"qk_norm": True, "rope": Rope(1e6)},
     "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
 }
@@ -397,6 +407,7 @@ def block_options(model: Any) -> BlockOptions:
     }
     head_size = model.head_size or model.hidden_size // model.num_heads
     attention_scale = options.pop("attention_scale") or head_size**-0.5
+    embedding_scale = options.pop("embedding_scale") or model.hidden_size**0.5
     relative, output_scale = None, 1.0
     if both := model.encoder_decoder:
         relative = Relative(both.relative_buckets, both.relative_distance)
@@ -411,6 +422,7 @@ def block_options(model: Any) -> BlockOptions:
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_size=head_size,
         attention_scale=attention_scale,
+        embedding_scale=embedding_scale,
         window=model.window,
         output_scale=output_scale,
         looped=looped,

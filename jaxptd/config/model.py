@@ -54,8 +54,8 @@ class ModelConfig:
         norm: layernorm or rmsnorm; null is the family's.
         norm_eps: added to the variance; null is the family's.
         norm_order: pre normalises the input of attention and of the MLP, and x at the end; output
-            their output, and x at the end; post each sum with their output, and x at the beginning;
-            null is the family's.
+            their output, and x at the end; both their input, their output, and x at the end; post
+            each sum with their output, and x at the beginning; null is the family's.
         activation: function inside the MLP; null is the family's.
         gated: gated MLP, act(x w_gate) * (x w_up); null is the family's.
         linear_bias: biases of all matmuls, of qkv only, or none; null is the family's.
@@ -71,7 +71,8 @@ class ModelConfig:
         attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5,
             1 / 64 in granitemoe).
         attention_softcap: caps attention scores, as limit * tanh(scores / limit); null does not.
-        embedding_scale: factor on x after the embedding; null is the family's.
+        embedding_scale: factor on x after the embedding; null is the family's (hidden_size ** 0.5
+            in gemma2 and gemma3_text).
         residual_scale: factor on what attention and MLP add to the residual stream; null is the
             family's.
         logit_divisor: divides logits; null is the family's.

@@ -15,7 +15,8 @@ ODD = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 GROUPS = {"family": "qwen3", "num_kv_heads": 2, "head_size": 6, "tie_embeddings": False}
 BIASES = {"family": "qwen2", "num_kv_heads": 1, "vocab_multiple": 32, "max_positions": None}
 POST = {"norm_order": "post", "linear_bias": "qkv", "max_positions": 12}
-MODELS = [{}, GROUPS, {"family": "bert"}, tiny.T5, {"family": "llama"}, BIASES, POST]
+GEMMA = {"family": "gemma3_text", "num_kv_heads": 2, "head_size": 6}
+MODELS = [{}, GROUPS, {"family": "bert"}, tiny.T5, {"family": "llama"}, BIASES, POST, GEMMA]
 LAYOUTS = [
     Layout(),
     Layout(tp=4),
@@ -33,6 +34,7 @@ PIPELINES = [
     (Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
     (Layout(pp=2, row=2, col=2, schedule="interleaved"), FOUR | {"family": "bert"}),
     slow(Layout(pp=4, tp=2), FOUR | POST),
+    slow(Layout(pp=2, tp=2), FOUR | GEMMA),
 ]
 CASES = [
     *by_turns(LAYOUTS, MODELS),

@@ -9,6 +9,8 @@ from one_device import FromZeros
 from reference.cases import (
     BERT,
     GATED_SHARE,
+    GEMMA2,
+    GEMMA3,
     GPT,
     LLAMA_3,
     MIXTRAL,
@@ -94,7 +96,12 @@ def hold(case: Case, layout: Layout) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [*(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3)), PATTERN, SINKS],
+    [
+        *(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3, GEMMA3)),
+        PATTERN,
+        SINKS,
+        GEMMA2,
+    ],
     ids=str,
 )
 def test_one_device_steps_as_the_reference(case: Case) -> None:
@@ -138,6 +145,7 @@ LAYOUTS = (
 )
 
 GATHERED = Layout(pp=2, cp=2, tp=2, ring="gather")
+OF_GEMMA = (*LAYOUTS, Layout(tp=4, sequence_parallel=True), Layout(cp=4), Layout(zero=3, dp=4))
 EXPERT_LAYOUTS = (
     Layout(ep=2, tp=2, sequence_parallel=True, zero=1),
     Layout(ep=4, zero=3),
@@ -154,6 +162,9 @@ EXPERT_LAYOUTS = (
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
         *(slow(PATTERN, each) for each in (*LAYOUTS, GATHERED)),
         *(slow(SINKS, each) for each in (*LAYOUTS, GATHERED) if not each.unfused_attention),
+        *(slow(GEMMA2, each) for each in (*OF_GEMMA, GATHERED) if not each.unfused_attention),
+        *(slow(GEMMA3, each) for each in (*OF_GEMMA, GATHERED)),
+        slow(GEMMA3, Layout(pp=2, tp=2, schedule="zb-v")),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),

@@ -81,6 +81,9 @@ class Options:
         norm: layernorm or rmsnorm.
         eps: added to the variance.
         post: whether norms come after the residual sums.
+        output: whether norms are of what attention and the MLP return, before it is added.
+        both: whether there are norms of these outputs as well as of inputs.
+        embedding_scale: factor for x after the embedding.
         activation: activation of the MLP.
         gated: whether the MLP has a gate.
         qk_norm: whether queries and keys are normalised.
@@ -108,6 +111,8 @@ class Options:
     activation: str
     post: bool = False
     output: bool = False
+    both: bool = False
+    embedding_scale: float = 1.0
     gated: bool = False
     qk_norm: bool = False
     rope: Rope | None = None
@@ -264,6 +269,8 @@ def added(x: Value, name: str, f: Callable, own: Part, options: Options, keep: C
         y = norm(f(x), own.part(name), options)
         return x + y * keep(y.shape)
     y = f(norm(x, own.part(name), options))
+    if options.both:
+        y = norm(y, own.part(name.replace("_norm", "_output_norm")), options)
     return x + y * keep(y.shape)
 
 
