@@ -38,6 +38,7 @@ class Rope(Section):
             interpolate, as [low, high]; null is [1, 4] for llama3 and [1, 32] for yarn.
         attention_factor: with yarn, factor on rotated queries and keys; null is yarn's own, 0.1
             ln(factor) + 1.
+        truncate: with yarn, whether interpolation begins and ends at whole pairs; null is true.
         window_theta: base of the wavelengths in layers with a window, which scaling does not
             stretch there; null is as in other layers.
         layers: which layers rotate, as a period that repeats, or an entry for each layer; null is
@@ -50,6 +51,7 @@ class Rope(Section):
     original_length: int | None = None
     range: tuple[float, ...] | None = None
     attention_factor: float | None = None
+    truncate: bool | None = None
     window_theta: float | None = None
     layers: tuple[bool, ...] | None = None
 
@@ -126,7 +128,10 @@ def _yarn(
         return size * math.log(length) / (2 * math.log(rope.theta))
 
     low, high = rope.turns
-    first, last = max(math.floor(pair_of(high)), 0), min(math.ceil(pair_of(low)), size - 1)
+    first, last = pair_of(high), pair_of(low)
+    if rope.truncate is not False:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
     number_P = np.arange(size // 2)
     scaled = np.clip((number_P - first) / ((last - first) or 1e-3), 0, 1)
     length = rope.attention_factor or 0.1 * math.log(max(rope.factor or 1, 1)) + 1
@@ -155,11 +160,13 @@ FamilyName = Literal[
     "olmo3",
     "gemma2",
     "gemma3_text",
+    "gpt_oss",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
 NormOrder = Literal["pre", "post", "output", "both"]
-Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "clamped-swiglu"]
+OF_GATES: frozenset[Activation] = frozenset({"clamped-swiglu"})  # functions of gate and up together
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "relative", "none"]
 QKNorm = bool | Literal["whole"]
@@ -346,6 +353,13 @@ _GRANITE = {
     "residual_scale": 0.22,
     "logit_divisor": 6.0,
 }
+_GPT_OSS = {
+    "activation": "clamped-swiglu",
+    "linear_bias": "all",
+    "rope": Rope(1.5e5),
+    "attention_sinks": True,
+    "moe": MoE(128, 4, router_bias=True),
+}
 # The defaults of each family, and the sections that it can have.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt": _GPT,
@@ -365,6 +379,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "olmo3": _OLMO,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA | {"qk_norm": True, "rope": Rope(1e6)},
+    "gpt_oss": _LLAMA | _GPT_OSS,
     "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
 }
@@ -452,6 +467,11 @@ def check_block(model: Any) -> None:
         raise UserError(
             "model.hidden_size=1 with model.norm=layernorm: one number minus its mean is 0, which "
             "erases every token; use model.hidden_size=2 or more"
+        )
+    if options.activation in OF_GATES and not options.gated:
+        raise UserError(
+            f"model.activation={options.activation} is of a gate and what it multiplies; use "
+            "model.gated=true, or another activation"
         )
     if options.rope and options.head_size % 2:
         raise UserError(
@@ -541,6 +561,7 @@ def _check_scaling(rope: Rope) -> None:
         "original_length": scaling in _RANGES,
         "range": scaling in _RANGES,
         "attention_factor": scaling == "yarn",
+        "truncate": scaling == "yarn",
     }
     for name, read in needs.items():
         value = getattr(rope, name)
@@ -549,7 +570,7 @@ def _check_scaling(rope: Rope) -> None:
                 f"model.rope.{name} has no effect with model.rope.scaling={scaling or 'null'}; "
                 "leave it out"
             )
-        if value is None and read and name not in ("range", "attention_factor"):
+        if value is None and read and name not in ("range", "attention_factor", "truncate"):
             raise UserError(f"model.rope.scaling={scaling} needs model.rope.{name}; set it")
     if scaling == "yarn" and rope.theta <= 1:
         raise UserError(

@@ -56,9 +56,12 @@ class ModelConfig:
         norm_order: pre normalises the input of attention and of the MLP, and x at the end; output
             their output, and x at the end; both their input, their output, and x at the end; post
             each sum with their output, and x at the beginning; null is the family's.
-        activation: function inside the MLP; null is the family's.
+        activation: function inside the MLP; clamped-swiglu, with gated, is min(g, 7) sigmoid(1.702
+            min(g, 7)) (clip(u, -7, 7) + 1) of the gate g and what it multiplies, u; null is the
+            family's.
         gated: gated MLP, act(x w_gate) * (x w_up); null is the family's.
-        linear_bias: biases of all matmuls, of qkv only, or none; null is the family's.
+        linear_bias: biases of all matmuls in layers, also of experts, of qkv only, or none; null is
+            the family's.
         positions: learned, rope (rotated queries and keys), relative (a bias of scores by
             distance, of encoder-decoders) or none; null is the family's.
         qk_norm: normalises queries and keys: true those of each head, whole those of all heads of a

@@ -113,8 +113,10 @@ def _options(config: Json) -> dict[str, Any]:
     if family is None:
         kind = quoted(config.get("model_type"))
         raise UserError(f"model_type={kind}; use a model of {', '.join(FAMILIES)}")
-    if config.get("quantization_config"):
-        raise UserError("the weights are quantized; use those in full precision")
+    if quantized := config.get("quantization_config"):
+        named = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        if named not in family.quantized:
+            raise UserError("the weights are quantized; use those in full precision")
     for key, value in {**_PLAIN, **family.fixed, **family.unwritten}.items():
         if config.get(key, value) != value:
             only = "null" if value is None else str(value).lower()

@@ -45,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": DECODER,
     "gemma2": DECODER,
     "gemma3_text": DECODER,
+    "gpt_oss": DECODER,
 }
 
 

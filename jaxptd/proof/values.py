@@ -73,6 +73,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.rope.original_length": (None, 4),
     "model.rope.range": (None, (1.0, 2.0)),
     "model.rope.attention_factor": (None, 1.5),
+    "model.rope.truncate": (None, False),
     "model.rope.window_theta": (None, 30.0),
     "model.rope.layers": (None, (True, False), (False, True, True)),
     "model.encoder_decoder.relative_buckets": (None, 8),

@@ -33,6 +33,7 @@ SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
 FIVE = {"num_layers": 5, "micro_batches": 4}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
+GPT_OSS = tiny.MOE | {"family": "gpt_oss", "window": 3, "window_layers": (True, False)}
 GEMMA = {"family": "gemma3_text", "num_kv_heads": 2, "window": 3, "window_layers": (True, False)}
 GEMMA |= {"rope.window_theta": 9.0, "logit_softcap": 2.0, "attention_softcap": 0.5}
 
@@ -159,6 +160,10 @@ SLOW = [
     *every(Layout(pp=2, tp=2), norm_order="output", **FIVE),
     *every(Layout(dp=2, zero=3), norm_order="output"),
     *every(Layout(ep=2, tp=2), norm_order="output", **MOE),
+    *every(Layout(ep=2, tp=2), **GPT_OSS),
+    *every(Layout(ep=2, tp=2, sequence_parallel=True), **GPT_OSS)[1:3],
+    *every(Layout(cp=2, tp=2, ring="gather"), **GPT_OSS)[:2],
+    *every(Layout(pp=2, ep=2, zero=2), **GPT_OSS | FIVE)[::2],
     *every(Layout(), **GEMMA),
     *every(Layout(tp=4), **GEMMA),
     *every(tiny.SEQUENCE_PARALLEL, **GEMMA | {"dropout": 0.1}),

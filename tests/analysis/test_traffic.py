@@ -127,6 +127,7 @@ OPTIONS = [
 LOSSES = {"moe.balance_loss": 0.1, "moe.z_loss": 0.1}
 SHARED = {"moe.shared_ffn_hidden_size": 8, "moe.first_dense": 1}
 EP_SP = Layout(ep=2, tp=4, sequence_parallel=True)
+BIASES = {"family": "gpt_oss", "linear_bias": "all"}
 EXPERTS = [
     (EP_SP, tiny.MOE | LOSSES | {"remat": "dots"}),
     (Layout(dp=2, ep=2, cp=2, zero=3), tiny.MOE | SHARED),
@@ -143,6 +144,12 @@ EXPERTS = [
     slow(Layout(pp=2, ep=2, cp=2, schedule="zb-h1"), FOUR | tiny.MOE | {"remat": "dots"}),
     slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | LOSSES),
     slow(Layout(pp=2, ep=2, schedule="interleaved"), FOUR | tiny.MOE | SHARED),
+    (Layout(ep=2, tp=2), tiny.MOE | BIASES),
+    slow(EP_SP, tiny.MOE | BIASES | SHARED | {"remat": "full"}),
+    slow(dataclasses.replace(EP_SP, experts="whole"), tiny.MOE | BIASES),
+    slow(dataclasses.replace(EP_SP, collective_matmul=True), tiny.MOE | BIASES),
+    slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | BIASES),
+    slow(Layout(pp=2, cp=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | BIASES),
 ]
 # One layer without a window makes blocks travel to all devices in every layer.
 PATTERN = {"window": 3, "window_layers": (True, False)}

@@ -53,6 +53,11 @@ GEMMA = (
     *("--model.window_layers=[true,false]", "--model.rope.window_theta=9"),
     *("--model.logit_softcap=0.5", "--model.attention_softcap=0.2"),
 )
+GPT_OSS = (
+    *("--model.family=gpt_oss", "--model.num_kv_heads=2", "--model.ffn_hidden_size=32"),
+    *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.window=5"),
+    "--model.window_layers=[true,false]",
+)
 BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
 ZERO3 = ("--layout.dp=2", "--layout.ep=2", "--layout.zero=3")
 EXPERTS = (
@@ -178,7 +183,8 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     ("model", "layout"),
     [
         (BY_LAYER, ()),
-        slow(GEMMA, ()),
+        *(slow(model, ()) for model in (GEMMA, GPT_OSS)),
+        *(slow(GPT_OSS, layout) for layout in (TP4, SEQUENCE, PIPELINE, CP2_TP2)),
         *(slow(model, x) for model in (BY_LAYER, GEMMA) for x in (TP4, GRID, PIPELINE, CP2_TP2)),
     ],
     ids=str,

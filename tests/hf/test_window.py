@@ -152,7 +152,7 @@ def test_what_a_family_does_not_have_is_not_written(kind: str, field: dict, line
         config_json(model, dtype="float32", tokenizer=ByteTokenizer())
 
 
-PATTERNED = ["olmo3", "gemma2", "gemma3_text"]  # see their own tests
+PATTERNED = ["olmo3", "gemma2", "gemma3_text", "gpt_oss"]  # see their own tests
 
 
 def test_every_family_has_its_windows() -> None:

@@ -12,6 +12,7 @@ from reference.cases import (
     GEMMA2,
     GEMMA3,
     GPT,
+    GPT_OSS,
     LLAMA_3,
     MIXTRAL,
     MORE,
@@ -114,7 +115,7 @@ def test_other_options_step_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 
 
-@pytest.mark.parametrize("case", [SIGMOIDS, *map(slow, WITH_EXPERTS[1:])], ids=str)
+@pytest.mark.parametrize("case", [SIGMOIDS, GPT_OSS, *map(slow, WITH_EXPERTS[2:])], ids=str)
 def test_experts_step_as_the_reference(case: Case) -> None:
     """Loads are compared with the gradients, and must match to the last token."""
     hold(case, Layout())
@@ -152,6 +153,15 @@ EXPERT_LAYOUTS = (
     Layout(ep=2, cp=2, zero=2),
     Layout(pp=2, dp=2, ep=2, schedule="zb-h1"),
 )
+OF_GPT_OSS = (
+    *EXPERT_LAYOUTS,
+    Layout(tp=4),
+    Layout(cp=4),
+    Layout(cp=2, tp=2, ring="gather", zero=3),
+    Layout(ep=2, tp=2, experts="whole"),
+    Layout(ep=2, tp=2, sequence_parallel=True, collective_matmul=True),
+    Layout(pp=2, tp=2, stage_layers=(1, 0, 1, 1), schedule="zb-v"),
+)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +176,7 @@ EXPERT_LAYOUTS = (
         *(slow(GEMMA3, each) for each in (*OF_GEMMA, GATHERED)),
         slow(GEMMA3, Layout(pp=2, tp=2, schedule="zb-v")),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
+        *(slow(GPT_OSS, each) for each in OF_GPT_OSS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),
     ],

@@ -9,6 +9,7 @@ from jaxptd.hf.families.experts import DOTS1, GRANITEMOE, MIXTRAL, OLMOE, QWEN2_
 from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.gemma import GEMMA2, GEMMA3_TEXT
 from jaxptd.hf.families.gpt2 import GPT2
+from jaxptd.hf.families.gpt_oss import GPT_OSS
 from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxptd.hf.families.olmo import OLMO2, OLMO3
 from jaxptd.hf.families.swin import SWIN
@@ -37,6 +38,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "olmo3": OLMO3,
         "gemma2": GEMMA2,
         "gemma3_text": GEMMA3_TEXT,
+        "gpt_oss": GPT_OSS,
     }
 )
 

@@ -47,6 +47,7 @@ _NONE: Json = {
     "rope.original_length": None,
     "rope.range": None,
     "rope.attention_factor": None,
+    "rope.truncate": None,
 }
 
 
@@ -167,11 +168,14 @@ def _factor(kind: str, values: Json, config: Json) -> float:
 
 
 def _yarn(values: Json, factor: float) -> Json:
+    """Where interpolation begins and ends, and the factor on rotated vectors, if not yarn's own."""
+    return ({} if values.get("truncate", True) else {"rope.truncate": False}) | _lengthened(
+        values, factor
+    )
+
+
+def _lengthened(values: Json, factor: float) -> Json:
     """The factor on rotated vectors, if it is not yarn's own."""
-    if not values.get("truncate", True):
-        raise UserError(
-            f"truncate={quoted(values['truncate'])} in {PARAMETERS}; use a model with truncate=true"
-        )
     given = {key: values.get(key) for key in _LENGTHS}
     if given["attention_factor"] is not None:
         return {"rope.attention_factor": number("attention_factor", given["attention_factor"])}
@@ -197,6 +201,7 @@ def write(model: ModelConfig) -> Json:
         scaling |= {LENGTH: option(model, "rope.original_length")} if ends else {}
         length = option(model, "rope.attention_factor")
         scaling |= {} if length is None else {"attention_factor": length}
+        scaling |= {"truncate": False} if option(model, "rope.truncate") is False else {}
         values[SCALING] = scaling | dict(zip(ENDS[kind], ends, strict=True))
     return values
 

@@ -327,7 +327,41 @@ ONE_OF_ALL = _experts(
     {"gated": False},
     "muon",
 )
-WITH_EXPERTS = (SIGMOIDS, MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF_ALL)
+# Biases of all matmuls, sinks, two kinds of layers, and a yarn whose ends are not whole pairs.
+_YARN = Rope(20.0, "yarn", 4.0, 64, 1.5, 6.0, whole=False)
+GPT_OSS = _experts(
+    "gpt_oss",
+    {
+        "num_experts": 4,
+        "top_k": 2,
+        "ffn_hidden_size": 10,
+        "shared_ffn_hidden_size": 12,
+        "z_loss": 0.25,
+        "chunk": 0.4,
+    },
+    {
+        "num_layers": 3,
+        "num_kv_heads": 2,
+        "head_size": 16,
+        "window": 3,
+        "window_layers": (True, False),
+        "tie_embeddings": False,
+        "rope.theta": 20.0,
+        "rope.scaling": "yarn",
+        "rope.factor": 4.0,
+        "rope.original_length": 64,
+        "rope.range": (1.5, 6.0),
+        "rope.truncate": False,
+    },
+    {
+        "layers": 3,
+        "head_size": 16,
+        "by_layer": ((3, _YARN), (None, _YARN), (3, _YARN)),
+        "tied": False,
+    },
+)
+OTHERS = (MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF_ALL)
+WITH_EXPERTS = (SIGMOIDS, GPT_OSS, *OTHERS)
 
 
 def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -134,6 +134,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "qwen2": _QWEN2,
     "qwen2_moe": _QWEN2,
     "qwen3": {**_QWEN2, "qk_norm": True},
+    "gpt_oss": {**_LLAMA, "activation": "clamped-swiglu", "rope": Rope(1.5e5)},
     "gemma2": _GEMMA,
     "gemma3_text": {**_GEMMA, "qk_norm": True, "rope": Rope(1e6)},
     "qwen3_moe": {**_QWEN2, "qk_norm": True},

@@ -241,11 +241,19 @@ def cross_attention(
     return linear(attend(q, (k, v), to, drop, options), own.part("out"), "BTNH,NHD->BTD")
 
 
+def clamped(gate: Value, up: Value) -> Value:
+    """The gate of gpt-oss: of numbers up to 7, and between -7 and 7."""
+    gate = (relu(gate * -1 + 7) - 7) * -1
+    up = relu(up + 7) - relu(up - 7) - 7
+    return gate * sigmoid(gate * 1.702) * (up + 1)
+
+
 def mlp(x: Value, own: Part, options: Options) -> Value:
-    act = ACTIVATIONS[options.activation]
+    act = ACTIVATIONS.get(options.activation)
     if options.gated:
         h = linear(x, own.part("up"), "BTD,DCF->BTCF")
-        h = act(h[:, :, 0]) * h[:, :, 1]
+        gate, up = h[:, :, 0], h[:, :, 1]
+        h = clamped(gate, up) if options.activation == "clamped-swiglu" else act(gate) * up
     else:
         h = act(linear(x, own.part("up"), "BTD,DF->BTF"))
     return linear(h, own.part("down"), "BTF,FD->BTD")
