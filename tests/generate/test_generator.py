@@ -29,6 +29,7 @@ TP2 = ("--layout.tp=2",)
 TP3 = ("--layout.tp=3",)  # pads heads
 TP4 = ("--layout.tp=4",)
 CP2_TP2 = ("--layout.cp=2", *TP2)
+ULYSSES = ("--layout.ulysses=2", *TP2)
 SEQUENCE = ("--layout.ep=2", "--layout.tp=2", "--layout.sequence_parallel=true")
 GRID = ("--layout.row=2", "--layout.col=2")
 PIPELINE = ("--layout.pp=2", "--layout.tp=2")
@@ -184,8 +185,12 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     [
         (BY_LAYER, ()),
         *(slow(model, ()) for model in (GEMMA, GPT_OSS)),
-        *(slow(GPT_OSS, layout) for layout in (TP4, SEQUENCE, PIPELINE, CP2_TP2)),
-        *(slow(model, x) for model in (BY_LAYER, GEMMA) for x in (TP4, GRID, PIPELINE, CP2_TP2)),
+        *(slow(GPT_OSS, x) for x in (TP4, SEQUENCE, PIPELINE, CP2_TP2)),
+        *(
+            slow(model, x)
+            for model in (BY_LAYER, GEMMA)
+            for x in (TP4, GRID, PIPELINE, CP2_TP2, ULYSSES)
+        ),
     ],
     ids=str,
 )

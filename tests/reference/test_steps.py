@@ -145,13 +145,23 @@ LAYOUTS = (
     Layout(pp=2, cp=2, schedule="zb-h1"),
 )
 
-GATHERED = Layout(pp=2, cp=2, tp=2, ring="gather")
-OF_GEMMA = (*LAYOUTS, Layout(tp=4, sequence_parallel=True), Layout(cp=4), Layout(zero=3, dp=4))
+SHARED_SEQUENCES = (
+    Layout(pp=2, cp=2, tp=2, ring="gather"),
+    Layout(cp=2, ulysses=2, tp=2, zero=2),
+)
+OF_GEMMA = (
+    *LAYOUTS,
+    *SHARED_SEQUENCES,
+    Layout(tp=4, sequence_parallel=True),
+    Layout(cp=4),
+    Layout(zero=3, dp=4),
+)
 EXPERT_LAYOUTS = (
     Layout(ep=2, tp=2, sequence_parallel=True, zero=1),
     Layout(ep=4, zero=3),
     Layout(ep=2, cp=2, zero=2),
     Layout(pp=2, dp=2, ep=2, schedule="zb-h1"),
+    Layout(ep=2, ulysses=2, tp=2),
 )
 OF_GPT_OSS = (
     *EXPERT_LAYOUTS,
@@ -170,10 +180,14 @@ OF_GPT_OSS = (
         (GPT, LAYOUTS[0]),
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
-        *(slow(PATTERN, each) for each in (*LAYOUTS, GATHERED)),
-        *(slow(SINKS, each) for each in (*LAYOUTS, GATHERED) if not each.unfused_attention),
-        *(slow(GEMMA2, each) for each in (*OF_GEMMA, GATHERED) if not each.unfused_attention),
-        *(slow(GEMMA3, each) for each in (*OF_GEMMA, GATHERED)),
+        *(slow(PATTERN, each) for each in (*LAYOUTS, *SHARED_SEQUENCES)),
+        *(
+            slow(SINKS, each)
+            for each in (*LAYOUTS, *SHARED_SEQUENCES)
+            if not each.unfused_attention
+        ),
+        *(slow(GEMMA2, each) for each in OF_GEMMA if not each.unfused_attention),
+        *(slow(GEMMA3, each) for each in OF_GEMMA),
         slow(GEMMA3, Layout(pp=2, tp=2, schedule="zb-v")),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
         *(slow(GPT_OSS, each) for each in OF_GPT_OSS),
