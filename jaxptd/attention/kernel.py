@@ -209,7 +209,7 @@ def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
 
 
 def documents_meet(query_BXT: Array, key_BXS: Array) -> Array:
-    """Whether queries and keys may have a document in common in any sample, `[X]`.
+    """True where queries and keys may have a document in common in any sample, `[X]`.
 
     False only if the numbers of their documents have separate ranges, as those of packed sequences
     have far from the diagonal: no query then sees a key.
