@@ -167,11 +167,10 @@ PLAIN, CHUNKS = 4.0, 0.3  # `model.moe.chunk`: one chunk holds the worst case, o
 
 
 def layer_of(layout: Layout, chunk: float) -> Blueprint:
-    """A layer of experts."""
+    """A layer of experts with biases."""
     moe = MoEConfig(**{**vars(ROUTER), "chunk": chunk})
-    model = ModelConfig(
-        family="mixtral", num_layers=1, hidden_size=D, num_heads=1, seq_length=SHAPE[1], moe=moe
-    )
+    sizes: Any = {"num_layers": 1, "hidden_size": D, "num_heads": 1, "seq_length": SHAPE[1]}
+    model = ModelConfig(family="mixtral", linear_bias="all", moe=moe, **sizes)
 
     def make(key: Any) -> MoE:
         return MoE(

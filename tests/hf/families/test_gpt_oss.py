@@ -43,8 +43,8 @@ def hold(there: Path, tensors: gpt_oss.Tensors, layout: Layout) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(),
         Layout(ep=2, tp=2, sequence_parallel=True),
+        slow(Layout()),
         slow(Layout(cp=2, tp=4)),
         slow(Layout(ep=2, cp=2, zero=3)),
     ],
@@ -64,7 +64,7 @@ def test_there_and_back_are_the_same_bits(tmp_path: Path) -> None:
 # ---- MXFP4 ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(ep=2, tp=2)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), slow(Layout(ep=2, tp=2))], ids=str)
 def test_experts_in_mxfp4_are_read(tmp_path: Path, layout: Layout) -> None:
     stored, tensors = gpt_oss.packed(gpt_oss.gpt_oss_tensors())
     there = write_directory(tmp_path / "there", stored, base=CONFIG | QUANTIZED)
