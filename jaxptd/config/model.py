@@ -103,7 +103,8 @@ class ModelConfig:
         attention: its kernel; auto is cudnn where device and shapes allow it, else xla.
         kernels: those of norms, activations and the loss over a vocabulary: triton's are faster, on
             NVIDIA GPUs without a grid; auto is triton there, else xla. Always XLA's: norms over
-            more than 8192 elements; gelu, and activations whose input a loop over layers saves.
+            more than 8192 elements; gelu, clamped-swiglu, and activations whose input a loop over
+            layers saves.
         scan_layers: compile one block and loop over it num_layers times; false unrolls the loop
             (slower to compile, can run faster).
         rope: rotary positions; null is the family's.
