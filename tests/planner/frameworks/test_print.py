@@ -99,6 +99,7 @@ REFUSED = (
         "a window in some layers only (model.window_layers) is not written as a setting",
     ),
     (["--model.attention_sinks", "true"], "model.attention_sinks=true is not written as a setting"),
+    (["--model.norm_order", "both"], "model.norm_order=both is not written as a setting"),
     (["--model.attention_softcap", "9"], "model.attention_softcap=9.0 is not written as a setting"),
     (
         ["--model.rope.layers", "[true, false]"],
