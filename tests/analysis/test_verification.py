@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from jax import lax
-from one_device import FromZeros, verified
+from one_device import verified
 from turns import slow
 
 from jaxptd import collectives
@@ -256,7 +256,7 @@ def test_a_step_is_verified_from_parameters_in_the_memory_that_training_has(monk
 
     monkeypatch.setattr(Program, "step_with_gradients", property(lambda _: unchanged))
     layout = Layout(pp=2, offload="optimizer", stage_layers=(2, 1))
-    program = FromZeros(tiny.config(layout, num_layers=3), make_mesh(layout))
+    program = tiny.FromZeros(tiny.config(layout, num_layers=3), make_mesh(layout))
     draw = np.random.default_rng(0)
     start = {n: draw.normal(size=info.shape).astype("f4") for n, info in program.infos.items()}
     outcome = OneStep(program).run(start)

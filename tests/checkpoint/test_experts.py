@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from one_device import FromZeros
 from turns import slow
 
 from jaxptd.checkpoint import Checkpoints
@@ -24,9 +23,9 @@ CHOICE: dict[str, Any] = tiny.MOE | {"moe.bias_rate": 0.125, "moe.balance_loss":
 
 
 @functools.cache
-def program(layout: Layout) -> FromZeros:
+def program(layout: Layout) -> tiny.FromZeros:
     config = tiny.config(layout, micro_batches=layout.pp, **CHOICE)
-    return FromZeros(config, make_mesh(layout))
+    return tiny.FromZeros(config, make_mesh(layout))
 
 
 def beginning() -> State:
