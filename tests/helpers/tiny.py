@@ -87,10 +87,9 @@ class FromZeros(Program):
     """A program whose initial state is zeros, except its guard, so nothing has to be compiled."""
 
     def init_state(self) -> State:
-        zeros = jax.tree.map(
-            lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state
-        )
-        return {**zeros, "guard": new_guard(self.resolved.model.dtype)}
+        start = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.abstract_state)
+        start["guard"] = jax.tree.map(np.asarray, new_guard(self.resolved.model.dtype))
+        return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), start, self.abstract_state)
 
 
 class Drawn(FromZeros):
