@@ -133,9 +133,7 @@ def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
     assert program.eval_step(state["params"], tiny.batch()) == sure
 
 
-@pytest.mark.parametrize(
-    "layout", [Layout(tp=4), slow(Layout(tp=2)), slow(Layout(dp=4))], ids=str
-)
+@pytest.mark.parametrize("layout", [Layout(tp=4), slow(Layout(tp=2)), slow(Layout(dp=4))], ids=str)
 def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
     def start(layout: Layout) -> dict[str, np.ndarray]:
         program = Program(tiny.config(layout), make_mesh(layout))
