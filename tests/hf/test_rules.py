@@ -213,7 +213,7 @@ def test_rotated_pairs_are_neighbours_of_ours_and_half_a_head_apart_in_theirs() 
     assert first.tolist() == [0, 2, 4, 1, 3, 5]
     for tensors in (experts.OLMOE_TENSORS, olmo.TENSORS):  # a norm of all heads
         for name, heads in (("q_norm.w", N), ("k_norm.w", K)):
-            (rule,) = rules_for(tensors, f"blocks.attention.{name}")
+            (rule,) = rules_for(tensors, f"blocks.attention.{name}", 3)
             (first, *_) = rule.tensors(np.arange(L * heads * H).reshape(L, heads, H)).values()
             assert first.tolist() == [6 * n + i for n in range(heads) for i in (0, 2, 4, 1, 3, 5)]
 

@@ -104,6 +104,10 @@ REFUSED = (
         ["--model.rope.layers", "[true, false]"],
         "rotary positions by layer (model.rope.layers, model.rope.window_theta) is not written",
     ),
+    (
+        ["--model.window", "64", "--model.rope.window_theta", "9"],
+        "rotary positions by layer (model.rope.layers, model.rope.window_theta) is not written",
+    ),
     (["--print", "maxtext", "--optimizer.decay", "linear"], "but it has cosine and wsd"),
     (["--print", "maxtext", "--model.remat", "none"], "pin one of dots (minimal_with_context)"),
     (["--config", "t5-small"], "model.family=t5 is not written as a setting of Megatron-LM"),
