@@ -55,6 +55,7 @@ QUICK = [
     (Layout(tp=4), QWEN | {"qk_norm": "whole", "remat": "dots"}),
     (Layout(cp=2), PATTERN),
     (tiny.SEQUENCE_PARALLEL, {"norm_order": "output", "remat": "dots"}),
+    (KEEPING, {"norm_order": "output"}),
     *every(Layout(cp=2, tp=2), **SINKS),
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1} | SCALES),
     (Layout(dp=2, tp=2, zero=3), {}),  # no full parameter is saved
