@@ -1,8 +1,8 @@
 """The axes of the mesh, and `Layout`, which says how a model is spread over devices.
 
 The only place that spells an axis. Axes from the slowest link to the fastest, in Megatron's rank
-order (tp fastest, then cp, ep, dp, pp): `pp, dp, ep, cp, row, col, tp`. All are always in the mesh,
-most of them with size 1.
+order (tp fastest, then cp, ep, dp, pp): `pp, dp, ep, cp, ulysses, row, col, tp`. All are always in
+the mesh, most of them with size 1.
 
 Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 """
@@ -27,13 +27,15 @@ class Axis(StrEnum):
     DP = "dp"  # data parallelism: shards the batch
     EP = "ep"  # expert parallelism: shards experts; to everything else it is more of dp
     CP = "cp"  # context parallelism: shards the sequence, for ring attention
+    ULYSSES = "ulysses"  # shards the sequence too, but in attention heads instead
     ROW = "row"  # 2D tensor parallel grid
     COL = "col"
     TP = "tp"  # Megatron's tensor parallelism: shards weight matrices along one dimension
 
 
 SAMPLE_AXES = (Axis.DP, Axis.EP)  # they shard the samples of a batch
-BATCH_AXES = (*SAMPLE_AXES, Axis.CP)  # and its tokens; ZeRO shards the state over them
+SEQUENCE_AXES = (Axis.CP, Axis.ULYSSES)  # they shard its sequences, whatever the layer
+BATCH_AXES = (*SAMPLE_AXES, *SEQUENCE_AXES)  # ZeRO shards the state over them
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ExpertSplit = Literal["cut", "whole"]
@@ -61,6 +63,8 @@ class Layout:
         dp: data-parallel replicas; each takes a share of the batch.
         cp: devices that split each sequence, with ring attention (context parallel), or each image,
             in strips.
+        ulysses: devices that split each sequence as along cp, but in attention its heads instead,
+            by all-to-alls before and after. With cp, each has a ring for its heads.
         tp: devices that shard each weight matrix along one dimension (Megatron). Either this or
             row x col.
         row: rows of the grid that shards every matrix in blocks; also shards the sequence.
@@ -87,8 +91,9 @@ class Layout:
             default.
         stage_layers: layers of each stage (of each chunk in model order where stages hold several;
             an encoder's layers, then the decoder's); null splits them as evenly as possible.
-        zero: ZeRO stage, sharding over dp x ep x cp: 1 shards parameters and optimizer state
-            between steps, 2 also gradients, 3 also parameters during a step; 0 shards nothing.
+        zero: ZeRO stage, sharding over dp x ep x cp x ulysses: 1 shards parameters and optimizer
+            state between steps, 2 also gradients, 3 also parameters during a step; 0 shards
+            nothing.
         offload: what lives in host memory: none, optimizer (master parameters and moments),
             parameters (master parameters; a device holds one layer at a time), activations (what
             model.remat=dots saves), or a list of these.
@@ -99,6 +104,7 @@ class Layout:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ulysses: int = 1
     tp: int = 1
     row: int = 1
     col: int = 1
@@ -146,6 +152,11 @@ class Layout:
             raise UserError(
                 f"layout.tp={self.tp} with layout.row={self.row}, layout.col={self.col}: a matrix "
                 "is sharded over tp or over a row x col grid, not both; set tp=1 or row=col=1"
+            )
+        if self.ulysses > 1 and self.has_grid:
+            raise UserError(
+                f"layout.ulysses={self.ulysses} with {self._grid}, which shards heads over its "
+                "columns; use layout.tp instead of the grid, or layout.cp instead of layout.ulysses"
             )
 
     def _check_matmul2d(self) -> None:
@@ -200,6 +211,16 @@ class Layout:
     def replicas(self) -> int:
         """Devices that split the samples of a batch: dp x ep."""
         return self.dp * self.ep
+
+    @property
+    def sequence_shards(self) -> int:
+        """Devices that split each sequence in every layer: cp x ulysses."""
+        return self.cp * self.ulysses
+
+    @property
+    def batch_shards(self) -> int:
+        """Devices that split the tokens of a batch: dp x ep x cp x ulysses."""
+        return self.replicas * self.sequence_shards
 
     @property
     def expert_axes(self) -> tuple[Axis, ...]:
@@ -264,7 +285,7 @@ class Layout:
         Over the axes that shard it, into the chunks that each device of a ring holds (two of a
         zigzag), and into a grid's panels for attention in blocks.
         """
-        unit = self.cp * (self.tp if self.sequence_parallel else self.row)
+        unit = self.sequence_shards * (self.tp if self.sequence_parallel else self.row)
         if self.ring_size > 1:
             unit = math.lcm(unit, self.context_parallel.order.chunks * self.ring_size)
         if self.attention2d == "blocks" and self.has_grid:

@@ -19,12 +19,22 @@ from jaxptd.context_parallel import RingKind
 from jaxptd.display import preformatted
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import checked
-from jaxptd.layout import BATCH_AXES, SAMPLE_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D
+from jaxptd.layout import (
+    BATCH_AXES,
+    SAMPLE_AXES,
+    SCHEDULES,
+    SEQUENCE_AXES,
+    SQUARE,
+    Axis,
+    Layout,
+    Matmul2D,
+)
 
 __all__ = [
     "BATCH_AXES",
     "SAMPLE_AXES",
     "SCHEDULES",
+    "SEQUENCE_AXES",
     "SQUARE",
     "Axis",
     "Layout",
@@ -48,7 +58,7 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     """Arranges the first `layout.num_devices` of `devices` (default: JAX's) in a mesh.
 
     >>> make_mesh(Layout(dp=2, tp=4)).devices.shape
-    (1, 2, 1, 1, 1, 1, 4)
+    (1, 2, 1, 1, 1, 1, 1, 4)
 
     Raises:
         UserError: there are fewer devices than the layout needs.
@@ -102,8 +112,9 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
 
     `model` lists the devices of one replica, `embedding` the first and last stage of each pipeline,
     which share tied weights, and `position_embedding` the first stage. A decoder's first stage also
-    embeds, and is in both. Megatron's data-parallel devices are ours along `dp` and `ep`; the
-    devices of `dp_modulo_ep` share the same experts, and sum their gradients.
+    embeds, and is in both. Megatron's data-parallel devices are ours along `dp` and `ep`, and its
+    context-parallel ones ours along `cp` and `ulysses`; the devices of `dp_modulo_ep` share the
+    same experts, and sum their gradients.
 
     Args:
         layout: the layout to list.
@@ -121,14 +132,15 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
     first_stages = {0, split_rank or 0}
     groups = {
         "tp": ranks_along(layout, Axis.TP),
-        "cp": ranks_along(layout, Axis.CP),
+        "cp": ranks_along(layout, *SEQUENCE_AXES),
         "dp": ranks_along(layout, *SAMPLE_AXES),
         "pp": pipelines,
         "dp_cp": ranks_along(layout, *BATCH_AXES),
         "ep": ranks_along(layout, Axis.EP),
         "tp_dp": ranks_along(layout, *SAMPLE_AXES, Axis.TP),
         "tp_ep": ranks_along(layout, Axis.EP, Axis.TP),
-        "dp_modulo_ep": ranks_along(layout, Axis.DP, Axis.CP),
+        "dp_modulo_ep": ranks_along(layout, Axis.DP, *SEQUENCE_AXES),
+        "ulysses": ranks_along(layout, Axis.ULYSSES),
         "row": ranks_along(layout, Axis.ROW),
         "col": ranks_along(layout, Axis.COL),
         "model": ranks_along(layout, Axis.PP, Axis.ROW, Axis.COL, Axis.TP),
@@ -211,9 +223,10 @@ def _layout_of_mesh(mesh: Mesh) -> Layout:
 def draw(layout: Layout) -> str:
     """Draws a mesh as text: a column per stage, a line per dp and cp index, tp ranks in a box.
 
-    With expert parallelism the lines also have the index along ep.
+    The lines also have the index along ep and ulysses, if these are more than 1.
     """
-    pp, shown = layout.pp, [a for a in BATCH_AXES if a is not Axis.EP or layout.ep > 1]
+    rare = {axis for axis in (Axis.EP, Axis.ULYSSES) if layout.sizes[axis] == 1}
+    pp, shown = layout.pp, [axis for axis in BATCH_AXES if axis not in rare]
     sizes = [layout.sizes[axis] for axis in shown]
     digits = len(str(layout.num_devices - 1))
     ranks = np.arange(layout.num_devices).reshape(pp, math.prod(sizes), -1)

@@ -10,7 +10,7 @@ def test_a_layout_counts_its_devices():
     layout = Layout(pp=2, dp=3, ep=2, cp=5, tp=7, sequence_parallel=True)
     assert layout.num_devices == 420
     assert layout.replicas == 6
-    assert list(layout.sizes) == ["pp", "dp", "ep", "cp", "row", "col", "tp"]
+    assert list(layout.sizes) == ["pp", "dp", "ep", "cp", "ulysses", "row", "col", "tp"]
     assert str(layout) == "pp=2 dp=3 ep=2 cp=5 tp=7 1f1b sequence_parallel zigzag"
     assert str(Layout()) == "one device"
     assert str(Layout(row=2, col=2)) == "row=2 col=2 zigzag gather heads"

@@ -20,12 +20,12 @@ from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Dropout, ScoreCoordinates, Scores
 from jaxptd.attention.xla import Xla
 from jaxptd.costs.collective import Collective
-from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.mesh import SEQUENCE_AXES, Axis, Layout, make_mesh
 from jaxptd.ring_attention import attend
 from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
 
 B, T, H = 2, 48, 5
-TENSOR = P(Axis.DP, Axis.CP, Axis.TP)  # q[B/dp, T/cp, N/tp, H]
+TENSOR = P(Axis.DP, SEQUENCE_AXES, Axis.TP)  # q[B/dp, T/(cp ulysses), N/tp, H]
 RINGS = [("zigzag", True), ("blockwise", True), ("blockwise", False), ("rsa", True)]
 
 
@@ -34,6 +34,7 @@ class Case:
     """Attention on a mesh, with tokens in the devices' `order`.
 
     keys: S, if keys come from another sequence. bias: whether scores have a bias by distance.
+    group: heads of queries that share a head of keys and values.
     """
 
     layout: Layout
@@ -45,13 +46,16 @@ class Case:
     heads: int = 3
     bias: bool = False
     keys: int = T
+    group: int = 1
 
     def __str__(self) -> str:
-        layout = str(self.layout) if self.layout.cp > 1 else f"one device {self.layout.ring}"
+        one = f"one device {self.layout.ring}"
+        layout = str(self.layout) if self.layout.sequence_shards > 1 else one
         chosen = [layout, "causal" if self.causal else "full"]
         chosen += [f"window {self.window}"] * bool(self.window)
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
         rich += ["bias"] * self.bias + [f"{self.keys} keys"] * (self.keys != T)
+        rich += [f"groups of {self.group}"] * (self.group > 1)
         return " ".join(chosen + rich).replace(" ", "-")
 
     @property
@@ -64,7 +68,8 @@ class Case:
 
     @property
     def ring(self) -> Ring:
-        return Ring(Axis.CP, self.layout.ring)
+        heads = Axis.ULYSSES if self.layout.ulysses > 1 else None
+        return Ring(Axis.CP, self.layout.ring, heads)
 
     @property
     def block(self) -> int:
@@ -82,7 +87,8 @@ class Case:
     def inputs(self) -> list[np.ndarray]:
         """q, k, v and the output's gradient."""
         draw = np.random.default_rng(0).standard_normal
-        return [draw((B, len(order), self.heads, H)) for order in self.orders]
+        heads = [self.heads // each for each in (1, self.group, self.group, 1)]
+        return [draw((B, len(o), n, H)) for o, n in zip(self.orders, heads, strict=True)]
 
     def coordinates(self) -> ScoreCoordinates:
         """Sites of the whole sequences."""
@@ -149,7 +155,11 @@ def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
     backs = [np.argsort(order) for order in case.orders]
     inputs = zip(arguments[1:], backs, strict=True)
     whole = [np.asarray(x, np.float64)[:, back] for x, back in inputs]
-    want = plain(*whole, case.coordinates(), scores=case.scores, rate=case.rate)
+    q, k, v, do = whole
+    k, v = (np.repeat(x, case.group, 2) for x in (k, v))
+    want = plain(q, k, v, do, case.coordinates(), scores=case.scores, rate=case.rate)
+    dk, dv = (x.reshape(B, case.keys, -1, case.group, H).sum(3) for x in (want.dk, want.dv))
+    want = want._replace(dk=dk, dv=dv)
     *found, d_bias = found
     assert {x.dtype for x in found} == {jnp.dtype(dtype)}
     results = zip(found, [backs[0], *backs[:3]], strict=True)

@@ -52,7 +52,7 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
 
 def narrowed(config: Config, zero: StateShapes) -> int:
     """Bytes by which unaccumulated gradients are smaller than in `state`: `narrows`."""
-    if config.train.micro_batches * config.layout.replicas * config.layout.cp > 1:
+    if config.train.micro_batches * config.layout.batch_shards > 1:
         return 0
     wide = sizes_of(config).master_itemsize
     return sum(

@@ -237,7 +237,7 @@ def _others(before: Saving, *, on_cpu: bool) -> Iterator[tuple[tuple[str, ...], 
     """Settings to try, as a user writes them."""
     config = before.config
     layout, train = config.layout, config.train
-    if layout.replicas * layout.cp > 1 and layout.zero < 3:
+    if layout.batch_shards > 1 and layout.zero < 3:
         yield ("layout.zero=3",), {"layout": {"zero": 3}}
     if layout.dp > 1 and not layout.has_grid:
         tp = layout.tp * layout.dp

@@ -4,7 +4,8 @@
 
 One device has all keys. Otherwise the devices of a ring share the sequence, and the strategy of
 `context_parallel.py` says which tokens each of them holds and which function brings queries and
-keys together. It also has the orders of tokens, which a `Ring` turns into arrays.
+keys together. It also has the orders of tokens, which a `Ring` turns into arrays. Where devices
+share heads in attention and tokens elsewhere (`ulysses.py`), heads arrive before and leave after.
 
 Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size.
 """
@@ -34,7 +35,8 @@ from jaxptd.attention.kernel import (
     varying_with,
     with_sinks,
 )
-from jaxptd.collectives import Axes, alike, shift
+from jaxptd.attention.ulysses import to_heads, to_tokens
+from jaxptd.collectives import Axes, alike, local_block, shift
 from jaxptd.context_parallel import STRATEGIES, ContextParallel, RingKind
 from jaxptd.remat import SAVED_ATTENTION_OUT
 
@@ -54,6 +56,14 @@ class AttentionInputs(NamedTuple):
     bias_NR: Array | None = None
     windowed: Array | None = None
     sink_N: Array | None = None
+
+    def of_heads(self, axis: str) -> "AttentionInputs":
+        """Those of this device's share of the heads along `axis`."""
+        seed_BN2, bias_NR, sink_N = (
+            None if x is None else local_block(x, axis, dim)
+            for x, dim in ((self.seed_BN2, 1), (self.bias_NR, 0), (self.sink_N, 0))
+        )
+        return self._replace(seed_BN2=seed_BN2, bias_NR=bias_NR, sink_N=sink_N)
 
     def furthest(self, scores: Scores) -> Scores:
         """The scores of the layer that sees the furthest."""
@@ -76,6 +86,8 @@ class Ring:
     Args:
         axis: the mesh axes.
         kind: the name of the strategy.
+        heads: a mesh axis along which devices split each block further, except in attention, where
+            they split heads; or None.
 
     Attributes:
         strategy: the order of tokens, and how queries meet the keys of other devices.
@@ -86,6 +98,7 @@ class Ring:
 
     axis: Axes
     kind: RingKind = "zigzag"
+    heads: str | None = None
     strategy: ContextParallel = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -128,16 +141,18 @@ class Ring:
         return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
 
     def positions_along(self, axis: str, length: int) -> Array:
-        """Positions of the `length` tokens of this device's block along `axis` only.
+        """Positions of this device's `length` tokens where its block is that along `axis` only.
 
-        axis: the ring's first axis; its other axes shard the block further.
+        axis: the ring's first axis; in attention, its other axes shard the block further.
         """
         inner = lax.axis_size(self.axis) // lax.axis_size(axis)
+        whole = length * (lax.axis_size(self.heads) if self.heads else 1)
         devices = [lax.axis_index(axis) * inner + i for i in range(inner)]
-        return jnp.concatenate([self.positions(length // inner, i) for i in devices])
+        position_T = jnp.concatenate([self.positions(whole // inner, i) for i in devices])
+        return local_block(position_T, self.heads, 0) if self.heads else position_T
 
     def by_device(self, x_BCT: Array) -> Array:
-        """Splits an array gathered along the first axis into one block per device of the ring."""
+        """Splits an array of the whole sequence into one block per device of the ring."""
         return x_BCT.reshape(x_BCT.shape[0], lax.axis_size(self.axis), -1)
 
     def coordinates(
@@ -209,13 +224,19 @@ def attend(
             they are those of another sequence.
         v: local values, shaped as the keys.
         inputs: their documents, dropout seeds, and a bias of the scores.
-        ring: the devices that share the sequence; possibly a single one.
+        ring: the devices that share the sequence; possibly a single one. With `ring.heads` q, k, v
+            and o are of this device's share of its block.
         kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.
         scores: their factor, and which keys a query sees.
 
     Raises:
         ValueError: causal attention of two lengths, or a bias with too few distances.
     """
+    if ring.heads is not None:
+        q, (k, v) = to_heads(q, ring.heads), to_heads(jnp.stack((k, v)), ring.heads)
+        own, whole = inputs.of_heads(ring.heads), dataclasses.replace(ring, heads=None)
+        o_BTNH = attend(q, k, v, own, ring=whole, kernel=kernel, scores=scores)
+        return to_tokens(o_BTNH, ring.heads)
     devices, lengths = lax.axis_size(ring.axis), Lengths(q.shape[1], k.shape[1])
     check_lengths(lengths, scores)
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(inputs))

@@ -73,8 +73,8 @@ _NEEDS = (
     ),
     _Need(
         ("layout.zero",),
-        lambda model, layout: layout.replicas * layout.cp > 1,
-        "layout.dp, layout.ep or layout.cp of 2 or more",
+        lambda model, layout: layout.batch_shards > 1,
+        "layout.dp, layout.ep, layout.cp or layout.ulysses of 2 or more",
     ),
     _Need(
         ("layout.update_on",),
@@ -153,8 +153,28 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
                 f"model.{name} with {layout.unfused_attention}: it makes whole rows of scores, and "
                 "has neither sinks nor a cap; use another ring, or layout.attention2d=heads"
             )
+    _check_ulysses(model, layout)
     if model.moe:
         check_experts(model, layout)
+
+
+def _check_ulysses(model: ModelConfig, layout: Layout) -> None:
+    """Raises UserError unless the heads of each device along tp split over ulysses."""
+    heads, keys, tp = model.num_heads, model.block.num_kv_heads, layout.tp
+    if layout.ulysses == 1:
+        return
+    if heads % tp or (keys % tp and tp % keys):
+        raise UserError(
+            f"layout.ulysses={layout.ulysses} with layout.tp={tp}: model.num_heads={heads} and "
+            f"num_kv_heads={keys} need padding to split over tp; use another tp, or layout.cp"
+        )
+    each, shared = heads // tp, max(1, keys // tp)
+    fits = [n for n in range(1, each + 1) if each % n == 0 and (shared % n == 0 or n % shared == 0)]
+    if layout.ulysses not in fits:
+        raise UserError(
+            f"layout.ulysses={layout.ulysses} does not split the heads of a device along tp, "
+            f"{each} of queries and {shared} of keys; use {' or '.join(map(str, fits))}"
+        )
 
 
 def _check_offload(model: ModelConfig, layout: Layout) -> None:

@@ -89,7 +89,7 @@ class Implementation:
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
-    """A layout. Devices are numbered tp first, then col, row, cp, dp, pp.
+    """A layout. Devices are numbered tp first, then col, row, ulysses, cp, ep, dp, pp.
 
     Args:
         gpus: devices of the whole step; dp follows.
@@ -98,12 +98,13 @@ class Parallelism:
         tp, pp, cp: axis sizes.
         virtual_stages: chunks per stage.
         zero: ZeRO stage, 0 to 3.
-        zero_group: devices that share a shard; 0: all of dp x ep x cp.
+        zero_group: devices that share a shard; 0: all of dp x ep x cp x ulysses.
         sequence_parallel: whether tokens between the layers' matmuls are sharded over tp.
         remat: what backward recomputes.
         remat_layers: how many of a model part's first layers do so; None: all.
         row, col: sizes of the grid.
         ep: devices that split experts, and samples as dp does.
+        ulysses: devices that split each sequence, and in attention heads.
         schedule: the pipeline's schedule.
         experts_over: devices that divide a layer's experts among them; 0: ep.
         expert_tp: devices that share each expert's matrices; 0: as many as share other matrices.
@@ -126,6 +127,7 @@ class Parallelism:
     row: int = 1
     col: int = 1
     ep: int = 1
+    ulysses: int = 1
     schedule: str = "1f1b"
     experts_over: int = 0
     expert_tp: int = 0
@@ -134,12 +136,23 @@ class Parallelism:
 
     @property
     def dp(self) -> int:
-        return self.gpus // (self.tp * self.row * self.col * self.pp * self.cp * self.ep)
+        inside = self.tp * self.row * self.col * self.sequence_shards * self.ep
+        return self.gpus // (inside * self.pp)
 
     @property
     def replicas(self) -> int:
         """Devices that split the samples of a batch."""
         return self.dp * self.ep
+
+    @property
+    def sequence_shards(self) -> int:
+        """Devices that split each sequence."""
+        return self.cp * self.ulysses
+
+    @property
+    def batch_shards(self) -> int:
+        """Devices that split the tokens of a batch."""
+        return self.replicas * self.sequence_shards
 
     @property
     def matrix_shards(self) -> int:
@@ -178,11 +191,11 @@ class Parallelism:
     @property
     def shards(self) -> int:
         """Devices that share one copy of the state."""
-        return (self.zero_group or self.replicas * self.cp) if self.zero else 1
+        return (self.zero_group or self.batch_shards) if self.zero else 1
 
     def tokens(self, length: int) -> int:
         """Tokens of a micro-batch on one device, for sequences of `length`."""
-        return self.micro_batch * length // (self.cp * self.row)
+        return self.micro_batch * length // (self.sequence_shards * self.row)
 
     def stream(self, length: int, hidden: int) -> float:
         """Elements of the residual stream of a micro-batch on one device."""
@@ -198,7 +211,7 @@ class Parallelism:
     def group(self, axes: Sequence[str]) -> Group:
         """The devices along some axes.
 
-        Besides axes: `shard` and `replica` divide dp x ep x cp as ZeRO does, `ends` are a device of
+        Besides axes: `shard` and `replica` divide the batch as ZeRO does, `ends` are a device of
         the first stage and its counterpart on the last, `experts` divide a layer's experts, and
         `expert copies` hold the same ones.
         """
@@ -209,11 +222,12 @@ class Parallelism:
         if axes == ("shard",):
             return Group(self.shards, self.matrix_shards)
         if axes == ("replica",):
-            return Group(self.replicas * self.cp // self.shards, self.matrix_shards * self.shards)
+            return Group(self.batch_shards // self.shards, self.matrix_shards * self.shards)
         if axes == ("ends",):
             return Group(min(2, self.pp), self.gpus // self.pp * max(1, self.pp - 1))
         sizes = {
-            name: int(getattr(self, name)) for name in ("tp", "col", "row", "cp", "ep", "dp", "pp")
+            name: int(getattr(self, name))
+            for name in ("tp", "col", "row", "ulysses", "cp", "ep", "dp", "pp")
         }
         order = tuple(sizes)
         first = min(order.index(axis) for axis in axes)

@@ -32,7 +32,7 @@ from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import INIT, declare
 from jaxptd.layers.mlp import ACTIVATIONS, MLP, Elementwise
 from jaxptd.layers.tensor_parallel import TensorParallel, block_along, matmul
-from jaxptd.mesh import Axis
+from jaxptd.mesh import SEQUENCE_AXES, Axis
 from jaxptd.params import Initialiser
 from jaxptd.parts.moe import MoEShape
 from jaxptd.remat import SAVED_CHOICE
@@ -120,7 +120,7 @@ class Router(nnx.Module):
             counted_T = block_along(counted_T, axes, 0)
         if not self.moe.balance_loss:
             return Choice(expert_BTK, margin_BT, counted_T, None)
-        over = (Axis.CP, *axes)
+        over = (*SEQUENCE_AXES, *axes)
         load_BE = self.one_hot(expert_BTK, counted_T).sum((1, 2), dtype=jnp.int32)
         load_BE = lax.psum(as_varying(load_BE, over), over).astype(rank_BTE.dtype)
         share_BE = load_BE / load_BE.sum(-1, keepdims=True)

@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 from jaxptd import collectives
 from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Kernel, Scores
-from jaxptd.collectives import after, alike
+from jaxptd.collectives import Axes, after, alike
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
 from jaxptd.mesh import Axis
 from jaxptd.parts.parameters import Sharding
@@ -110,7 +110,7 @@ class ShardingAxes(Specs):
         return block_along(x_B, self.logit_tokens, 0)
 
 
-def local_numbers(axis: Axis | None, size: int) -> Array:
+def local_numbers(axis: Axes | None, size: int) -> Array:
     """Global numbers of this device's block of `size`, with equal blocks along `axis`, int32."""
     if axis is None:
         return jnp.arange(size, dtype=jnp.int32)

@@ -14,7 +14,7 @@ There are two ways to look at a whole matrix, without a device that ever has all
                devices follows. A shard is put in its place in a block of zeros for that.
 
 Letters: S matrices of a stack, R rows, C columns, r and c the devices that share those, L layers, Z
-devices along dp x ep x cp, n elements of a block.
+devices along the batch's axes, n elements of a block.
 """
 
 import dataclasses

@@ -15,10 +15,11 @@ from jaxptd.context_parallel import Imported
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     REDUCE_SCATTER,
     Collective,
 )
-from jaxptd.costs.kept import MOST, SOME, Kept, by
+from jaxptd.costs.kept import MOST, Kept, by
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis, Layout
@@ -208,17 +209,17 @@ class AttentionShape(Part):
         queries: bytes of the queries.
         """
         sizes = own.sizes
-        kv = 2 * self.of_keys(sizes.rows) * own.keys * sizes.itemsize
+        kv, taken = own.made_kv, own.taken_kv
         if own.gathers_kv:
             tokens = self.of_keys(sizes.tokens)
             keys_values = tokens * own.made_keys // sizes.matrix_shards
             yield Kept("slices of k, v", 2 * keys_values * sizes.itemsize, by("dots"))
-            yield Kept("gathered k, v", kv, SOME)
+            yield Kept("gathered k, v", kv, by("attention"))
+            yield Kept("k, v as attention takes them", taken, by("none"))
             yield Kept("q", queries, MOST)
         else:
-            parts = sizes.config.layout.cp if sizes.has_blocks else 1  # gathered parts
             yield Kept("q, k, v", queries + kv, by("attention", "dots"))
-            yield Kept("q, k, v as attention takes them", queries + parts * kv, by("none"))
+            yield Kept("q, k, v as attention takes them", queries + taken, by("none"))
         if self.whole_norm:
             yield from self._whole_norm_kept(own, queries)
         elif self.has_norm:
@@ -253,16 +254,15 @@ class AttentionShape(Part):
         """The bias of each distance, which each separately traced layer computes for itself."""
         if self.buckets and own.sizes.traces_layers:
             distances = 2 * self.tokens - 1
-            size = own.heads * distances * own.sizes.master_itemsize
+            size = own.attended * distances * own.sizes.master_itemsize
             yield Kept("biases by distance", size, by("none"))
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
         own = HeadSizes(self, sizes)
         queries = sizes.tokens * sizes.itemsize * own.inner // sizes.matrix_shards
-        kv = 2 * self.of_keys(sizes.rows) * own.keys * sizes.itemsize
-        scores = not sizes.is_fused
-        core = self._core_bytes(own, queries, kv)
-        return AttentionBytes.of(self, sizes, first=queries + kv, core=core, has_scores=scores)
+        scores, core = not sizes.is_fused, self._core_bytes(own, queries, own.taken_kv)
+        first = queries + own.made_kv
+        return AttentionBytes.of(self, sizes, first=first, core=core, has_scores=scores)
 
     def _core_bytes(self, own: "HeadSizes", queries: int, kv: int) -> int:
         """Besides q, k and v: a ring's arrays, and a kernel's chunks of scores."""
@@ -279,7 +279,7 @@ class AttentionShape(Part):
             halves = 1 + (ring > 1 and self.causal)  # of a block, see `attend._at_once`
             queries_at_once = min(CHUNK, -(-self.tokens // ring // halves))
             keys_at_once = min(CHUNK, -(-self.key_tokens // ring // halves))
-            total += sizes.sequences * own.heads * queries_at_once * keys_at_once * SCORES * both
+            total += sizes.sequences * own.attended * queries_at_once * keys_at_once * SCORES * both
             if queries_at_once < self.tokens // ring:  # sums over chunks
                 total += (queries + kv) * wide // narrow
         return total
@@ -311,6 +311,17 @@ class AttentionShape(Part):
             yield from self._gathered_blocks(step, own, again, times)
         else:
             yield from own.exchange.sent(step, again, times)
+            yield from self._exchanged_heads(step, own, again, times)
+
+    def _exchanged_heads(
+        self, step: Scenario, own: "HeadSizes", again: Recomputed, times: int
+    ) -> Iterator[Collective]:
+        """All-to-alls of queries, of keys and values, and of outputs, forward and backward."""
+        sizes = step.sizes
+        queries = sizes.rows * own.heads * own.head * sizes.itemsize
+        passes = times * (3 - again.nothing)
+        size = passes * (2 * queries + own.taken_kv)
+        yield Collective(ALL_TO_ALL, (Axis.ULYSSES,), 3 * passes, size)
 
     def _gathered_kv(
         self, step: Scenario, again: Recomputed, axis: Axis, times: int
@@ -440,6 +451,11 @@ class HeadSizes:
         return self.counts.queries // self._sharing
 
     @property
+    def attended(self) -> int:
+        """Heads of which a device computes attention: with Ulysses a share of its heads."""
+        return self.heads // self.sizes.config.layout.ulysses
+
+    @property
     def gathers_kv(self) -> bool:
         """True if kv heads do not split, so that devices compute and gather slices of them."""
         return self.counts.gathered
@@ -454,6 +470,27 @@ class HeadSizes:
         """Elements of a token's keys that a device attends with."""
         parts = self.sizes.config.layout.col if self.sizes.has_blocks else 1
         return self.kv_heads * self.head // parts
+
+    @property
+    def sent_keys(self) -> int:
+        """Elements of a token's keys that a device sends to attention.
+
+        With Ulysses it sends each device one head at least; blocks on a grid are gathered over cp.
+        """
+        layout = self.sizes.config.layout
+        if self.sizes.has_blocks:
+            return self.keys * layout.cp
+        return max(self.kv_heads, layout.ulysses) * self.head
+
+    @property
+    def made_kv(self) -> int:
+        """Bytes of the keys and values of a device's tokens."""
+        return 2 * self.part.of_keys(self.sizes.rows) * self.keys * self.sizes.itemsize
+
+    @property
+    def taken_kv(self) -> int:
+        """Bytes of the keys and values with which a device attends, of a ring its own block's."""
+        return 2 * self.part.of_keys(self.sizes.rows) * self.sent_keys * self.sizes.itemsize
 
     @property
     def made_keys(self) -> int:
@@ -472,13 +509,16 @@ class HeadSizes:
     def kernel_kept(self, output: int) -> Iterator[Kept]:
         """A kernel's output and logsumexp, and the biases by distance.
 
-        On a grid `dots` saves the output twice: as computed, and with heads in one dimension.
+        On a grid `dots` saves the output twice: as computed, and with heads in one dimension. With
+        Ulysses, layers that save all do: with all tokens of its heads, and all heads of its tokens.
         """
-        sizes = self.sizes
-        twice = 2 if sizes.config.layout.has_grid else 1
-        yield Kept("attention's output", output, {"none": 1, "dots": twice})
+        sizes, layout = self.sizes, self.sizes.config.layout
+        twice: dict[Remat, int] = {"none": 1 + (layout.ulysses > 1), "dots": 1 + layout.has_grid}
+        yield Kept("attention's output", output, twice)
         logsumexp = sizes.rows * self.heads * sizes.master_itemsize
         yield Kept("logsumexp", logsumexp, by("none", "dots"))
+        if self.part.sinks and layout.ulysses > 1:
+            yield Kept("sinks of its heads", self.attended * sizes.master_itemsize, by("none"))
         yield from self.part.bias_kept(self)
 
     def rows_kept(self, output: int) -> Iterator[Kept]:

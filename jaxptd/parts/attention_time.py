@@ -79,7 +79,8 @@ class AttentionWork:
     def _scores(self) -> tuple[int, int, int]:
         """A device's heads times sequences, its queries, and its keys."""
         part, parallelism = self.part, self.work.parallelism
-        heads = parallelism.micro_batch * part.heads // parallelism.inner
+        inner = parallelism.inner * parallelism.ulysses
+        heads = parallelism.micro_batch * part.heads // inner
         return max(1, heads), part.tokens // (parallelism.cp * parallelism.row), part.key_tokens
 
     def _flash(self, *, backward: bool) -> list[Term]:

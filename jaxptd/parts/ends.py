@@ -209,7 +209,7 @@ class Embedding(End):
         for length in self.lengths:
             yield from _look_ups(step.with_tokens(length), forwards)
         # Position table: T/cp rows, D/col of each.
-        length = step.config.padded_model.seq_length // layout.cp
+        length = step.config.padded_model.seq_length // layout.sequence_shards
         rows = length * sizes.hidden // layout.col * sizes.itemsize
         for kind, times in ((REDUCE_SCATTER, forwards * M), (ALL_GATHER, M)):
             times *= self.positions > 0

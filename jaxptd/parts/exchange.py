@@ -33,9 +33,9 @@ class Blocks:
         return (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
 
     def block(self, step: Scenario) -> int:
-        """Elements of a device's keys and values."""
+        """Elements of a device's keys and values in attention."""
         tokens = step.sizes.tokens * step.config.layout.cp // step.config.layout.ring_size
-        return 2 * self.own.part.of_keys(tokens) * self.own.keys
+        return 2 * self.own.part.of_keys(tokens) * self.own.sent_keys
 
     def passes_again(self, again: Recomputed) -> int:
         """Forward passes of its rings that backward repeats."""
@@ -44,7 +44,8 @@ class Blocks:
     def sent(self, step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
         """The blocks that travel.
 
-        Each has b*S*K*H/(cp*tp) elements, or b*S*K*H/(cp*row*col).
+        Each has b*S*K*H/(cp*tp) elements, or b*S*K*H/(cp*row*col). Ulysses splits heads instead of
+        tokens, which changes no block.
         """
         layout, sizes, rings = step.config.layout, step.sizes, self.rings
         axes, row = self.axes(layout), layout.ring_size // layout.cp

@@ -20,7 +20,7 @@ from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCAT
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
-from jaxptd.layout import Axis, Layout
+from jaxptd.layout import SEQUENCE_AXES, Axis, Layout
 from jaxptd.parts.ends import End
 from jaxptd.parts.mlp import MLPShape
 from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
@@ -287,7 +287,7 @@ class MoEShape(Part):
                 yield Collective(ALL_REDUCE, (Axis.TP,), times * messages, times * messages * size)
         if self.counts_sequences:
             counts = sizes.sequences * self.experts * sizes.master_itemsize
-            over = (Axis.CP, *(Axis.TP,) * layout.sequence_parallel)
+            over = (*SEQUENCE_AXES, *(Axis.TP,) * layout.sequence_parallel)
             yield Collective(ALL_REDUCE, over, times, times * counts)
         if self.shared:
             yield from self.shared.on_tp(step, again, times)

@@ -57,12 +57,12 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on all rows of a grid: b*T/cp."""
-        return self.sequences * self.length // self.config.layout.cp
+        """Tokens of a micro-batch on all rows of a grid: b*T/(cp*ulysses)."""
+        return self.sequences * self.length // self.config.layout.sequence_shards
 
     @property
     def rows(self) -> int:
-        """Tokens of a micro-batch on one row of a grid: b*T/(cp*row)."""
+        """Tokens of a micro-batch on one row of a grid: b*T/(cp*ulysses*row)."""
         return self.tokens // self.config.layout.row
 
     @property
@@ -120,7 +120,7 @@ class Sizes:
 
     @property
     def activations(self) -> int:
-        """Bytes of all tokens of a micro-batch with whole D: b*T/cp*D."""
+        """Bytes of all tokens of a micro-batch with whole D: b*T/(cp*ulysses)*D."""
         return self.tokens * self.hidden * self.itemsize
 
     @property

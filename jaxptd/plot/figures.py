@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 from jaxptd.hardware import Accelerator, Cluster
-from jaxptd.layout import Layout
+from jaxptd.layout import BATCH_AXES, Axis, Layout
 from jaxptd.plot import BLUE, COLORS, DARK, FILLS, INK
 from jaxptd.plot.style import new_picture, styled
 
@@ -255,14 +255,15 @@ def mesh(layout: Layout) -> Figure:
     if layout.num_devices > MOST:
         raise UserError(f"layout ({layout}) has {layout.num_devices} devices; draw {MOST} or fewer")
     across = layout.col * layout.tp
-    columns, rows = layout.pp * (across + 1), layout.replicas * layout.cp * (layout.row + 1)
+    columns, rows = layout.pp * (across + 1), layout.batch_shards * (layout.row + 1)
     figure = new_picture(np.clip(0.5 * columns + 1.5, 6, 16), np.clip(0.45 * rows + 1, 2, 16))
     axes = figure.subplots()
     ranks = np.arange(layout.num_devices).reshape(tuple(layout.sizes.values()))
-    ranks = ranks.reshape(layout.pp, layout.replicas, layout.cp, layout.row, across)
-    for pp, replica, cp in np.ndindex(ranks.shape[:3]):
-        place = pp * (across + 1), (replica * layout.cp + cp) * (layout.row + 1)
-        _box(axes, ranks[pp, replica, cp], place, COLORS[replica % len(COLORS)])
+    shares = layout.sequence_shards
+    ranks = ranks.reshape(layout.pp, layout.replicas, shares, layout.row, across)
+    for pp, replica, share in np.ndindex(ranks.shape[:3]):
+        place = pp * (across + 1), (replica * shares + share) * (layout.row + 1)
+        _box(axes, ranks[pp, replica, share], place, COLORS[replica % len(COLORS)])
     axes.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), aspect="equal")
     _label(axes, layout, across)
     figure.suptitle(f"{layout.num_devices} devices: {layout}", x=0.01, ha="left")
@@ -286,9 +287,10 @@ def _label(axes: Axes, layout: Layout, across: int) -> None:
     """Labels stages below, and replicas and sequence shards on the left."""
     middle = (across + 1) * np.arange(layout.pp) + across / 2
     axes.set_xticks(middle, [f"pp {stage}" for stage in range(layout.pp)])
+    shown = [axis for axis in BATCH_AXES if axis is Axis.DP or layout.sizes[axis] > 1]
     lines = [
-        f"dp {dp}" + f" ep {ep}" * (layout.ep > 1) + f" cp {cp}" * (layout.cp > 1)
-        for dp, ep, cp in np.ndindex(layout.dp, layout.ep, layout.cp)
+        " ".join(f"{axis} {i}" for axis, i in zip(shown, index, strict=True))
+        for index in np.ndindex(*(layout.sizes[axis] for axis in shown))
     ]
     axes.set_yticks((layout.row + 1) * np.arange(len(lines)) + layout.row / 2, lines)
     axes.tick_params(length=0)

@@ -16,7 +16,7 @@ from jaxptd.attention.attend import Ring
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
-from jaxptd.mesh import SAMPLE_AXES, Axis
+from jaxptd.mesh import SAMPLE_AXES, SEQUENCE_AXES
 from jaxptd.models.decoder import CHOICES
 from jaxptd.models.families import family_of
 
@@ -25,7 +25,7 @@ from jaxptd.models.families import family_of
 # there is a ring.
 Batch = dict[str, Array]
 
-BATCH_SPEC = P(SAMPLE_AXES, Axis.CP)
+BATCH_SPEC = P(SAMPLE_AXES, SEQUENCE_AXES)
 SEQUENCE_SPEC = P(SAMPLE_AXES)  # of a number a sequence
 
 

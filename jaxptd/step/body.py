@@ -18,7 +18,7 @@ from jaxptd.data import Field
 from jaxptd.layers.block import Seen
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.tensor_parallel import block_along, local_numbers
-from jaxptd.mesh import BATCH_AXES, SAMPLE_AXES, Axis
+from jaxptd.mesh import BATCH_AXES, SAMPLE_AXES, SEQUENCE_AXES, Axis
 from jaxptd.models.family import Loss
 from jaxptd.models.model import SEEN, run_layers
 from jaxptd.params import Params
@@ -185,10 +185,12 @@ class StepBody:
             sample_B = lax.axis_index(SAMPLE_AXES) * size + jnp.arange(size, dtype=jnp.int32)
             segment_BT, segment_BCT = sequence.documents(batch), None
             if segment_BT is not None:
-                segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
-            in_ring = self.fields[sequence.tokens].ring
-            positions = ring.positions_along if in_ring else local_numbers
-            position_T, counted_T = positions(Axis.CP, length), None
+                segment_BCT = ring.by_device(lax.all_gather(segment_BT, SEQUENCE_AXES, axis=1))
+            if self.fields[sequence.tokens].ring:
+                position_T = ring.positions_along(Axis.CP, length)
+            else:
+                position_T = local_numbers(SEQUENCE_AXES, length)
+            counted_T = None
             if config.model.moe and config.padded_model.seq_length > config.model.seq_length:
                 counted_T = position_T < config.model.seq_length
             segments.append(segment_BCT)

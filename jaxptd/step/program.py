@@ -21,7 +21,7 @@ from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.matmul.precision import exact_products
-from jaxptd.mesh import SAMPLE_AXES, Axis, jax_option, on_gpus
+from jaxptd.mesh import SAMPLE_AXES, SEQUENCE_AXES, jax_option, on_gpus
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches
@@ -421,7 +421,7 @@ class Program:
     @cached_property
     def _choices(self) -> Callable[[int | None], Callable[[Params, Any], Any]]:
         tokens = self.resolved.tensor_parallel.axes.tokens
-        spec, params = P(SAMPLE_AXES, (Axis.CP, *tokens)), self.states.specs["params"]
+        spec, params = P(SAMPLE_AXES, (*SEQUENCE_AXES, *tokens)), self.states.specs["params"]
 
         @functools.cache
         def of_step(step: int | None) -> Callable[[Params, Any], Any]:

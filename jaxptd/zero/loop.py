@@ -34,7 +34,7 @@ A loop that moves nothing but adds to sums runs all layers, and each iteration o
 layer's gradients. JAX's derivative of `lax.scan` would stack the gradients of all layers and then
 add the stack to the sum over micro-batches, which takes one more stack.
 
-Letters: L layers, Z devices along dp x ep x cp, n elements of a block with its padding.
+Letters: L layers, Z devices along the batch's axes, n elements of a block with its padding.
 """
 
 import dataclasses

@@ -39,15 +39,15 @@ class ParamPlan:
         runs: what reads it: the ends of the model (outside of layers), or layers in a loop,
             unrolled, or on the stages of a pipeline.
         where: the memory that the masters are in.
-        shards: what is cut into a shard for each device along dp x ep x cp: nothing, the stack of
-            all layers at once (outside of layers the array), or each layer by itself.
+        shards: what is cut into a shard for each device along the batch's axes: nothing, the stack
+            of all layers at once (outside of layers the array), or each layer by itself.
         gather: when a device gets the whole block of a parameter that is in shards or on the host:
             at the beginning of the step, while the first micro-batch runs forward (and then holds
             it), or each time a layer runs. Never: it is there.
         gather_dtype: the precision that moves then, in which it is read.
         own_collective: whether it has a collective of its own in an iteration of a loop.
-        reduce: when its gradient is summed over dp x ep x cp: after the last micro-batch, beside
-            the layers of the last one, or beside the layers of each.
+        reduce: when its gradient is summed over the batch's axes: after the last micro-batch,
+            beside the layers of the last one, or beside the layers of each.
         accumulate: when a micro-batch's gradient is added to that of those before: after backward,
             or at once, by a loop over layers or in a tick of a pipeline.
         grad_dtype: the precision in which backward gives the gradient, before it is added up.
@@ -158,7 +158,7 @@ def layers_plan(config: Config) -> ParamPlan:
 
 def layers_are_alone(config: Config) -> bool:
     """True if no other device along the axes of samples has the same layers."""
-    return config.layout.replicas * config.layout.cp == 1
+    return config.layout.batch_shards == 1
 
 
 def _wide(config: Config) -> Dtype:
@@ -326,7 +326,7 @@ def _narrows(
 
 
 # ---- the state as shapes and axes, without its arrays; `shards.py` and `zero.py` have those ------
-# Letters: L layers, Z devices along dp x ep x cp, n elements of a block with its padding.
+# Letters: L layers, Z devices along the batch's axes, n elements of a block with its padding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,11 +1,11 @@
 """Parameters that are sharded over data-parallel devices, as the state holds them.
 
 The block that layers hold on a device is flattened and split into one shard for each device along
-dp x ep x cp; that of an expert, which is split over ep, along dp x cp. All shards have the same
-size, the last ones padded with zeros, so any shape splits evenly. With offloading, shards are in
-host memory; the second half of this file copies them.
+the batch's axes; that of an expert, which is split over ep, along the others. All shards have the
+same size, the last ones padded with zeros, so any shape splits evenly. With offloading, shards are
+in host memory; the second half of this file copies them.
 
-Letters: L layers, Z devices along dp x ep x cp, n elements of a block with its padding.
+Letters: L layers, Z devices along the batch's axes, n elements of a block with its padding.
 """
 
 import dataclasses

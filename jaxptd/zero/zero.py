@@ -31,7 +31,8 @@ fetches a layer as stage 3 does: it is copied to the device, then gathered. Grad
 Gathers move the precision that parameters are read in; gradients are summed in float32. An arrow
 with a function's name carries all parameters of one layer, in few messages.
 
-Letters: L layers, Z devices along dp x ep x cp, n elements of a block with its padding.
+Letters: L layers, Z devices along the batch's axes (dp, ep, cp, ulysses), n elements of a block
+with its padding.
 Source: Rajbhandari et al., arXiv 1910.02054.
 """
 
@@ -165,9 +166,9 @@ class Zero(StateShapes):
     def end_step(self, grads: Params, owed: Mapping[str, Axes]) -> Params:
         """Gradients that the passes return -> those of the state's arrays. Partner: `begin_step`.
 
-        Sums gradients of sharded parameters over dp x ep x cp (those of layers that are gathered
-        one by one already are), then all gradients over the axes where they are owed, with one
-        all-reduce for each set of axes.
+        Sums gradients of sharded parameters over the batch's axes (those of layers that are
+        gathered one by one already are), then all gradients over the axes where they are owed, with
+        one all-reduce for each set of axes.
         """
         grads = dict(grads)
         groups: dict[Axes, list[str]] = {}

@@ -26,6 +26,7 @@ RINGS = [
     for ring in ("zigzag", "blockwise", "rsa")
 ]
 GATHER = Layout(cp=4, ring="gather")
+ULYSSES = Layout(cp=2, ulysses=2)
 PIPELINED = [
     Layout(pp=2, dp=2, tp=2),
     Layout(pp=2, cp=2, tp=2, sequence_parallel=True, ring="rsa"),
@@ -59,6 +60,9 @@ MATRIX = [
         for choice in (*REMATS[1:], {"documents": "apart"})
     ),
     *by_turns([GATHER], [REMATS[3], *REMATS[:3]]),
+    *by_turns([ULYSSES], [REMATS[1], REMATS[0], *REMATS[2:], {"documents": "apart"}]),
+    slow(Layout(dp=2, ulysses=4, zero=3), REMATS[3]),
+    *(slow(dataclasses.replace(ULYSSES, ring=ring), REMATS[1]) for ring in ("rsa", "gather")),
     slow(dataclasses.replace(tiny.CONTEXT_PARALLEL, ring="gather"), {"documents": "apart"}),
     *by_turns([Layout(row=2, col=2, ring="gather")], [REMATS[1], REMATS[3]]),
     slow(Layout(cp=2, row=2, col=2, ring="gather"), REMATS[2] | {"dtype": "bfloat16"}),
@@ -91,6 +95,7 @@ PIPELINES = [
     slow(Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),
     slow(Layout(pp=2, cp=2, tp=2, schedule="zb-v", ring="gather"), FOUR | {"remat": "dots"}),
     slow(Layout(pp=2, cp=4, schedule="interleaved", ring="gather"), FOUR | {"remat": "full"}),
+    slow(Layout(pp=2, cp=2, ulysses=2, schedule="zb-v"), FOUR | {"remat": "dots"}),
     slow(Layout(pp=4, schedule="zb-h1", tp=2), FOUR | {"dtype": "bfloat16", "remat": "attention"}),
     slow(Layout(pp=2, row=2, col=2), FOUR | {"remat": "full"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="cannon", schedule="zb-h1"), FOUR),
@@ -107,6 +112,8 @@ OPTIONS = [
     slow(Layout(cp=4), QWEN),
     slow(Layout(cp=2, tp=2, ring="rsa"), QWEN | {"remat": "full"}),
     slow(Layout(cp=2, tp=4, ring="gather"), QWEN | {"remat": "attention"}),
+    (Layout(ulysses=4, tp=2, zero=2), QWEN | {"remat": "attention", "num_heads": 8}),
+    *(slow(Layout(cp=2, ulysses=2, tp=2), QWEN | each) for each in REMATS[:2]),
     slow(Layout(row=2, col=4), QWEN | {"remat": "dots"}),
     slow(Layout(row=4, col=2, matmul2d="summa"), QWEN | {"remat": "full"}),
     (Layout(row=2, col=2, attention2d="blocks"), ODD_HEADS | {"remat": "dots"}),

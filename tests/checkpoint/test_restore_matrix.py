@@ -31,6 +31,7 @@ LAYOUTS = {
     "zero2 tp": Layout(ep=2, tp=4, zero=2),
     "zero3 pp": Layout(pp=2, dp=4, zero=3),
     "zero3 cp": Layout(dp=2, ep=2, cp=2, zero=3),
+    "zero3 ulysses": Layout(cp=2, ulysses=2, zero=3),
     "zero3 2x2": Layout(dp=2, row=2, col=2, zero=3),
     "zero3 uneven": Layout(pp=2, dp=3, stage_layers=(1, 3), schedule="zb-h1", zero=3),
 }

@@ -43,8 +43,8 @@ def test_fields_of_a_pipeline_or_of_a_grid_are_refused_elsewhere(fields, axes, w
         (Layout(attention2d="blocks"), {"row": 2}, "layout.attention2d=blocks has no effect with"),
         (Layout(sequence_parallel=True), {"tp": 2}, "layout.sequence_parallel=True has no effect"),
         (Layout(zero=1, tp=2), {"dp": 2}, "layout.zero=1 has no effect without layout.dp, layout."),
-        (Layout(zero=2), {"ep": 2}, "layout.zero=2 has no effect without layout.dp, layout.ep or"),
-        (Layout(zero=3), {"cp": 2}, "layout.zero=3 has no effect without layout.dp, layout.ep or"),
+        (Layout(zero=2), {"ep": 2}, "layout.zero=2 has no effect without layout.dp, layout.ep, "),
+        (Layout(zero=3), {"cp": 2}, "layout.zero=3 has no effect without layout.dp, layout.ep, "),
     ],
 )
 def test_other_fields_without_effect_are_named(layout, axes, sentence) -> None:

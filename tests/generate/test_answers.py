@@ -67,7 +67,7 @@ def without_cache() -> list[list[int]]:
         logits,
         mesh=program.mesh,
         in_specs=ins,
-        out_specs=P(("dp", "ep"), "cp", "tp"),
+        out_specs=P(("dp", "ep"), ("cp", "ulysses"), "tp"),
         check_vma=True,
     )
     run, source = jax.jit(whole), np.zeros((2, 16), np.int32)
@@ -89,6 +89,7 @@ def without_cache() -> list[list[int]]:
         slow(Layout(tp=2)),
         slow(Layout(tp=3)),
         slow(Layout(cp=2)),
+        slow(Layout(ulysses=2)),
         slow(Layout(row=2, col=2)),
         slow(Layout(row=2, col=2, attention2d="blocks")),
         slow(Layout(pp=2)),

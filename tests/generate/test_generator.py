@@ -29,6 +29,7 @@ TP2 = ("--layout.tp=2",)
 TP3 = ("--layout.tp=3",)  # pads heads
 TP4 = ("--layout.tp=4",)
 CP2_TP2 = ("--layout.cp=2", *TP2)
+ULYSSES = ("--layout.ulysses=2", *TP2)
 SEQUENCE = ("--layout.ep=2", "--layout.tp=2", "--layout.sequence_parallel=true")
 GRID = ("--layout.row=2", "--layout.col=2")
 PIPELINE = ("--layout.pp=2", "--layout.tp=2")
@@ -169,7 +170,9 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     assert len(set(found)) > 5
 
 
-@pytest.mark.parametrize("layout", [(), *map(slow, (TP4, GRID, PIPELINE, CP2_TP2))], ids=str)
+@pytest.mark.parametrize(
+    "layout", [(), *map(slow, (TP4, GRID, PIPELINE, CP2_TP2, ULYSSES))], ids=str
+)
 def test_layers_of_two_kinds_write_the_same(layout):
     """Layers pick window and angles by their number, even in a pipeline; heads have sinks."""
     prompt = PROMPTS["some"]

@@ -137,12 +137,16 @@ LAYOUTS = (
     Layout(pp=2, cp=2, schedule="zb-h1"),
 )
 
-GATHERED = Layout(pp=2, cp=2, tp=2, ring="gather")
+SHARED_SEQUENCES = (
+    Layout(pp=2, cp=2, tp=2, ring="gather"),
+    Layout(cp=2, ulysses=2, tp=2, zero=2),
+)
 EXPERT_LAYOUTS = (
     Layout(ep=2, tp=2, sequence_parallel=True, zero=1),
     Layout(ep=4, zero=3),
     Layout(ep=2, cp=2, zero=2),
     Layout(pp=2, dp=2, ep=2, schedule="zb-h1"),
+    Layout(ep=2, ulysses=2, tp=2),
 )
 
 
@@ -152,8 +156,12 @@ EXPERT_LAYOUTS = (
         (GPT, LAYOUTS[0]),
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
-        *(slow(PATTERN, each) for each in (*LAYOUTS, GATHERED)),
-        *(slow(SINKS, each) for each in (*LAYOUTS, GATHERED) if not each.unfused_attention),
+        *(slow(PATTERN, each) for each in (*LAYOUTS, *SHARED_SEQUENCES)),
+        *(
+            slow(SINKS, each)
+            for each in (*LAYOUTS, *SHARED_SEQUENCES)
+            if not each.unfused_attention
+        ),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),

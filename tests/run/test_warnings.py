@@ -15,7 +15,8 @@ def test_fields_without_effect_are_named() -> None:
     program = tiny.program(Layout(ring="rsa", zero=2), remat_layers=1)
     assert list(remarks(program)) == [
         "layout.ring=rsa has no effect without a ring, layout.cp or layout.row of 2 or more",
-        "layout.zero=2 has no effect without layout.dp, layout.ep or layout.cp of 2 or more",
+        "layout.zero=2 has no effect without layout.dp, layout.ep, layout.cp or layout.ulysses "
+        "of 2 or more",
         "model.remat_layers=1 has no effect without model.remat",
     ]
 

@@ -340,7 +340,7 @@ class _Step:
         tokens = embedded * sizes.sequences * train.micro_batches
         kept = self.state["parameters"] + self.state["optimizer"]
         kept -= memory_model.hosted(self.config.layout, self.state)
-        return kept + 2 * ID * tokens // self.config.layout.cp
+        return kept + 2 * ID * tokens // self.config.layout.sequence_shards
 
     @cached_property
     def _x(self) -> int:
@@ -383,9 +383,9 @@ class _Step:
         config, layout, plan = self.config, self.config.layout, self._params
         parameters, adds = sum(each.parameters for each in loops), plan.accumulate == "in_loop"
         if plan.reduce == "last_microbatch" and (adds or config.train.micro_batches == 2):
-            experts, copies = sum(each.experts for each in loops), layout.dp * layout.cp
+            experts, copies = sum(each.experts for each in loops), layout.batch_shards // layout.ep
             sent = experts // copies if copies > 1 else 0
-            return (parameters - experts) // (layout.replicas * layout.cp) + sent
+            return (parameters - experts) // layout.batch_shards + sent
         return 0 if adds else parameters // self._narrowing
 
     @cached_property
@@ -450,7 +450,7 @@ class _Step:
         """True if XLA hides all-reduces behind weight-gradient matmuls of unrolled layers."""
         layout = self.config.layout
         unrolled = not self.config.model.scan_layers and self.plan is None
-        return unrolled and layout.replicas * layout.cp > 1
+        return unrolled and layout.batch_shards > 1
 
     def _late(self) -> Peak:
         """The backward pass of unrolled layers where such matmuls run late."""
@@ -483,13 +483,13 @@ class _Step:
         if layout.hosts_moments and layout.update_on == "device":
             # One more array, and another where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
-            shards = layout.replicas * layout.cp if self._params.stage == 1 else 1
+            shards = layout.batch_shards if self._params.stage == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
             return dataclasses.replace(moment, gradients=gradients, copies=more)
         comes = layout.hosts_parameters and layout.update_on == "device"
         narrow = (comes or self._params.narrows) and not self._sums
         narrowing = self._narrowing if narrow else 1
-        if self._params.shards == "none" and layout.replicas * layout.cp > 1:
+        if self._params.shards == "none" and layout.batch_shards > 1:
             return dataclasses.replace(moment, gradients=gradients + largest // narrowing)
         layers = sum(each.parameters for each in self.loops)
         # One parameter arrives, one is updated, one leaves; not all are the largest.

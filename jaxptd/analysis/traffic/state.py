@@ -22,7 +22,7 @@ from jaxptd.zero.plan import ShardShape, StateShapes
 
 # ---- data parallelism and ZeRO: gathers of parameters, reductions of gradients -------------------
 # Letters: n elements of a parameter on one device (with ZeRO's padding, if ZeRO shards it), Z
-# devices along dp x ep x cp.
+# devices along the batch's axes.
 # Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 
 
@@ -141,7 +141,7 @@ def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterato
 
 
 def _dealt(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
-    """All-to-alls of a stack, there and back: over dp x ep x cp if sharded, then for each cut dim.
+    """All-to-alls of a stack, there and back: over the batch's axes if sharded, then a cut dim's.
 
     A stack is dealt out in equal shares, so it is padded to a multiple of the devices.
     """

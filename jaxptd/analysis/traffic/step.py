@@ -24,7 +24,7 @@ from jaxptd.costs.collective import (
     subtract,
 )
 from jaxptd.display import Table, html_of
-from jaxptd.layout import BATCH_AXES, SAMPLE_AXES, Axis, Layout
+from jaxptd.layout import BATCH_AXES, SAMPLE_AXES, SEQUENCE_AXES, Axis, Layout
 from jaxptd.models.families import architecture_of, family_of, sizes_of
 from jaxptd.parts.architecture import Architecture
 from jaxptd.parts.scenario import Scenario
@@ -253,7 +253,7 @@ def _documents(step: Scenario) -> Iterator[Collective]:
     config = step.config
     samples = config.train.micro_batches * step.sizes.sequences
     for length in family_of(config.model).lengths_with_documents(config):
-        yield Collective(ALL_GATHER, (Axis.CP,), 1, 4 * samples * length)
+        yield Collective(ALL_GATHER, SEQUENCE_AXES, 1, 4 * samples * length)
 
 
 def _loss(step: Scenario) -> Iterator[Collective]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from jaxptd.analysis import memory_model
 from jaxptd.config import Config, Remat
-from jaxptd.context_parallel import RingKind
 from jaxptd.costs.program import Implementation
 from jaxptd.costs.terms import total
 from jaxptd.errors import UserError
@@ -53,14 +52,6 @@ class Fixed(NamedTuple):
     experts: float
 
 
-GATHER: RingKind = "gather"
-
-
-def with_ring(layout: Layout, ring: RingKind) -> Layout:
-    """The layout with another ring; itself if it has this one."""
-    return layout if layout.ring == ring else dataclasses.replace(layout, ring=ring)
-
-
 class LayerCosts:
     """The costs of the layer layouts of a space on a cluster.
 
@@ -94,19 +85,28 @@ class LayerCosts:
         sizes = step.state["gradients"], 4 * matrices, 4 * experts / layout.expert_shards
         return Fixed(config, description, kept, state, *sizes)
 
-    def rings(self, layout: Layout) -> tuple[RingKind, ...]:
-        """The exchanges of keys to price for a layout: its own, and gathering where it may win.
+    def exchanges(self, layout: Layout) -> tuple[Layout, ...]:
+        """The layout, and the same with other ways to share sequences, where one may be faster.
 
         Within a node, and with one member in each, a ring's hops take no longer than gathering, and
-        attention hides them. Otherwise a hop uses one network card of a node, and gathering those
-        of all members. A plan may ask for it all the same.
+        attention hides them. Otherwise a hop uses one network card of a node. Gathering uses those
+        of all members, and so do rings of one member in each node, between which Ulysses splits the
+        heads. A plan may ask for either all the same.
         """
-        members, devices = layout.cp * layout.row, layout.tp * layout.col
-        some = 1 < self.cluster.node_size // devices < members
+        members, near = layout.cp * layout.row, self.cluster.node_size // (layout.tp * layout.col)
         blocks = layout.has_grid and layout.attention2d == "blocks"
-        if not some or blocks or "layout.ring" in self.space.pins:
-            return (layout.ring,)
-        return layout.ring, GATHER
+        if not 1 < near < members or blocks:
+            return (layout,)
+        pins, others = self.space.pins, list[dict[str, Any]]()
+        if "layout.ring" not in pins:
+            others.append({"ring": "gather"})
+        if not {"layout.cp", "layout.ulysses"} & {*pins} and not layout.has_grid:
+            others += [{"cp": members // n, "ulysses": n} for n in (near, members)]
+        made = [layout]
+        for fields in others:
+            with contextlib.suppress(UserError):
+                made.append(dataclasses.replace(layout, **fields))
+        return tuple(made)
 
     def _seconds(self, config: Config, implementation: Implementation) -> Callable[[Remat], float]:
         """Seconds of all layers for a micro-batch, by what they recompute."""
@@ -158,16 +158,15 @@ class LayerCosts:
         fixed = self._fixed_of(layer_layout.layout)
         if bare is None or fixed is None:
             return None
-        train = dataclasses.replace(fixed.config.train, global_batch_size=layer_layout.sequences)
-        layouts = [with_ring(fixed.config.layout, ring) for ring in self.rings(layer_layout.layout)]
-        configs = [dataclasses.replace(fixed.config, train=train, layout=x) for x in layouts]
-
+        layouts = self.exchanges(layer_layout.layout)
+        layers = [dataclasses.replace(layer_layout, layout=layout) for layout in layouts]
+        configs = [config for each in layers if (config := self.space.layer_config(each))]
         implementation = _implementation(fixed.description.implementation, many=many, stages=stages)
 
         each = [self._seconds(config, implementation) for config in configs]
 
         def seconds(remat: Remat) -> float:
-            return min(of_ring(remat) for of_ring in each)
+            return min(of_exchange(remat) for of_exchange in each)
 
         _, ends = self.predict.unit(configs[0], implementation, "none")
         last = total(ends.last)
@@ -327,8 +326,8 @@ class Search:
         """The candidate that recomputes as few layers as fit, or all; None if none fits."""
         self.counted += 1
         layer, candidates = mesh_shape.layer_layout, []
-        for ring in self.layer_costs.rings(layer.layout):
-            each = dataclasses.replace(layer, layout=with_ring(layer.layout, ring))
+        for layout in self.layer_costs.exchanges(layer.layout):
+            each = dataclasses.replace(layer, layout=layout)
             shape = dataclasses.replace(mesh_shape, layer_layout=each)
             with contextlib.suppress(UserError):  # of choices that do not go together
                 for step, memory in self._fitting(shape, pipe, bound):

@@ -255,7 +255,7 @@ def sent_by(zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster)
     inside = layout.tp * layout.row * layout.col
     experts = cost.experts if layout.ep > 1 else 0.0
     others = cost.gradients - experts, cost.matrices - experts
-    between = layout.ep if layout.cp == 1 else 1  # cp is inside of ep, dp outside
+    between = layout.ep if layout.sequence_shards == 1 else 1  # these are inside of ep, dp outside
     copies = Group(mesh_shape.shards // layout.ep, inside * between)
     sent = [
         _sent(zero, whole / p, matrices, mesh_shape, functools.partial(_in_group, cluster, group))

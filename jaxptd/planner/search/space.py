@@ -128,7 +128,8 @@ class StageSplits:
 Pins = Mapping[str, Any]  # field, such as "layout.tp" -> the only value to try
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 PINNED = (
-    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.ep", "layout.pp", "layout.dp"),
+    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.ulysses", "layout.ep"),
+    *("layout.pp", "layout.dp"),
     *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
     *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
     *("layout.schedule", "layout.virtual_stages", "layout.stage_layers", "layout.zero"),
@@ -252,13 +253,13 @@ class MeshShape:
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the axes; a ranking shows one layout for each."""
         layout = self.layer_layout.layout
-        return layout.tp, layout.row, layout.col, layout.cp, layout.ep, self.pp, self.dp
+        own = layout.tp, layout.row, layout.col, layout.sequence_shards, layout.ep
+        return *own, self.pp, self.dp
 
     @property
     def shards(self) -> int:
-        """Devices along dp x ep x cp, which ZeRO shards the state over."""
-        layout = self.layer_layout.layout
-        return self.dp * layout.ep * layout.cp
+        """Devices that split a batch's tokens, which ZeRO shards the state over."""
+        return self.dp * self.layer_layout.layout.batch_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,15 +420,18 @@ class Space:
         experts = self.config.model.moe.num_experts if self.config.model.moe else 1
         eps = _divisors(math.gcd(self.gpus, experts), WIDEST)
         axes = pairs, self._pinned("layout.cp", rings), self._pinned("layout.ep", eps)
+        ulysses = self.pins.get("layout.ulysses", 1)  # others share the bounds of a ring
         for (tp, row, col), cp, ep in itertools.product(*axes):
             sizes = {"layout.tp": tp, "layout.row": row, "layout.col": col}
-            if self.gpus % (tp * row * col * cp * ep) or any(
+            if self.gpus % (tp * row * col * cp * ulysses * ep) or any(
                 self._other(*each) for each in sizes.items()
             ):
                 continue
             for options in self._options(tp, row * col > 1):
                 try:
-                    layout = Layout(tp=tp, row=row, col=col, cp=cp, ep=ep, **options)
+                    layout = Layout(
+                        tp=tp, row=row, col=col, cp=cp, ulysses=ulysses, ep=ep, **options
+                    )
                 except UserError:
                     continue
                 if self._is_even(layout) and satisfies_pins(self.pins, self.config.model, layout):

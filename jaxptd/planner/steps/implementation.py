@@ -41,7 +41,7 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
         UserError: the cost model or the GPUs lack something that the config asks for.
     """
     model, layout, kernels = config.model, config.layout, config.kernels_on_gpus
-    unsummed = config.train.micro_batches * layout.replicas * layout.cp == 1
+    unsummed = config.train.micro_batches * layout.batch_shards == 1
     _check(config, accelerator)
     return Implementation(
         "jaxptd",

@@ -9,9 +9,10 @@ import pytest
 from jaxptd.config import Config, EncoderDecoder, ModelConfig, TrainConfig
 from jaxptd.config.moe import MoE
 from jaxptd.hardware import Cluster, find_accelerator
+from jaxptd.layout import Layout
 from jaxptd.planner.search.best import Search
 from jaxptd.planner.search.bounds import Bound, Bounds
-from jaxptd.planner.search.space import MeshShape, ScheduleChoice, Space
+from jaxptd.planner.search.space import LayerLayout, MeshShape, ScheduleChoice, Space
 from jaxptd.planner.steps.step import ConfigStep, predict
 
 H100 = Cluster(find_accelerator("h100"))
@@ -108,6 +109,9 @@ ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
 SPLIT = {"layout__tp": 2, "layout__cp": 8, "layout__ep": 4, "layout__pp": 1, "layout__zero": 3}
 SPLIT |= {"layout__collective_matmul": True}
 BETWEEN_NODES = {"layout__cp": 16, "model__remat": "none"}
+ONE_SEQUENCE = {"layout__tp": 1, "layout__pp": 1, "layout__dp": 1, "layout__row": 1}
+ONE_SEQUENCE |= {"layout__col": 1}
+LONG = dataclasses.replace(LLAMA, seq_length=65536)
 SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep": 2}
 
 
@@ -119,7 +123,8 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
         (QWEN3_MOE, 8, 8, 6, ALONE, 31),
         (DENSE_FIRST, 4, 8, 6, ALONE, 31),
         (WIDE, 256, 512, 74, SPLIT, 1),
-        (dataclasses.replace(LLAMA, seq_length=65536), 16, 16, 80, BETWEEN_NODES, 1),
+        (LONG, 16, 16, 80, BETWEEN_NODES, 1),
+        (LONG, 16, 1, 80, ONE_SEQUENCE, 1),
     ],
 )
 def test_bounds_are_below_the_predictions(
@@ -144,6 +149,28 @@ def test_bounds_are_below_the_predictions(
             assert least.share * model.num_layers <= layers
         seen += 1
     assert seen > (20 if every > 1 else 2)
+
+
+def test_over_several_nodes_it_takes_ulysses_in_each_and_a_ring_between() -> None:
+    """Two nodes of 8. Each alternative is slower; a pin of any of them is kept."""
+    found = next(iter(search(LONG, 16, 1, 80, **ONE_SEQUENCE)))
+    layout = found.config.layout
+    assert (layout.cp, layout.ulysses, layout.ring) == (2, 8, "zigzag")
+    for pins in ({"cp": 16}, {"cp": 16, "ring": "zigzag"}, {"cp": 1, "ulysses": 16}):
+        named = {f"layout__{name}": value for name, value in pins.items()}
+        other = next(iter(search(LONG, 16, 1, 80, **ONE_SEQUENCE, **named)))
+        assert {name: getattr(other.config.layout, name) for name in pins} == pins
+        assert other.step.seconds > 1.02 * found.step.seconds
+
+
+def test_heads_that_do_not_split_over_a_node_leave_the_ring() -> None:
+    """12 heads and a node of 8: only gathering is tried beside the ring."""
+    model = dataclasses.replace(LONG, hidden_size=1536, num_heads=12, num_kv_heads=12)
+    found = search(model, 16, 1, 80, **ONE_SEQUENCE)
+    exchanges = found.layer_costs.exchanges(Layout(cp=16))
+    costs = [found.space.layer_config(LayerLayout(each, 1)) for each in exchanges]
+    assert [each.layout.ring for each in costs if each] == ["zigzag", "gather"]
+    assert next(iter(found)).config.layout.ulysses == 1
 
 
 def test_pins_hold() -> None:
