@@ -99,6 +99,8 @@ REFUSED = (
         "a window in some layers only (model.window_layers) is not written as a setting",
     ),
     (["--model.attention_sinks", "true"], "model.attention_sinks=true is not written as a setting"),
+    (["--model.norm_order", "output"], "model.norm_order=output is not written as a setting"),
+    (["--model.qk_norm", "whole"], "model.qk_norm=whole is not written as a setting"),
     (["--model.attention_softcap", "9"], "model.attention_softcap=9.0 is not written as a setting"),
     (
         ["--model.rope.layers", "[true, false]"],
