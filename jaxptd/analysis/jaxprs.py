@@ -1,10 +1,12 @@
 """Traces training steps, and walks jaxprs: their equations, and those of inner jaxprs."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jaxptd.analysis.hlo.text import USUAL, branches_of
+from jaxptd.attention.xla import AT_MOST
 from jaxptd.step import Program
 
 
@@ -77,12 +79,19 @@ def _executions(
         scope = str(equation.source_info.name_stack)
         runs = times * equation.params.get("length", 1)
         if equation.primitive.name == "while":
-            runs = trips.get(scope.rpartition("/")[2], times)
+            name = scope.rpartition("/")[2]
+            runs = trips.get(name, times * _most_trips(name))
         yield equation, times, f"{scopes}/{scope}"
         if equation.primitive.name == KERNEL:  # counted by what it says of itself
             continue
         for inner, number in branches(equation, runs, trips):
             yield from _executions(inner, number, f"{scopes}/{scope}", trips)
+
+
+def _most_trips(scope: str) -> int:
+    """The largest number of trips of a loop whose scope says it; otherwise one is counted."""
+    most = re.fullmatch(re.escape(AT_MOST).replace(r"\{\}", r"(\d+)"), scope)
+    return int(most[1]) if most else 1
 
 
 PRODUCTS = ("dot_general", "ragged_dot_general")

@@ -208,6 +208,25 @@ def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
     return seen_TS & seen_BTS[:, None]
 
 
+def documents_meet(query_BXT: Array, key_BXS: Array) -> Array:
+    """True where queries and keys may have a document in common in any sample, `[X]`.
+
+    False only if the numbers of their documents have separate ranges, as those of packed sequences
+    have far from the diagonal: no query then sees a key.
+
+    Args:
+        query_BXT: documents of queries in blocks X; negative or `NOWHERE` for padding.
+        key_BXS: documents of keys.
+    """
+
+    def ends(x: Array) -> tuple[Array, Array]:
+        real = (x >= 0) & (x != NOWHERE)
+        return jnp.where(real, x, NOWHERE).min(-1), jnp.where(real, x, -1).max(-1)
+
+    (first_query, last_query), (first_key, last_key) = ends(query_BXT), ends(key_BXS)
+    return ((first_query <= last_key) & (first_key <= last_query)).any(0)
+
+
 Result = TypeVar("Result")
 
 

@@ -29,6 +29,7 @@ from jaxptd.attention.kernel import (
     add_at,
     add_gradients,
     by_window,
+    documents_meet,
     merge_at,
 )
 
@@ -306,9 +307,14 @@ def merge_tile(
     spec: AttentionSpec,
 ) -> Any:
     """`total`, (o, lse), with attention of a tile merged into its rows."""
-    qs, (ks, vs) = tile.queries(q), tile.keys(kv)
-    part = spec.kernel.fwd(qs, ks, vs, tile.coordinates(coordinates), scores=scores)
-    return merge_at(total, part, tile.query, dim=1)
+    of_tile = tile.coordinates(coordinates)
+
+    def merged(total: Any) -> Any:
+        qs, (ks, vs) = tile.queries(q), tile.keys(kv)
+        part = spec.kernel.fwd(qs, ks, vs, of_tile, scores=scores)
+        return merge_at(total, part, tile.query, dim=1)
+
+    return _where_documents_meet(merged, total, of_tile)
 
 
 def add_tile(
@@ -323,12 +329,26 @@ def add_tile(
     spec: AttentionSpec,
 ) -> tuple[Sums, Array]:
     """`total`, (sums, d(kv)), with the gradients of a tile."""
-    sums, dkv = total
-    qs, os, lses, dos = (tile.queries(x) for x in (saved.q, saved.o, saved.lse, do))
-    ks, vs = tile.keys(kv)
-    of_tile = Saved(qs, ks, vs, os, lses)
-    gradients = spec.kernel.bwd(of_tile, dos, tile.coordinates(coordinates), scores=scores)
-    for number, x in enumerate((gradients.k, gradients.v)):
-        dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
-    bias = add_gradients(sums.bias, gradients.bias)
-    return Sums(add_at(sums.q, gradients.q, (0, tile.query, 0, 0)), bias), dkv
+    of_tile = tile.coordinates(coordinates)
+
+    def added(total: tuple[Sums, Array]) -> tuple[Sums, Array]:
+        sums, dkv = total
+        qs, os, lses, dos = (tile.queries(x) for x in (saved.q, saved.o, saved.lse, do))
+        ks, vs = tile.keys(kv)
+        gradients = spec.kernel.bwd(Saved(qs, ks, vs, os, lses), dos, of_tile, scores=scores)
+        for number, x in enumerate((gradients.k, gradients.v)):
+            dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
+        bias = add_gradients(sums.bias, gradients.bias)
+        return Sums(add_at(sums.q, gradients.q, (0, tile.query, 0, 0)), bias), dkv
+
+    return _where_documents_meet(added, total, of_tile)
+
+
+def _where_documents_meet(
+    update: Callable[[Any], Any], total: Any, coordinates: ScoreCoordinates
+) -> Any:
+    """`update(total)`, or `total` if queries and keys have no document in common."""
+    query_BT, key_BS = coordinates.query_segment_BT, coordinates.key_segment_BS
+    if query_BT is None or key_BS is None:
+        return update(total)
+    return lax.cond(documents_meet(query_BT, key_BS), update, lambda total: total, total)

@@ -7,6 +7,7 @@ Source: Dao et al., arXiv 2205.14135.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from jaxptd.attention.kernel import (
     add_bias,
     add_gradients,
     bias_gradient,
+    documents_meet,
     drop_groups,
     finite,
     group_mask,
@@ -37,6 +39,7 @@ from jaxptd.attention.kernel import (
 from jaxptd.collectives import as_varying, varying_axes
 
 CHUNK = 512  # queries and keys per product; only scores [B, N, CHUNK, CHUNK] exist at a time
+AT_MOST = "at_most_{}_trips"  # scope of a loop whose trips depend on data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +94,36 @@ class _Grid:
             seen = (key <= query) & (distance < window)
         return jnp.asarray(query[seen]), jnp.asarray(key[seen])
 
+    def over_pairs(
+        self, visit: Callable[[Any, Array, Array], Any], total: Any, coordinates: ScoreCoordinates
+    ) -> Any:
+        """`total` after `visit(total, i, j)` for each pair of chunks that may see each other.
+
+        A loop over all pairs. With documents it has only as many trips as there are pairs with a
+        document in common.
+
+        coordinates: of the padded chunks.
+        """
+        query_P, key_P = self.pairs
+        query_BT, key_BS = coordinates.query_segment_BT, coordinates.key_segment_BS
+        if query_BT is None or key_BS is None:
+
+            def step(total: Any, pair: tuple[Array, Array]) -> tuple[Any, None]:
+                return visit(total, *pair), None
+
+            return lax.scan(step, total, (query_P, key_P))[0]
+        counts = self.queries.count, self.keys.count
+        query_BIT, key_BJS = (
+            x.reshape(x.shape[0], n, -1) for x, n in zip((query_BT, key_BS), counts, strict=True)
+        )
+        met_P = documents_meet(query_BIT[:, query_P], key_BJS[:, key_P])
+        order_P = jnp.argsort(~met_P, stable=True)
+        query_P, key_P = query_P[order_P], key_P[order_P]
+        with jax.named_scope(AT_MOST.format(len(query_P))):
+            return lax.fori_loop(
+                0, met_P.sum(), lambda n, total: visit(total, query_P[n], key_P[n]), total
+            )
+
     def pad_sites(self, coordinates: ScoreCoordinates) -> ScoreCoordinates:
         return coordinates.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))
 
@@ -133,8 +166,7 @@ class Xla:
         zero = jnp.zeros(q.shape, jnp.promote_types(q.dtype, jnp.float32))
         total = _as_varying_as((zero, zero[..., 0] - jnp.inf), (q, k, v, coordinates))
 
-        def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
-            i, j = pair
+        def visit(total: tuple, i: Array, j: Array) -> tuple:
             chunk = _block_fwd(
                 grid.queries.take(q, i, 1),
                 grid.keys.take(k, j, 1),
@@ -143,9 +175,9 @@ class Xla:
                 self.dropout,
                 scores=scores,
             )
-            return merge_at(total, chunk, i * grid.queries.size, dim=1), None
+            return merge_at(total, chunk, i * grid.queries.size, dim=1)
 
-        (o, lse), _ = lax.scan(visit, total, grid.pairs)
+        o, lse = grid.over_pairs(visit, total, coordinates)
         return grid.queries.unpad(o), grid.queries.unpad(lse)
 
     def bwd(
@@ -167,8 +199,7 @@ class Xla:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), inputs)
         total = _as_varying_as(zeros, (q, k, v, do, o, lse, coordinates))
 
-        def visit(total: Gradients, pair: tuple[Array, Array]) -> tuple[Gradients, None]:
-            i, j = pair
+        def visit(total: Gradients, i: Array, j: Array) -> Gradients:
             gradients = _block_bwd(
                 *(grid.queries.take(x, i, 1) for x in (q, do, o, lse)),
                 *(grid.keys.take(x, j, 1) for x in (k, v)),
@@ -176,9 +207,9 @@ class Xla:
                 dropout=self.dropout,
                 scores=scores,
             )
-            return _add_chunk(total, gradients, i * grid.queries.size, j * grid.keys.size), None
+            return _add_chunk(total, gradients, i * grid.queries.size, j * grid.keys.size)
 
-        (dq, dk, dv, bias), _ = lax.scan(visit, total, grid.pairs)
+        dq, dk, dv, bias = grid.over_pairs(visit, total, coordinates)
         return Gradients(grid.queries.unpad(dq), grid.keys.unpad(dk), grid.keys.unpad(dv), bias)
 
     def _grid(self, q: Array, k: Array, scores: Scores) -> _Grid:

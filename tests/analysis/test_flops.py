@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import tiny
 
-from jaxptd.analysis.jaxprs import attention_flops
+from jaxptd.analysis.jaxprs import attention_flops, executed, flops
+from jaxptd.mesh import Layout
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,13 @@ def test_flops_of_attention(name, mask, window, flops):
         invars=[q, k],
     )
     assert attention_flops(equation) == flops
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(cp=2)], ids=str)
+def test_documents_count_as_if_all_met(layout: Layout) -> None:
+    """How many chunks of scores share a document depends on the data; the most are counted."""
+    joined, apart = [
+        executed(tiny.program(layout, seq_length=1024, documents=documents), flops)
+        for documents in ("joined", "apart")
+    ]
+    assert joined == apart

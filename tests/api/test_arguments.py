@@ -81,7 +81,10 @@ MESHES: list[Row] = [
     (lambda k: jaxptd.make_mesh(Layout(), "xy"), "devices is 'xy'; expected a list"),
     (lambda k: jaxptd.describe_mesh(k.config), "mesh is a Config; expected a Layout or a Mesh"),
     (lambda k: jaxptd.describe_mesh(3), "describe_mesh: mesh is 3; expected a Layout or a Mesh"),
-    (lambda k: jaxptd.describe_mesh(FOREIGN), "axis x, but a layout has only pp, dp, ep, cp, ulysses, row"),
+    (
+        lambda k: jaxptd.describe_mesh(FOREIGN),
+        "axis x, but a layout has only pp, dp, ep, cp, ulysses, row",
+    ),
     (lambda k: jaxptd.describe_mesh(Layout(dp=2**30)), "use 1 to 1048576 devices"),
     (lambda k: jaxptd.rank_groups(k.config), "layout is a Config; expected a Layout: pass config"),
     (lambda k: jaxptd.rank_groups(k.mesh), "layout is a Mesh; expected a Layout"),

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
@@ -240,3 +241,26 @@ def test_the_inputs_the_output_and_the_logsumexp_are_kept(ring: Any, causal: boo
     tensor = (B, each.block, each.heads, H)
     tokens = [x.shape for x in each.tokens() if x is not None]
     assert sorted(kept) == sorted([tensor] * 4 + [tensor[:-1]] + tokens)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        slow(Layout(cp=2)),
+        Layout(cp=2, ring="gather"),
+        slow(Layout(cp=3, ring="blockwise")),
+        Layout(cp=2, ulysses=2),
+    ],
+    ids=str,
+)
+def test_scores_between_documents_are_not_computed(layout: Layout) -> None:
+    """The first half of each sequence is a document that is not a number: nothing reads it."""
+    each = Case(layout, documents=True, heads=2, chunk=4)
+    _, q, k, v, do = each.arguments("float32")
+    half = each.order >= T // 2
+    segment_BCT = jnp.tile(half.astype(jnp.int32).reshape(1, layout.cp, -1), (B, 1, 1))
+    tokens = AttentionInputs(segment_BCT, segment_BCT)
+    q, k, v, do = (jnp.where(half[:, None, None], x, jnp.nan) for x in (q, k, v, do))
+    for x in jax.jit(both_ways(each))(tokens, q, k, v, do)[:4]:
+        np.testing.assert_array_equal(np.isfinite(x).all((0, 2, 3)), half)
