@@ -13,8 +13,8 @@ from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis import verification
-from jaxptd.analysis.comparison import FirstSteps, Outcome, Row, compare
-from jaxptd.analysis.verification import OneStep, with_precision
+from jaxptd.analysis.comparison import Choices, FirstSteps, Outcome, Row, compare
+from jaxptd.analysis.verification import OneStep, Report, with_precision
 from jaxptd.collectives import varying_axes
 from jaxptd.layers import for_layout, fp8
 from jaxptd.matmul import ring
@@ -156,6 +156,23 @@ def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> No
     found = verified(layout, num_layers=1, dropout=0.0)
     assert found.wrong[0].name == first
     assert "NOT equal" in found.verdict
+
+
+def test_where_all_experts_are_chosen_rounding_tips_no_choice() -> None:
+    """Of three layers the first is dense, with margins of zero; the last has one expert."""
+    margins = np.broadcast_to([0.0, 0.5, np.inf], (2, 4, 3))
+    choose = {"start": margins, "changed": margins + np.array([0, 0.25, 0])}
+    found = Choices.of(
+        lambda tensors: (np.zeros((2, 4, 3, 1), int), choose[tensors]), "start", ["changed"]
+    )
+    np.testing.assert_array_equal(found.noise, [0, 0.25, 0])
+    assert found.smallest == 0.5
+    row = Row("blocks.mlp.up.w", "gradient", 1e-8, 1e-6)
+    for margin, words in ((0.5, "smallest margin 5.0e-01"), (np.inf, "every token passes all ex")):
+        verdict = Report(Layout(), "float32", [row], margin).verdict
+        assert f"given its choices ({words}" in verdict
+    only = dataclasses.replace(found, margins=margins[..., 2:])
+    assert only.smallest == np.inf
 
 
 def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None:

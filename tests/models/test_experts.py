@@ -99,7 +99,8 @@ def test_below_float64_choices_of_one_device_are_replayed(dtype: Any) -> None:
     assert [row.what for row in report.rows].count("choices") == (1 if choice else 2)
 
 
-@pytest.mark.parametrize("top_k", [2, slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("top_k", [2, 1])
 def test_where_all_experts_are_chosen_no_margin_is_left(top_k: int) -> None:
     """Runs in float32 while JAX has float64 enabled."""
     choice = {"num_layers": 1, "moe.num_experts": top_k, "moe.top_k": top_k}
