@@ -3,7 +3,6 @@
 Letters: T tokens of a sequence, D model, n devices.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Polygon, Rectangle
 
 from benchmarks.context.costs import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
+from benchmarks.context.exchanges import EXCHANGES, H200, config_of, mfu
 from jaxptd.attention.attend import Ring
-from jaxptd.commands.command_line import load_config
-from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.layout import Layout
-from jaxptd.models.families import architecture_of
 from jaxptd.planner.steps.step import predict
 from jaxptd.plot import BLUE, FILLS
 from jaxptd.plot.style import COLORS, INK, PAGE
@@ -107,24 +103,7 @@ def _times(axes: Axes, which: Pass) -> None:
     axes.grid()
 
 
-EXCHANGES = {
-    "ring over all: cp=64": Layout(cp=64, zero=3),
-    "gathered: cp=64, ring=gather": Layout(cp=64, ring="gather", zero=3),
-    "ulysses=8 within a node, a ring between: cp=8": Layout(cp=8, ulysses=8, zero=3),
-    "ulysses=32 over four nodes: cp=2": Layout(cp=2, ulysses=32, zero=3),
-}
 LENGTHS = 2 ** np.arange(13, 21)
-
-
-def mfu(layout: Layout, length: int) -> float:
-    """Predicted MFU of Llama 3 8B with sequences of this length on H200s, in percent."""
-    base = load_config("llama3-8b")
-    model = dataclasses.replace(base.model, seq_length=length, remat="full")
-    train = dataclasses.replace(base.train, global_batch_size=1, micro_batches=1)
-    config = dataclasses.replace(base, model=model, layout=layout, train=train)
-    cluster = Cluster(find_accelerator("h200"))
-    flops = architecture_of(model).flops / layout.num_devices
-    return 100 * flops / predict(config, cluster).seconds / cluster.accelerator.bf16_flops
 
 
 def exchanges() -> Figure:
@@ -132,7 +111,9 @@ def exchanges() -> Figure:
     figure = Figure(figsize=(PAGE, 4.2), layout="constrained")
     axes = figure.subplots()
     for (name, layout), color in zip(EXCHANGES.items(), COLORS, strict=False):
-        axes.plot(LENGTHS, [mfu(layout, int(T)) for T in LENGTHS], "o-", color=color, label=name)
+        configs = [config_of(layout, int(T)) for T in LENGTHS]
+        shares = [100 * mfu(each, predict(each, H200).seconds) for each in configs]
+        axes.plot(LENGTHS, shares, "o-", color=color, label=name)
     axes.set(xscale="log", xlabel="tokens in a sequence, T", ylabel="predicted MFU, %")
     axes.set_xticks(LENGTHS[1::2], [f"{T:,}" for T in LENGTHS[1::2]])
     axes.set_ylim(0)
