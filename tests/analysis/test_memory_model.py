@@ -59,6 +59,7 @@ QUICK = [
     (Layout(cp=2), PATTERN),
     (tiny.SEQUENCE_PARALLEL, {"norm_order": "output", "remat": "dots"}),
     (tiny.SEQUENCE_PARALLEL, GEMMA | {"remat": "dots"}),
+    (KEEPING, {"norm_order": "output"}),
     *every(Layout(cp=2, tp=2), **SINKS),
     (Layout(cp=2, ulysses=2), SINKS | {"remat": "none"}),
     (Layout(ulysses=4), QWEN | {"remat": "dots"}),  # more devices than kv heads

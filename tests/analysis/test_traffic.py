@@ -59,7 +59,7 @@ MATRIX = [
         for ring in (RINGS[1], *RINGS[4:])
         for choice in (*REMATS[1:], {"documents": "apart"})
     ),
-    *by_turns([GATHER], [REMATS[3], *REMATS[:3]]),
+    *by_turns([GATHER], [REMATS[3] | {"dtype": "bfloat16"}, *REMATS[:3]]),
     *by_turns([ULYSSES], [REMATS[1], REMATS[0], *REMATS[2:], {"documents": "apart"}]),
     slow(Layout(dp=2, ulysses=4, zero=3), REMATS[3]),
     *(slow(dataclasses.replace(ULYSSES, ring=ring), REMATS[1]) for ring in ("rsa", "gather")),

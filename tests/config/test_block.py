@@ -141,6 +141,14 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             {"family": "llama", "rope.window_theta": 9.0},
             "model.rope.window_theta has no effect without model.window; set it, or leave",
         ),
+        (
+            {"family": "llama", "window": 8, "rope.window_theta": 0.0},
+            "model.rope.window_theta=0.0 must be a number above 0",
+        ),
+        (
+            {"family": "t5", "positions": "rope", "rope.layers": (True, False)},
+            "model.rope.layers is of decoders; an encoder-decoder rotates in all layers: leave",
+        ),
         ({"causal": "no"}, "model.causal='no': use true or false or null"),
         ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
         ({"family": "ul2"}, "model.family=ul2: use one of gpt, llama, qwen2, qwen3, mistral, bert"),

@@ -9,7 +9,18 @@ import pytest
 
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import FAMILIES, Tensors, bert, experts, gemma, gpt2, gpt_oss, llama, t5
+from jaxptd.hf.families import (
+    FAMILIES,
+    Tensors,
+    bert,
+    experts,
+    gemma,
+    gpt2,
+    gpt_oss,
+    llama,
+    olmo,
+    t5,
+)
 from jaxptd.hf.mapping import rules_of
 
 L, D, F, N, K, H, V, T, E = 3, 10, 14, 4, 2, 6, 13, 8, 4
@@ -226,6 +237,11 @@ def test_rotated_pairs_are_neighbours_of_ours_and_half_a_head_apart_in_theirs() 
     (rule,) = rules_for(llama.TENSORS, "blocks.attention.q_norm.w")
     (first, *_) = rule.tensors(np.arange(L * H).reshape(L, H)).values()
     assert first.tolist() == [0, 2, 4, 1, 3, 5]
+    for tensors in (experts.OLMOE_TENSORS, olmo.TENSORS):  # a norm of all heads
+        for name, heads in (("q_norm.w", N), ("k_norm.w", K)):
+            (rule,) = rules_for(tensors, f"blocks.attention.{name}", 3)
+            (first, *_) = rule.tensors(np.arange(L * heads * H).reshape(L, heads, H)).values()
+            assert first.tolist() == [6 * n + i for n in range(heads) for i in (0, 2, 4, 1, 3, 5)]
 
 
 def test_gpt2_multiplies_by_columns_and_llama_by_rows() -> None:

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from one_device import FromZeros
+import tiny
 from reference.cases import (
     BERT,
     GATED_SHARE,
@@ -41,7 +41,7 @@ FLOAT32 = 2.0**-22  # learning rates are float32
 
 def found(case: Case, layout: Layout) -> list[Step]:
     """jaxptd's steps, in canonical form."""
-    program = FromZeros(case.config(layout), make_mesh(layout))
+    program = tiny.FromZeros(case.config(layout), make_mesh(layout))
     stored = program.states.stored
     placed = jax.jit(lambda p: {name: stored[name].from_canonical(x) for name, x in p.items()})
     params = jax.tree.map(np.asarray, placed(start(case)))
