@@ -15,6 +15,7 @@ import hypothesis
 import jax
 import pytest
 
+from jaxptd import params
 from jaxptd.config.xla import KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, PATIENCE
 
 # They need torch, which tests do without.
@@ -34,6 +35,10 @@ COLLECT_AFTER = 100_000, 20, 50
 # Tests compile much and compute little. LLVM's optimisations change no pass of XLA, so no test sees
 # them; without them initial parameters compile in an eighth of the time, a step in two thirds.
 NO_LLVM_OPTIMISATION = "--xla_backend_optimization_level=0"
+
+# Its fusion emitters take half of the time of compiling. Only jaxlib 0.10 can do without; XLA ends
+# the process for a flag that it does not know.
+NO_FUSION_EMITTERS = "--xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 
 # Linux allows a process 65,530; each compiled program has several. Without any left XLA crashes.
 MAPPINGS = 20_000
@@ -71,7 +76,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # XLA reads this when the first device is asked for.
     given = os.environ.get("XLA_FLAGS", "")
     flags = (given, PATIENCE, KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, NO_LLVM_OPTIMISATION)
+    flags = (*flags, NO_FUSION_EMITTERS)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+    params.CPU_OPTIONS = None  # initial parameters compile faster without LLVM's optimisations, too
     jax.devices()  # now, before a command under test could ask for another number
 
 

@@ -12,6 +12,8 @@ from hugging import CONFIG
 from published import ROWS
 
 from jaxptd import plan as command
+from jaxptd.config.files import packaged_configs
+from jaxptd.config.written import RUN_CONFIG
 
 ROW = ROWS / "h100_calibration.csv"
 
@@ -100,6 +102,17 @@ def test_the_command_names_the_model_and_the_data(
     out, err = capsys.readouterr()
     assert (out.count("\n"), err) == (1, "")
     assert "--model.dtype bfloat16 --layout.dp 2\n" in out
+
+
+def test_the_command_of_a_run_goes_on_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Each plan of a process is made of its own options only."""
+    (tmp_path / RUN_CONFIG).write_text(packaged_configs()["test-tiny"].read_text())
+    for _ in range(2):
+        line, _ = train_command(capsys, "--run-dir", str(tmp_path))
+        options = "--model.dtype bfloat16 --layout.dp 2"
+        assert line.startswith(f"jaxptd train --run-dir {tmp_path} {options}")
 
 
 def test_a_precision_that_nobody_set_is_planned_in_16_bits(

@@ -112,7 +112,7 @@ def _name_config(words: argparse.Namespace, run_dirs: Sequence[Path] | None, *, 
             f"--run-dir {run_dir} holds no run: {config} does not exist; name the directory of a "
             f"run, or {'add --config or --from to train there' if new else 'give --config instead'}"
         )
-    words.config.append(str(config))
+    words.config = [*words.config, str(config)]  # not in place: the list is the parser's default
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tiny
 from jax import lax
-from one_device import FromZeros, verified
+from one_device import verified
 from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis import verification
-from jaxptd.analysis.comparison import FirstSteps, Outcome, Row, compare
-from jaxptd.analysis.verification import OneStep, with_precision
+from jaxptd.analysis.comparison import Choices, FirstSteps, Outcome, Row, compare
+from jaxptd.analysis.verification import OneStep, Report, with_precision
 from jaxptd.collectives import varying_axes
 from jaxptd.layers import for_layout, fp8
 from jaxptd.matmul import ring
@@ -158,6 +158,23 @@ def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> No
     assert "NOT equal" in found.verdict
 
 
+def test_where_all_experts_are_chosen_rounding_tips_no_choice() -> None:
+    """Of three layers the first is dense, with margins of zero; the last has one expert."""
+    margins = np.broadcast_to([0.0, 0.5, np.inf], (2, 4, 3))
+    choose = {"start": margins, "changed": margins + np.array([0, 0.25, 0])}
+    found = Choices.of(
+        lambda tensors: (np.zeros((2, 4, 3, 1), int), choose[tensors]), "start", ["changed"]
+    )
+    np.testing.assert_array_equal(found.noise, [0, 0.25, 0])
+    assert found.smallest == 0.5
+    row = Row("blocks.mlp.up.w", "gradient", 1e-8, 1e-6)
+    for margin, words in ((0.5, "smallest margin 5.0e-01"), (np.inf, "every token passes all ex")):
+        verdict = Report(Layout(), "float32", [row], margin).verdict
+        assert f"given its choices ({words}" in verdict
+    only = dataclasses.replace(found, margins=margins[..., 2:])
+    assert only.smallest == np.inf
+
+
 def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None:
     monkeypatch.setattr(Zero, "end_step", lambda self, grads, owed: grads)
     with pytest.raises(ValueError, match="varying|replicat"):
@@ -256,7 +273,7 @@ def test_a_step_is_verified_from_parameters_in_the_memory_that_training_has(monk
 
     monkeypatch.setattr(Program, "step_with_gradients", property(lambda _: unchanged))
     layout = Layout(pp=2, offload="optimizer", stage_layers=(2, 1))
-    program = FromZeros(tiny.config(layout, num_layers=3), make_mesh(layout))
+    program = tiny.FromZeros(tiny.config(layout, num_layers=3), make_mesh(layout))
     draw = np.random.default_rng(0)
     start = {n: draw.normal(size=info.shape).astype("f4") for n, info in program.infos.items()}
     outcome = OneStep(program).run(start)

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from one_device import FromZeros
 
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
@@ -43,7 +42,7 @@ SIZES = {"num_layers": 4, "hidden_size": 8, "ffn_hidden_size": 12, "batch": 24, 
 @functools.cache
 def program(name: str) -> Program:
     layout = LAYOUTS[name]
-    return FromZeros(tiny.config(layout, **SIZES), make_mesh(layout))
+    return tiny.FromZeros(tiny.config(layout, **SIZES), make_mesh(layout))
 
 
 def same(found: Any, expected: Any) -> None:

@@ -52,6 +52,19 @@ def test_sizes_that_follow_from_others():
     assert ModelConfig(ffn_hidden_size=100).mlp_size == 100
 
 
+@pytest.mark.parametrize("pattern", [None, (False, True)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "padded"), [(None, None), (5, 5), (9, 9), (10, 16), (11, 16), (20, 20)], ids=str
+)
+def test_padding_lengthens_a_window_that_hides_nothing(window, padded, pattern):
+    """Ten tokens become sixteen. A window that is longer still hides nothing of them."""
+    pattern = window and pattern
+    model = ModelConfig(seq_length=10, window=window, window_layers=pattern)
+    found = model.with_lengths(lambda length: -(-length // 8) * 8)
+    assert (found.seq_length, found.num_positions) == (16, 10)
+    assert (found.window, found.window_layers) == (padded, pattern)
+
+
 # --- One field
 
 

@@ -158,17 +158,22 @@ def _blueprint(case: Case, layout: Layout) -> Blueprint:
 
 def starting_params(case: Case, layout: Layout, dtype: str) -> dict[str, Array]:
     """The parameters that `run` uses, sharded over the mesh."""
-    blueprint, mesh = _blueprint(case, layout), make_mesh(layout)
-    start = blueprint.init(0, mesh=mesh, dtype=dtype)
-    params = {name: _moved(blueprint, name, p) for name, p in start.items()}
-    return jax.device_put(params, shardings(blueprint.infos, mesh))
+    infos = _blueprint(case, layout).infos
+    stored = {
+        name: np.asarray(infos[name].from_canonical(x.astype(dtype)))
+        for name, x in _canonical(case).items()
+    }
+    return jax.device_put(stored, shardings(infos, make_mesh(layout)))
 
 
-def _moved(blueprint: Blueprint, name: str, p: Array) -> np.ndarray:
-    """Initial parameters plus noise that is the same on every layout, so that biases matter."""
-    info = blueprint.infos[name]
-    noise = 0.1 * np.random.default_rng(len(name)).standard_normal(info.shape)
-    return np.asarray(info.from_canonical(np.asarray(info.to_canonical(p)) + noise.astype(p.dtype)))
+@functools.cache
+def _canonical(case: Case) -> dict[str, np.ndarray]:
+    """One device's initial parameters plus noise, so that biases matter."""
+    start = _blueprint(case, Layout()).init(0, mesh=make_mesh(Layout()), dtype="float32")
+    return {
+        name: np.asarray(p) + 0.1 * np.random.default_rng(len(name)).standard_normal(p.shape)
+        for name, p in start.items()
+    }
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:

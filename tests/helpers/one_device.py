@@ -15,32 +15,16 @@ import tiny
 from jaxptd.analysis.comparison import FirstSteps, Outcome, Tensors, compare, perturbed
 from jaxptd.analysis.verification import SEEDS, OneStep, Report, verify
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.step import Program, State
-from jaxptd.step.state import new_guard
 
 ROOT = Path(__file__).parents[2]
-
-
-class FromZeros(Program):
-    """A program whose initial state is zeros, except its guard, so nothing has to be compiled."""
-
-    def init_state(self) -> State:
-        zeros = jax.tree.map(
-            lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state
-        )
-        return {**zeros, "guard": new_guard(self.resolved.model.dtype)}
 
 
 @functools.cache
 def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, list[Outcome]]:
     """Parameters, a step from them, and steps from parameters perturbed by one rounding error."""
-    one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
-    draw, wide = np.random.default_rng(1), one.resolved.master_dtype
-    eps = float(np.finfo(wide).eps)
-    start = {
-        name: (0.1 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(wide)
-        for name, info in one.infos.items()
-    }
+    config = tiny.config(Layout(), micro_batches=1, **dict(choice))
+    one = tiny.FromZeros(config, make_mesh(Layout()))
+    start, eps = tiny.random_params(one), float(np.finfo(one.resolved.master_dtype).eps)
     step = OneStep(one)
     return start, step.run(start), [step.run(perturbed(start, eps, seed)) for seed in SEEDS]
 
@@ -55,7 +39,7 @@ def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
         same = {name: value for name, value in choice.items() if name not in HOW}
         start, expected, rounded = one_device(tuple((same | {"dtype": dtype}).items()))
         config = tiny.config(layout, dtype=dtype, **choice)
-        spread = FromZeros(config, make_mesh(layout))
+        spread = tiny.FromZeros(config, make_mesh(layout))
         found = OneStep(spread).run(start)
         steps = FirstSteps(config.optimizer, spread.infos, float(np.finfo(dtype).eps))
         rows = compare(expected, [(each, expected) for each in rounded], found, steps=steps)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxptd.config import (
@@ -17,7 +18,9 @@ from jaxptd.config import (
     with_fields,
 )
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.step import Batch, Program
+from jaxptd.params import shardings
+from jaxptd.step import Batch, Program, State
+from jaxptd.step.state import new_guard
 
 VOCAB = 13  # odd, so that every tp pads it
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=VOCAB)
@@ -96,9 +99,39 @@ def config(
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)
 
 
+class FromZeros(Program):
+    """A program whose initial state is zeros, except its guard, so nothing has to be compiled."""
+
+    def init_state(self) -> State:
+        start = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.abstract_state)
+        start["guard"] = jax.tree.map(np.asarray, new_guard(self.resolved.model.dtype))
+        return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), start, self.abstract_state)
+
+
+class Drawn(FromZeros):
+    """A program whose initial parameters are those of `random_params`, without loads of experts."""
+
+    def init_state(self) -> State:
+        stored = self.states.stored
+        start = {n: x * (not self.infos[n].counts) for n, x in random_params(self).items()}
+        make = jax.jit(lambda start: {n: stored[n].from_canonical(x) for n, x in start.items()})
+        made = jax.tree.map(np.asarray, make(start))  # sharded without a program
+        params = jax.device_put(made, shardings(stored, self.mesh))
+        return {**super().init_state(), "params": params}
+
+
+def random_params(program: Program) -> dict[str, np.ndarray]:
+    """Canonical parameters around 0, scales of norms around 1: the same for every layout."""
+    draw, wide = np.random.default_rng(1), program.resolved.master_dtype
+    return {
+        name: (0.1 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(wide)
+        for name, info in program.infos.items()
+    }
+
+
 def program(layout: Layout, **choices: Any) -> Program:
     """The program of `config(layout, **choices)`."""
-    return Program(config(layout, **choices), make_mesh(layout))
+    return Drawn(config(layout, **choices), make_mesh(layout))
 
 
 def batch(seed: int = 0) -> Batch:

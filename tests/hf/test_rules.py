@@ -9,7 +9,19 @@ import pytest
 
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import FAMILIES, Tensors, bert, deepseek, experts, gpt2, llama, t5
+from jaxptd.hf.families import (
+    FAMILIES,
+    Tensors,
+    bert,
+    deepseek,
+    experts,
+    gemma,
+    gpt2,
+    gpt_oss,
+    llama,
+    olmo,
+    t5,
+)
 from jaxptd.hf.mapping import rules_of
 
 L, D, F, N, K, H, V, T, E = 3, 10, 14, 4, 2, 6, 13, 8, 4
@@ -115,6 +127,21 @@ SHAPES = {
     "olmoe": (
         experts.OLMOE_TENSORS,
         {"blocks.attention.q_norm.w": (L, N, H), "blocks.attention.k_norm.w": (L, K, H)},
+    ),
+    "gemma3_text": (
+        gemma.TENSORS,
+        {f"blocks.{name}_output_norm.w": (L, D) for name in ("attention", "mlp")}
+        | {"norm.w": (D,)},
+    ),
+    "gpt_oss": (
+        gpt_oss.TENSORS,
+        EXPERTS
+        | {
+            "blocks.attention.sinks": (L, N),
+            "blocks.mlp.router.b": (L, E),
+            "blocks.mlp.up.b": (L, E, 2, F),
+            "blocks.mlp.down.b": (L, E, D),
+        },
     ),
     "granitemoe": (experts.GRANITE_TENSORS, EXPERTS),
     "deepseek_v3": (
@@ -225,6 +252,11 @@ def test_rotated_pairs_are_neighbours_of_ours_and_half_a_head_apart_in_theirs() 
     (rule,) = rules_for(llama.TENSORS, "blocks.attention.q_norm.w")
     (first, *_) = rule.tensors(np.arange(L * H).reshape(L, H)).values()
     assert first.tolist() == [0, 2, 4, 1, 3, 5]
+    for tensors in (experts.OLMOE_TENSORS, olmo.TENSORS):  # a norm of all heads
+        for name, heads in (("q_norm.w", N), ("k_norm.w", K)):
+            (rule,) = rules_for(tensors, f"blocks.attention.{name}", 3)
+            (first, *_) = rule.tensors(np.arange(L * heads * H).reshape(L, heads, H)).values()
+            assert first.tolist() == [6 * n + i for n in range(heads) for i in (0, 2, 4, 1, 3, 5)]
 
 
 def test_gpt2_multiplies_by_columns_and_llama_by_rows() -> None:
@@ -281,6 +313,9 @@ def test_every_family_has_tensors() -> None:
         "olmoe",
         "olmo2",
         "olmo3",
+        "gemma2",
+        "gemma3_text",
+        "gpt_oss",
         "deepseek_v2",
         "deepseek_v3",
     ]

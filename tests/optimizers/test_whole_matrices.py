@@ -10,7 +10,6 @@ import optax
 import pytest
 import tiny
 from jax.sharding import NamedSharding
-from one_device import FromZeros
 from turns import by_turns, slow
 
 from jaxptd.analysis.verification import verify
@@ -31,7 +30,7 @@ THREE = {"num_layers": 3, "tie_embeddings": False}
 def program(layout: Layout, name: Any, **choice: Any) -> Program:
     """A program with this optimizer, its state zero and in float64."""
     config = tiny.config(layout, optimizer=name, dtype="float64", **choice)
-    return FromZeros(config, make_mesh(layout))
+    return tiny.FromZeros(config, make_mesh(layout))
 
 
 def gradients(found: Program, number: int) -> Tensors:

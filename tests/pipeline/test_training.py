@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from one_device import FromZeros, case, hold, hold_in_a_process, report
+from one_device import case, hold, hold_in_a_process, report
 from turns import latin, slow
 
 from jaxptd.analysis.jaxprs import equations
@@ -169,7 +169,7 @@ SPREAD = [
 
 
 def program(layout: Layout, **choice: Any) -> Program:
-    return FromZeros(tiny.config(layout, **FIVE | choice), make_mesh(layout))
+    return tiny.FromZeros(tiny.config(layout, **FIVE | choice), make_mesh(layout))
 
 
 def numbers(target: Any) -> Any:

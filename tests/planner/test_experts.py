@@ -83,6 +83,21 @@ def test_in_8_bits_all_but_the_gradients_of_matrices_are_faster() -> None:
     assert {n for n in native if n.startswith("router ") and eight[n] != native[n]} == set()
 
 
+def test_backward_rounds_again_what_experts_repeat() -> None:
+    """Of Mixtral 8x7B on 8 devices with an expert each, of which a token has 2."""
+    words = ["--model.products=fp8", "--train.global_batch_size=8", "--train.micro_batches=1"]
+    config = jaxptd.load_config("mixtral-8x7b", words)
+    terms = predict(config, Cluster(find_accelerator("h200"))).terms
+    moved = {term.name: term.bytes for term in terms}
+    T, D, F, kv = config.model.seq_length, 4096, 14336, 1024
+    attention = (T * D + D * (D + 2 * kv)) + (T * D + D * D)  # x and w of both matmuls
+    experts = (2 * T * D + D * 2 * F) + (2 * T * F + F * D)
+    results = T * (D + 2 * kv) + T * D + 2 * T * 2 * F + 2 * T * D
+    found = [moved[f"8-bit copies {name}"] for name in ("forward", "backward")]
+    each = 3 * config.model.num_layers  # two bytes read, one written
+    assert found == [each * (attention + experts), each * (results + experts)]
+
+
 def test_recomputing_a_layer_does_not_repeat_what_experts_repeat_anyway() -> None:
     cluster = Cluster(find_accelerator("h200"))
     flops = {}

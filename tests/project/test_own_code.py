@@ -97,7 +97,7 @@ def test_formulas_say_what_its_program_moves_and_keeps(layout: Layout, choice: d
 
 
 def test_the_scale_is_a_parameter_of_each_layer() -> None:
-    program = tiny.program(Layout(), **PART)
+    program = jaxptd.Program(tiny.config(Layout(), **PART), make_mesh(Layout()))
     assert program.infos["blocks.mlp.scale"].shape == (2, 23)
     assert np.all(np.asarray(program.init_state()["params"]["blocks.mlp.scale"]) == 1)
 

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from one_device import FromZeros
 from reference.cases import SEED
 from reference.draws import Masks
 from reference.families import PRESETS
@@ -54,7 +53,7 @@ def hold(family: str, layout: Layout, **choice: Any) -> None:
     rng = np.random.default_rng(5)
     with jax.enable_x64(True):
         made = config(family, layout, choice)
-        program = FromZeros(made, make_mesh(layout))
+        program = tiny.FromZeros(made, make_mesh(layout))
         params = {
             name: 0.1 * rng.standard_normal(info.shape) + name.endswith("norm.w")
             for name, info in sorted(program.infos.items())

@@ -5,11 +5,14 @@ import functools
 import jax
 import numpy as np
 import pytest
-from one_device import FromZeros
+import tiny
 from reference.cases import (
     BERT,
     GATED_SHARE,
+    GEMMA2,
+    GEMMA3,
     GPT,
+    GPT_OSS,
     LATENT,
     LATENT_KEYS,
     LLAMA_3,
@@ -40,7 +43,7 @@ FLOAT32 = 2.0**-22  # learning rates are float32
 
 def found(case: Case, layout: Layout) -> list[Step]:
     """jaxptd's steps, in canonical form."""
-    program = FromZeros(case.config(layout), make_mesh(layout))
+    program = tiny.FromZeros(case.config(layout), make_mesh(layout))
     stored = program.states.stored
     placed = jax.jit(lambda p: {name: stored[name].from_canonical(x) for name, x in p.items()})
     params = jax.tree.map(np.asarray, placed(start(case)))
@@ -96,7 +99,12 @@ def hold(case: Case, layout: Layout) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [*(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3)), PATTERN, SINKS],
+    [
+        *(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3, GEMMA3)),
+        PATTERN,
+        SINKS,
+        GEMMA2,
+    ],
     ids=str,
 )
 def test_one_device_steps_as_the_reference(case: Case) -> None:
@@ -148,6 +156,13 @@ SHARED_SEQUENCES = (
     Layout(pp=2, cp=2, tp=2, ring="gather"),
     Layout(cp=2, ulysses=2, tp=2, zero=2),
 )
+OF_GEMMA = (
+    *LAYOUTS,
+    *SHARED_SEQUENCES,
+    Layout(tp=4, sequence_parallel=True),
+    Layout(cp=4),
+    Layout(zero=3, dp=4),
+)
 EXPERT_LAYOUTS = (
     Layout(ep=2, tp=2, sequence_parallel=True, zero=1),
     Layout(ep=4, zero=3),
@@ -164,6 +179,15 @@ LATENT_LAYOUTS = (
     Layout(dp=2, cp=4, ring="rsa", zero=2),
     Layout(ulysses=2, tp=2, zero=1),
 )
+OF_GPT_OSS = (
+    *EXPERT_LAYOUTS,
+    Layout(tp=4),
+    Layout(cp=4),
+    Layout(cp=2, tp=2, ring="gather", zero=3),
+    Layout(ep=2, tp=2, experts="whole"),
+    Layout(ep=2, tp=2, sequence_parallel=True, collective_matmul=True),
+    Layout(pp=2, tp=2, stage_layers=(1, 0, 1, 1), schedule="zb-v"),
+)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +202,15 @@ LATENT_LAYOUTS = (
             for each in (*LAYOUTS, *SHARED_SEQUENCES)
             if not each.unfused_attention
         ),
+        *(slow(GEMMA2, each) for each in OF_GEMMA if not each.unfused_attention),
+        *(slow(GEMMA3, each) for each in OF_GEMMA),
+        slow(GEMMA3, Layout(pp=2, tp=2, schedule="zb-v")),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
         (LATENT, LATENT_LAYOUTS[0]),
         *(slow(LATENT, each) for each in LATENT_LAYOUTS[1:]),
         *(slow(LATENT_KEYS, each) for each in LATENT_LAYOUTS[:4]),
         slow(LATENT_KEYS, EXPERT_LAYOUTS[3]),
+        *(slow(GPT_OSS, each) for each in OF_GPT_OSS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),
     ],

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from one_device import FromZeros
 from turns import slow
 
 from jaxptd.analysis.compiled_step import random_batch
@@ -171,7 +170,8 @@ def test_other_gradients_are_not_narrowed(layout: Layout, choice: dict) -> None:
 def gradients(layout: Layout, choice: dict[str, Any]) -> dict[str, np.ndarray]:
     found = program(layout, **choice)
     batch = found.place(random_batch(found.config))
-    state, draw = FromZeros(found.config, found.mesh).init_state(), np.random.default_rng(0).normal
+    state = tiny.FromZeros(found.config, found.mesh).init_state()
+    draw = np.random.default_rng(0).normal
     params = jax.tree.map(
         lambda x: jax.device_put(draw(0, 0.1, x.shape).astype(x.dtype), x.sharding), state["params"]
     )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from one_device import FromZeros, case, hold, hold_in_a_process, report
+from one_device import case, hold, hold_in_a_process, report
 from turns import latin
 
 from jaxptd.errors import UserError
@@ -149,7 +149,7 @@ SPREAD = [Layout(ep=2, tp=2, zero=2), Layout(pp=2, dp=2, zero=3), Layout(cp=2, z
 
 @functools.cache
 def made(layout: Layout, **choice: Any) -> Program:
-    return FromZeros(tiny.config(layout, **choice), make_mesh(layout))
+    return tiny.FromZeros(tiny.config(layout, **choice), make_mesh(layout))
 
 
 def drawn(program: Program) -> dict[str, Any]:
@@ -193,8 +193,9 @@ def test_generated_text_equals_one_devices() -> None:
 
 
 def test_initial_parameters_are_the_same_bits() -> None:
-    want = tiny.program(Layout()).init_state()["params"]
-    program = tiny.program(Layout(pp=2, dp=2, zero=3))
+    one, spread = Layout(), Layout(pp=2, dp=2, zero=3)
+    want = Program(tiny.config(one), make_mesh(one)).init_state()["params"]
+    program = Program(tiny.config(spread), make_mesh(spread))
     found = jax.jit(program.canonical)(program.init_state()["params"])
     for name, x in found.items():
         np.testing.assert_array_equal(x, want[name], err_msg=name)

@@ -106,6 +106,7 @@ class Family:
         others: reads the options that take more than one key.
         write_others: writes their keys.
         decides: options among these that other families leave null.
+        quantized: values of `quant_method` whose tensors are read, see `mxfp4.py`.
         tokens: key -> the name of the special token whose id it holds. None is the token that ends
             a document.
     """
@@ -123,6 +124,7 @@ class Family:
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
     decides: tuple[str, ...] = ()
+    quantized: tuple[str, ...] = ()
     tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
@@ -12,6 +13,7 @@ from jaxptd.config import Config
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.mesh import Layout
 from jaxptd.models.families import architecture_of, family_of, sizes_of
+from jaxptd.parts.attention import AttentionShape, HeadSizes
 from jaxptd.step.resolved import resolve
 
 GPU = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")
@@ -159,6 +161,25 @@ def test_the_kernel_is_fused_where_the_step_chooses_it(layout: Layout, changed: 
     documents = family_of(config.model).has_documents(config)
     kernel, _ = choose_kernel(config, GPU, documents=documents)
     assert sizes_of(config).is_fused == (kernel == "cudnn")
+
+
+@pytest.mark.parametrize(
+    ("ring", "cp", "expected"),
+    [
+        ("zigzag", 2, 2 * (100 + 10) + 10),  # sums of q, and of k and v as they arrive; k and v
+        ("zigzag", 4, 2 * (100 + 2 * 10) + 10),  # they arrive while others leave
+        ("gather", 4, 2 * (100 + 4 * 10) + 4 * 10),  # all of them at once
+        # As contiguous blocks, and scores of 2 heads in both precisions.
+        ("rsa", 4, 2 * (100 + 2 * 10) + 10 + 4 * (8 // 4) * 2 * 8 * (2 + 4)),
+    ],
+)
+def test_backward_of_a_ring_holds_float32_sums(ring: Any, cp: int, expected: int) -> None:
+    """Of 100 bytes of queries and 10 of keys and values in bfloat16; 4 sequences of 8 tokens."""
+    config = tiny.config(Layout(cp=cp, ring=ring), **FUSED)
+    (stack,) = architecture_of(config.model).stacks
+    attention = stack.parts[0]
+    assert isinstance(attention, AttentionShape)
+    assert HeadSizes(attention, sizes_of(config)).exchange.in_backward(100, 10) == expected
 
 
 def test_nccl_is_for_several_devices() -> None:

@@ -65,7 +65,10 @@ def test_layers_are_those_of_the_file() -> None:
     assert without["rope.scaling"] == "yarn"
 
 
-@pytest.mark.parametrize("config", [OLD, {}, OLD | {"layer_types": [FULL] * 8}])
+@pytest.mark.parametrize(
+    "config",
+    [OLD, {}, *(OLD | {"layer_types": kinds * 4} for kinds in ([FULL, FULL], [FULL, SLIDING]))],
+)
 def test_what_is_written_is_read(config: dict[str, Any]) -> None:
     fields = read(config)
     model = ModelConfig(**nested(fields))

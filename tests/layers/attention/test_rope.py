@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxptd.config import Rope
-from jaxptd.config.block import frequencies
+from jaxptd.config import ModelConfig, Rope
+from jaxptd.config.block import frequencies, rotations
 from jaxptd.layers.attention.self_attention import rotate
 
 SIZE, THETA = 16, 1e4
@@ -57,6 +57,24 @@ def test_frequencies_are_as_published() -> None:
         found, factor = frequencies(rope, SIZE)
         np.testing.assert_allclose(found, want, rtol=1e-12, err_msg=str(rope))
         assert factor == pytest.approx(length)
+
+
+def test_a_layer_without_rotation_has_neither_angles_nor_a_factor() -> None:
+    """Of four layers every second one rotates; those with a window are not stretched."""
+    model = ModelConfig(
+        family="llama",
+        num_layers=4,
+        hidden_size=2 * SIZE,
+        num_heads=2,
+        rope=Rope(THETA, "yarn", 4.0, LENGTH, window_theta=50.0, layers=(True, False)),
+        window=3,
+        window_layers=(False, False, True),
+    )
+    stretched, _ = frequencies(Rope(THETA, "yarn", 4.0, LENGTH), SIZE)
+    near, _ = frequencies(Rope(50.0), SIZE)
+    turns_LP, length_L = rotations(model)
+    np.testing.assert_array_equal(turns_LP, [stretched, 0 * TURNS, near, 0 * TURNS])
+    assert length_L == pytest.approx([0.1 * math.log(4) + 1, 1, 1, 1])
 
 
 def test_scores_depend_on_distances_only() -> None:
