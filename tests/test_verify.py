@@ -112,6 +112,8 @@ def test_every_engine_runs_blocks_of_other_options(layout: Layout, choice: dict)
     assert found.worst_gradient <= 1e-12
 
 
+GEMMA = {"family": "gemma2", "num_kv_heads": 2, "window": 3, "window_layers": (True, False)}
+GEMMA |= {"attention_softcap": 0.5, "dropout": 0.1}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
 
@@ -124,6 +126,11 @@ HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
         slow(Layout(tp=2, offload="activations"), {"norm_order": "post", "remat": "dots"}),
         slow(Layout(dp=2, cp=2, ring="rsa"), {"norm_order": "post", "dropout": 0.1}),
         slow(Layout(cp=2, tp=2, zero=3), {"tie_embeddings": False}),
+        (Layout(tp=2, sequence_parallel=True), GEMMA),
+        slow(Layout(tp=2, offload="activations"), GEMMA | {"remat": "dots"}),
+        slow(Layout(pp=2, row=2, col=2), FOUR | {"norm_order": "both", "remat": "full"}),
+        slow(Layout(row=2, col=2, attention2d="blocks"), {"norm_order": "both"}),
+        slow(dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True), GEMMA),
         slow(Layout(row=2, col=2, attention2d="blocks"), UNEVEN),
         slow(dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True), {}),
     ],

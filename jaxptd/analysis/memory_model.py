@@ -84,25 +84,25 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
     sizes = sizes_of(config).with_tokens(stack.tokens, stack.hidden)
     x, statistics = sizes.stream, stack.norm.kept(sizes)
     for number, part in enumerate(stack.parts):
-        norm = _ORDINALS[number]
+        norm, has_norm = _ORDINALS[number], stack.has_norm(number)
         taken, outputs = part.taken(sizes), stack.norms_outputs
+        only_outputs = stack.norm_order == "output"
         if number == 0:
-            again = by("dots", "full") if outputs and taken != x else MOST | by("full")
+            again = by("dots", "full") if only_outputs and taken != x else MOST | by("full")
             yield Kept("the layer's input", x, again)
-        elif number < stack.norms and not outputs:
+        elif has_norm and not only_outputs:
             yield Kept(f"input of the {norm} norm", x, SOME)
-        if number < stack.norms:
+        if has_norm and not only_outputs:
             yield Kept(f"statistics of the {norm} norm", statistics, MOST)
         if outputs:
+            yield Kept(f"statistics of the norm of {part.title}'s output", statistics, MOST)
             yield Kept(f"output of {part.title}, before its norm", x, MOST)
-            copies = number > 0 or taken != x
-        else:
-            copies = number < stack.norms or sizes.copies_taken
+        copies = number > 0 or taken != x if only_outputs else has_norm or sizes.copies_taken
         if copies:
             yield Kept(f"input of the {part.first_title}", taken, SOME)
         yield from part.kept_of_source(sizes)
         yield from part.kept(sizes)
-        if stack.norms_sums or (number < stack.read_inside and not outputs):
+        if stack.norm_order == "post" or (number < stack.read_inside and not outputs):
             yield Kept(f"the residual sum after {part.title}", x, by("dots"))
     if not sizes.traces_layers:  # otherwise they are derived again
         yield from _seeds(sizes, stack)

@@ -38,6 +38,7 @@ class Rope(Section):
             interpolate, as [low, high]; null is [1, 4] for llama3 and [1, 32] for yarn.
         attention_factor: with yarn, factor on rotated queries and keys; null is yarn's own, 0.1
             ln(factor) + 1.
+        truncate: with yarn, whether interpolation begins and ends at whole pairs; null is true.
         window_theta: base of the wavelengths in layers with a window, which scaling does not
             stretch there; null is as in other layers.
         layers: which layers rotate, as a period that repeats, or an entry for each layer; null is
@@ -50,6 +51,7 @@ class Rope(Section):
     original_length: int | None = None
     range: tuple[float, ...] | None = None
     attention_factor: float | None = None
+    truncate: bool | None = None
     window_theta: float | None = None
     layers: tuple[bool, ...] | None = None
 
@@ -126,7 +128,10 @@ def _yarn(
         return size * math.log(length) / (2 * math.log(rope.theta))
 
     low, high = rope.turns
-    first, last = max(math.floor(pair_of(high)), 0), min(math.ceil(pair_of(low)), size - 1)
+    first, last = pair_of(high), pair_of(low)
+    if rope.truncate is not False:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
     number_P = np.arange(size // 2)
     scaled = np.clip((number_P - first) / ((last - first) or 1e-3), 0, 1)
     length = rope.attention_factor or 0.1 * math.log(max(rope.factor or 1, 1)) + 1
@@ -153,11 +158,15 @@ FamilyName = Literal[
     "olmoe",
     "olmo2",
     "olmo3",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
-NormOrder = Literal["pre", "post", "output"]
-Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
+NormOrder = Literal["pre", "post", "output", "both"]
+Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "clamped-swiglu"]
+OF_GATES: frozenset[Activation] = frozenset({"clamped-swiglu"})  # functions of gate and up together
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "relative", "none"]
 QKNorm = bool | Literal["whole"]
@@ -224,8 +233,8 @@ class BlockOptions:
         norm: kind of the norms.
         norm_eps: added to the variance.
         kernels: of the norms of the residual stream and of the activation.
-        norm_order: norms of what enters a pair of products, of each residual sum, or of what a pair
-            adds to the residual stream.
+        norm_order: norms of what enters a pair of products, of each residual sum, of what a pair
+            adds to the residual stream, or of what enters and of what it adds.
         activation: of the MLP.
         gated: whether the MLP has a gate.
         linear_bias: which products have a bias.
@@ -329,6 +338,12 @@ _OLMO = _LLAMA | {
     "qk_norm": "whole",
     "rope": Rope(5e5),
 }
+_GEMMA = _LLAMA | {
+    "norm_eps": 1e-6,
+    "norm_order": "both",
+    "activation": "gelu-tanh",
+    "embedding_scale": None,  # hidden_size ** 0.5
+}
 _QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
 _DOTS1 = MoE(128, 6, 1408, 2 * 1408, score="sigmoid", scale=2.5, first_dense=1)
 _GRANITE = {
@@ -337,6 +352,13 @@ _GRANITE = {
     "embedding_scale": 12.0,
     "residual_scale": 0.22,
     "logit_divisor": 6.0,
+}
+_GPT_OSS = {
+    "activation": "clamped-swiglu",
+    "linear_bias": "all",
+    "rope": Rope(1.5e5),
+    "attention_sinks": True,
+    "moe": MoE(128, 4, router_bias=True),
 }
 # The defaults of each family, and the sections that it can have.
 FAMILIES: dict[str, Mapping[str, Any]] = {
@@ -355,6 +377,9 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "olmoe": _LLAMA | {"qk_norm": "whole", "moe": MoE(64, 8, normalize=False)},
     "olmo2": _OLMO,
     "olmo3": _OLMO,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA | {"qk_norm": True, "rope": Rope(1e6)},
+    "gpt_oss": _LLAMA | _GPT_OSS,
     "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
 }
@@ -397,6 +422,7 @@ def block_options(model: Any) -> BlockOptions:
     }
     head_size = model.head_size or model.hidden_size // model.num_heads
     attention_scale = options.pop("attention_scale") or head_size**-0.5
+    embedding_scale = options.pop("embedding_scale") or model.hidden_size**0.5
     relative, output_scale = None, 1.0
     if both := model.encoder_decoder:
         relative = Relative(both.relative_buckets, both.relative_distance)
@@ -411,6 +437,7 @@ def block_options(model: Any) -> BlockOptions:
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_size=head_size,
         attention_scale=attention_scale,
+        embedding_scale=embedding_scale,
         window=model.window,
         output_scale=output_scale,
         looped=looped,
@@ -440,6 +467,11 @@ def check_block(model: Any) -> None:
         raise UserError(
             "model.hidden_size=1 with model.norm=layernorm: one number minus its mean is 0, which "
             "erases every token; use model.hidden_size=2 or more"
+        )
+    if options.activation in OF_GATES and not options.gated:
+        raise UserError(
+            f"model.activation={options.activation} is of a gate and what it multiplies; use "
+            "model.gated=true, or another activation"
         )
     if options.rope and options.head_size % 2:
         raise UserError(
@@ -529,6 +561,7 @@ def _check_scaling(rope: Rope) -> None:
         "original_length": scaling in _RANGES,
         "range": scaling in _RANGES,
         "attention_factor": scaling == "yarn",
+        "truncate": scaling == "yarn",
     }
     for name, read in needs.items():
         value = getattr(rope, name)
@@ -537,7 +570,7 @@ def _check_scaling(rope: Rope) -> None:
                 f"model.rope.{name} has no effect with model.rope.scaling={scaling or 'null'}; "
                 "leave it out"
             )
-        if value is None and read and name not in ("range", "attention_factor"):
+        if value is None and read and name not in ("range", "attention_factor", "truncate"):
             raise UserError(f"model.rope.scaling={scaling} needs model.rope.{name}; set it")
     if scaling == "yarn" and rope.theta <= 1:
         raise UserError(

@@ -54,11 +54,14 @@ class ModelConfig:
         norm: layernorm or rmsnorm; null is the family's.
         norm_eps: added to the variance; null is the family's.
         norm_order: pre normalises the input of attention and of the MLP, and x at the end; output
-            their output, and x at the end; post each sum with their output, and x at the beginning;
-            null is the family's.
-        activation: function inside the MLP; null is the family's.
+            their output, and x at the end; both their input, their output, and x at the end; post
+            each sum with their output, and x at the beginning; null is the family's.
+        activation: function inside the MLP; clamped-swiglu, with gated, is min(g, 7) sigmoid(1.702
+            min(g, 7)) (clip(u, -7, 7) + 1) of the gate g and what it multiplies, u; null is the
+            family's.
         gated: gated MLP, act(x w_gate) * (x w_up); null is the family's.
-        linear_bias: biases of all matmuls, of qkv only, or none; null is the family's.
+        linear_bias: biases of all matmuls in layers, also of experts, of qkv only, or none; null is
+            the family's.
         positions: learned, rope (rotated queries and keys), relative (a bias of scores by
             distance, of encoder-decoders) or none; null is the family's.
         qk_norm: normalises queries and keys: true those of each head, whole those of all heads of a
@@ -71,7 +74,8 @@ class ModelConfig:
         attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5,
             1 / 64 in granitemoe).
         attention_softcap: caps attention scores, as limit * tanh(scores / limit); null does not.
-        embedding_scale: factor on x after the embedding; null is the family's.
+        embedding_scale: factor on x after the embedding; null is the family's (hidden_size ** 0.5
+            in gemma2 and gemma3_text).
         residual_scale: factor on what attention and MLP add to the residual stream; null is the
             family's.
         logit_divisor: divides logits; null is the family's.
@@ -99,7 +103,8 @@ class ModelConfig:
         attention: its kernel; auto is cudnn where device and shapes allow it, else xla.
         kernels: those of norms, activations and the loss over a vocabulary: triton's are faster, on
             NVIDIA GPUs without a grid; auto is triton there, else xla. Always XLA's: norms over
-            more than 8192 elements; gelu, and activations whose input a loop over layers saves.
+            more than 8192 elements; gelu, clamped-swiglu, and activations whose input a loop over
+            layers saves.
         scan_layers: compile one block and loop over it num_layers times; false unrolls the loop
             (slower to compile, can run faster).
         rope: rotary positions; null is the family's.

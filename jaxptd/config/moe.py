@@ -151,7 +151,3 @@ def check_experts(model: Any, layout: Layout) -> None:
         )
     devices, over = layout.expert_devices, " x ".join(f"layout.{a}" for a in layout.expert_axes)
     require_divides(f"{NAME}.num_experts", model.moe.num_experts, over, devices)
-    if model.block.linear_bias == "all":
-        raise UserError(
-            f"model.linear_bias=all with {NAME}: experts have no biases; use qkv or none"
-        )

@@ -49,6 +49,8 @@ class Rule:
         exact: whether exports in another precision keep the tensor's.
         first: number of the first layer.
         step: difference between the numbers of consecutive layers.
+        plus: what our numbers have more than the tensor's, such as 1 for norms that multiply by 1 +
+            w. Readers and writers of values add it and take it off; gradients are the same.
     """
 
     ours: str
@@ -59,6 +61,7 @@ class Rule:
     exact: bool = False
     first: int = 0
     step: int = 1
+    plus: float = 0.0
 
     @cached_property
     def _ours(self) -> list[tuple[str, ...]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxptd.data.records import LONGEST, is_pointer
 from jaxptd.errors import UserError, install, quoted
+from jaxptd.hf import mxfp4
 from jaxptd.hf.dims import Tensor
 
 CONFIG = "config.json"
@@ -125,13 +126,18 @@ class Directory:
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
-        """Shapes of all tensors, from the headers."""
-        return {name: list(self._slice(name).get_shape()) for name in self._open}
+        """Shapes of all tensors, from the headers; of those in MXFP4, as they are read."""
+        names = mxfp4.replaced(self._open, self._pairs)
+        packed = {name: list(self._packed(name).unpacked_shape) for name in self._pairs}
+        return {name: packed.get(name) or list(self._slice(name).get_shape()) for name in names}
 
     @cached_property
     def dtypes(self) -> dict[str, str]:
         """Precisions of all tensors, in safetensors' words."""
-        return {name: str(self._slice(name).get_dtype()) for name in self._open}
+        return {
+            name: mxfp4.NAME if name in self._pairs else str(self._slice(name).get_dtype())
+            for name in self.shapes
+        }
 
     def tensor(self, name: str) -> Tensor:
         """A tensor; `tensor[slices]` reads these slices from the file.
@@ -139,6 +145,8 @@ class Directory:
         Raises:
             UserError: it holds integers or 8-bit numbers.
         """
+        if name in self._pairs:
+            return self._packed(name)
         if self.dtypes[name] not in DTYPES:
             raise UserError(
                 f"{self}: {name} has dtype {self.dtypes[name]}; use weights that are not quantized"
@@ -166,6 +174,22 @@ class Directory:
         rows = max(1, AT_A_TIME // max(1, math.prod(rest)))
         for begin in range(0, first, rows):
             yield slice(begin, min(begin + rows, first)), *(slice(None) for _ in rest)
+
+    @cached_property
+    def _pairs(self) -> dict[str, tuple[str, str]]:
+        """Name of each tensor in MXFP4 -> those of its blocks and scales, if they fit together."""
+        return {
+            name: pair
+            for name, pair in mxfp4.packed_names(self._open).items()
+            if mxfp4.fits(
+                [self._slice(each).get_shape() for each in pair],
+                [str(self._slice(each).get_dtype()) for each in pair],
+            )
+        }
+
+    def _packed(self, name: str) -> mxfp4.Packed:
+        blocks, scales = map(self._slice, self._pairs[name])
+        return mxfp4.Packed(blocks, scales, tuple(blocks.get_shape()))
 
     def _slice(self, name: str) -> Any:
         return self._open[name].get_slice(name)

@@ -24,7 +24,11 @@ Arrays = dict[str, np.ndarray]
 
 
 def names(
-    program: Program, params: Mapping[str, Any], *, is_canonical: bool | None = None
+    program: Program,
+    params: Mapping[str, Any],
+    *,
+    is_canonical: bool | None = None,
+    gradients: bool | None = None,
 ) -> Arrays:
     """Converts parameters or gradients to the names and shapes of Hugging Face's files.
 
@@ -34,10 +38,12 @@ def names(
             `Run.loss_and_gradients` and `Program.canonical` return them, or as in `run.state`.
         is_canonical: which of the two forms. None decides by shape and type, taking numpy arrays as
             canonical. Only in pipelines can JAX arrays of both forms have the same shape.
+        gradients: whether these are gradients. Only families whose files have other numbers, such
+            as those of norms less 1 (Gemma), must be told.
 
     Raises:
         UserError: an array is not a parameter of the model, has another shape, or could be of
-            either form; or the family has no Hugging Face names.
+            either form, or be a gradient; or the family has no Hugging Face names.
     """
     check_argument("jaxptd.hf.names", "program", program, Program)
     check_argument("jaxptd.hf.names", "params", params, dict)
@@ -46,7 +52,12 @@ def names(
     rules = rules_of(program.config.model.family, ours)
     for name, x in canonical(program, params, is_canonical):
         for rule in rules[name]:
-            tensors |= rule.tensors(x)
+            if rule.plus and gradients is None:
+                raise UserError(
+                    f"{name} is {rule.plus:g} more than the tensor in a file, and its gradient is "
+                    "the same: pass gradients=True for gradients, else False"
+                )
+            tensors |= rule.tensors(x - rule.plus if rule.plus and not gradients else x)
     return tensors
 
 

@@ -199,6 +199,8 @@ def _read(
             tensor = directory.tensor(key)
             with np.errstate(over="ignore"):
                 array[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
+            if rule.plus:
+                array[place] += rule.plus
             if not np.isfinite(array[place]).all():
                 bad = directory.not_finite(key, target.dtype)
                 check_finite(f"{directory}: {key}", bad)

@@ -26,11 +26,12 @@ _SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_diviso
 _UNUSUAL: Mapping[str, Any] = MappingProxyType(
     {"attention_sinks": False, "attention_softcap": None}
 )
+_CAPS = ("attention_softcap", "logit_softcap")  # null means none, whatever a missing key means
 # How to read options other than positive whole numbers.
 _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
         "norm_eps": number,
-        **dict.fromkeys(_SCALES, number),
+        **dict.fromkeys((*_SCALES, *_CAPS), number),
         "activation": read_activation,
         "encoder_decoder.start_token": partial(count, least=0),
         "moe.normalize": flag,
@@ -112,8 +113,10 @@ def _options(config: Json) -> dict[str, Any]:
     if family is None:
         kind = quoted(config.get("model_type"))
         raise UserError(f"model_type={kind}; use a model of {', '.join(FAMILIES)}")
-    if config.get("quantization_config"):
-        raise UserError("the weights are quantized; use those in full precision")
+    if quantized := config.get("quantization_config"):
+        named = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        if named not in family.quantized:
+            raise UserError("the weights are quantized; use those in full precision")
     for key, value in {**_PLAIN, **family.fixed, **family.unwritten}.items():
         if config.get(key, value) != value:
             only = "null" if value is None else str(value).lower()
@@ -138,7 +141,7 @@ def with_defaults(config: Json, family: Family) -> Json:
 
 def _option(name: str, key: str, value: object, default: object) -> Any:
     """The value of a key; null means the default where that is null or may be missing."""
-    if value is None and (default is None or name == "num_kv_heads"):
+    if value is None and (default is None or name in ("num_kv_heads", *_CAPS)):
         return None
     return _KINDS.get(name, count)(key, value)
 
@@ -163,7 +166,7 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) 
     usual = {name: option(plain, name) for name in _SCALES if name not in family.keys}
     fixed = {**_UNUSUAL, **family.options, "mlp": "dense", **usual, "logit_softcap": None}
     for name, value in fixed.items():
-        if option(model, name) != value:
+        if name not in family.keys and option(model, name) != value:
             raise UserError(
                 f"model.{name}={option(model, name)}: Hugging Face's {kind} has {value}; export a "
                 "model with its family's options"

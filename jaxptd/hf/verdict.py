@@ -14,6 +14,7 @@ from jaxptd.data import Tokenizer, load_tokenizer
 from jaxptd.data.tokenizer_folders import SETTINGS, TOKENIZER, settings
 from jaxptd.display import Table, bytes_text, count_text
 from jaxptd.errors import UserError
+from jaxptd.hf import mxfp4
 from jaxptd.hf.directory import Directory, read_json
 from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.load import program_of
@@ -22,7 +23,7 @@ from jaxptd.hf.read import remarks_of
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, mxfp4.NAME: mxfp4.BITS / 8}
 CANNOT = "cannot be read: "
 OWN = ", with a tokenizer of your own, --data.tokenizer"
 
@@ -116,7 +117,7 @@ def _weights(directory: Directory) -> dict[str, Any]:
     return {
         "model": dataclasses.asdict(model),
         "parameters": sum(sizes.values()),
-        "bytes": sum(sizes[name] * BYTES[directory.dtypes[name]] for name in used),
+        "bytes": sum(int(sizes[name] * BYTES[directory.dtypes[name]]) for name in used),
         "precisions": sorted({directory.dtypes[name] for name in used}),
         "mapping": [[r.name, r.tensor_dims, r.ours, r.dims] for r in rules],
         "ignored": list(mapped.ignored),

@@ -123,7 +123,7 @@ def _tensors(
     for name in saved.shapes:
         x = saved.read(name)
         for rule in rules[name]:
-            for each, tensor in rule.tensors(x).items():
+            for each, tensor in rule.tensors(x - rule.plus if rule.plus else x).items():
                 yield each, tensor.astype(_dtype_of(rule, saved, kind))
 
 

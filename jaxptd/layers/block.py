@@ -73,7 +73,7 @@ class RouterOutput(NamedTuple):
 
 class Block(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`; or `norm(x + attention(x))`, and so on;
-    or `x + norm(attention(x))`.
+    or `x + norm(attention(x))`; or both, `x + output_norm(attention(norm(x)))`.
 
     The matmuls that add to the residual stream start smaller, by 1 / sqrt(the number of such
     additions in all layers), for example 2 L.
@@ -82,6 +82,8 @@ class Block(nnx.Module):
 
     scale: float = 1.0  # of what is added, unless a block of another kind sets it
     norm_order: NormOrder = "pre"
+    attention_output_norm: Norm | None = None  # a second one, with norms of inputs and outputs
+    mlp_output_norm: Norm | None = None
 
     def __init__(
         self,
@@ -101,6 +103,8 @@ class Block(nnx.Module):
         self.attention = attention.make_layer(config, **own)
         self.mlp_norm = norm()
         self.mlp = mlp.make_layer(config, **own)
+        if options.norm_order == "both":
+            self.attention_output_norm, self.mlp_output_norm = norm(), norm()
         self.rate, self.tensor_parallel = config.dropout, tensor_parallel
         self.scale = options.residual_scale
         self.init_out, self.norm_order = init_out, options.norm_order
@@ -130,12 +134,14 @@ class Block(nnx.Module):
         """
         routed = x if isinstance(x, Routed) else None
         x_BTD: Array = x.x_BTD if isinstance(x, Routed) else x
-        first, outputs, last = (self.norm_order == each for each in ("pre", "output", "post"))
+        order = self.norm_order
+        first, outputs, last = order in ("pre", "both"), order == "output", order == "post"
         x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if first else (x_BTD, x_BTD)
         own = token_info._replace(layer=layer)
         own = own.at(layer, DropoutSite.ATTENTION) if self.rate else own
         a_BTD, cache = self.attention(n_BTD, own, cache, bias_NR=bias_NR)
-        a_BTD = self.normed(self.attention_norm, a_BTD) if outputs else a_BTD
+        after = self.attention_norm if outputs else self.attention_output_norm
+        a_BTD = a_BTD if after is None else self.normed(after, a_BTD)
         x_BTD = self.add(x_BTD, a_BTD, token_info, layer=layer, site=DropoutSite.ATTENTION_OUTPUT)
         x_BTD = self.attention_norm(x_BTD) if last else x_BTD
         x_BTD = x_BTD if between is None else between(x_BTD)
@@ -146,7 +152,8 @@ class Block(nnx.Module):
             h_BTD, said = self.mlp(n_BTD, token_info, layer)
         else:
             h_BTD = self.mlp(n_BTD)
-        h_BTD = self.normed(self.mlp_norm, h_BTD) if outputs else h_BTD
+        after = self.mlp_norm if outputs else self.mlp_output_norm
+        h_BTD = h_BTD if after is None else self.normed(after, h_BTD)
         x_BTD = self.add(x_BTD, h_BTD, token_info, layer=layer, site=DropoutSite.MLP_OUTPUT)
         x_BTD = self.mlp_norm(x_BTD) if last else x_BTD
         return routed.after(x_BTD, said, layer) if routed else x_BTD, cache
@@ -174,7 +181,8 @@ class Block(nnx.Module):
                 rate=self.rate,
             )
         sum_BTD = x_BTD + y_BTD
-        saved = self.norm_order != "output"  # there its terms are saved, or cheap to compute again
+        # Behind a norm, the terms of the sum are saved, or cheap to compute again.
+        saved = self.norm_order not in ("output", "both")
         return checkpoint_name(sum_BTD, SAVED_MATMUL_OUT) if saved else sum_BTD
 
 

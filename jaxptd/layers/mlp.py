@@ -1,5 +1,6 @@
 """The MLP of a block, with or without a gate. Letters: B batch, T position, D model, F hidden."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -48,16 +49,44 @@ def gelu_tanh(x: Array) -> Array:
     return x * jax.nn.sigmoid((8 / math.pi) ** 0.5 * (x + 0.044715 * x**3))
 
 
+def clamped_swiglu(gate: Array, up: Array) -> Array:
+    """g sigmoid(1.702 g) (u + 1), of a gate g of at most 7 and of u between -7 and 7.
+
+    Source: OpenAI, arXiv 2508.10925 (gpt-oss), section 2.2, and its code.
+    """
+    gate = jnp.where(gate > LIMIT, LIMIT, gate)
+    up = jnp.where(jnp.abs(up) > LIMIT, jnp.sign(up) * LIMIT, up)
+    return gate * jax.nn.sigmoid(STEEPNESS * gate) * (up + 1)
+
+
+LIMIT, STEEPNESS = 7.0, 1.702  # of `clamped_swiglu`
 ACTIVATIONS: Mapping[Activation, Elementwise] = {
     "gelu": gelu,
     "gelu-tanh": gelu_tanh,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
 }
+GATES: Mapping[Activation, Callable[[Array, Array], Array]] = {"clamped-swiglu": clamped_swiglu}
+
+
+@functools.cache
+def hidden_units(activation: Activation, *, gated: bool) -> Elementwise:
+    """The function of a first matmul's result: h[.., F], or a gate and h, `[.., 2, F]` -> [.., F].
+
+    It is one object for each activation, so that JAX traces it once.
+    """
+    if not gated:
+        return ACTIVATIONS[activation]
+    of_gate = GATES.get(activation)
+    if of_gate is None:
+        act = ACTIVATIONS[activation]
+        return lambda h: act(h[..., 0, :]) * h[..., 1, :]
+    return lambda h: of_gate(h[..., 0, :], h[..., 1, :])
 
 
 class MLP(nnx.Module):
-    """`act(x w_up + b_up) w_down + b_down`; with a gate `(act(x w_gate) * (x w_up)) w_down`.
+    """`act(x w_up + b_up) w_down + b_down`; with a gate `(act(x w_gate) * (x w_up)) w_down`, or
+    another function of the two.
 
     The activation is elementwise and needs no collective. A gate and w_up are one array `[D, 2, F]`
     and one matmul, so x is gathered once.
@@ -86,11 +115,11 @@ class MLP(nnx.Module):
             shape.down, tensor_parallel=tensor_parallel, rngs=rngs, init=init_out
         )
         options = config.block
-        self.act, self.gated = ACTIVATIONS[options.activation], shape.gated
+        self.act = hidden_units(options.activation, gated=shape.gated)
         # XLA's kernel reads its slice of what a scan saved in place; ours would need a copy.
         ours = options.kernels == "triton" and not options.loops_keep_inputs
         fused = FUSED.get(options.activation) if ours else None
-        self.fused = fused and FusedActivation(fused, self.gated)
+        self.fused = fused and FusedActivation(fused, shape.gated)
         self.looped = options.looped
 
     @jax.named_scope("mlp")
@@ -105,8 +134,5 @@ class MLP(nnx.Module):
         """
         if self.fused:
             return self.fused(self.up.kept(x_BTD, bare=True), self.up.bias)
-        activate = jax.checkpoint(  # h[B, T, F], or a gate and h, `[B, T, 2, F]`
-            lambda h: self.act(h[..., 0, :]) * h[..., 1, :] if self.gated else self.act(h),
-            prevent_cse=not self.looped,
-        )
+        activate = jax.checkpoint(self.act, prevent_cse=not self.looped)
         return activate(self.up.kept(x_BTD))

@@ -30,7 +30,7 @@ from jaxptd.kernels.grouped import GroupedKernel, GroupedPrecision, grouped_matm
 from jaxptd.layers.block import RouterOutput
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.linear import INIT, declare
-from jaxptd.layers.mlp import ACTIVATIONS, MLP, Elementwise
+from jaxptd.layers.mlp import MLP, Elementwise, hidden_units
 from jaxptd.layers.tensor_parallel import TensorParallel, block_along, matmul
 from jaxptd.mesh import SEQUENCE_AXES, Axis
 from jaxptd.params import Initialiser
@@ -278,8 +278,7 @@ class Experts:
     again, so that no array has the rows of the worst case, in which all tokens choose one device.
 
     Args:
-        act: the activation.
-        gated: whether experts have a gate.
+        act: first matmul's result, of a row `[F]` or `[2, F]` -> its hidden units.
         rows: of a chunk.
         most: rows in the worst case.
         kernel: of `grouped_matmul`.
@@ -287,25 +286,38 @@ class Experts:
     """
 
     act: Elementwise
-    gated: bool
     rows: int
     most: int
     kernel: GroupedKernel | None = "xla"
     precision: GroupedPrecision = "native"
 
     def of_rows(
-        self, x_rD: Array, weight_r: Array, up: Array, down: Array, sizes_E: Array
+        self,
+        x_rD: Array,
+        weight_r: Array,
+        up: Array,
+        down: Array,
+        biases: tuple[Array, ...],
+        *,
+        sizes_E: Array,
     ) -> Array:
-        """x[r, D], up[E, D, ..], down[E, F, D] -> each row's expert times its weight, `[r, D]`."""
+        """x[r, D], up[E, D, ..], down[E, F, D] -> each row's expert times its weight, `[r, D]`.
+
+        biases: `[E, ..]` and `[E, D]`, or none.
+        """
         experts, hidden = up.shape[:2]
         multiply = partial(
             grouped_matmul, sizes=sizes_E, kernel=self.kernel, precision=self.precision
         )
         h = multiply(x_rD, up.reshape(experts, hidden, -1).astype(x_rD.dtype))
-        h = h.reshape(-1, *up.shape[2:])
-        h_rF = self.act(h[:, 0]) * h[:, 1] if self.gated else self.act(h)
+        for bias in biases[:1]:
+            h += rows_of_groups(bias.reshape(experts, -1), x_rD, sizes_E)
+        h_rF = self.act(h.reshape(-1, *up.shape[2:]))
         h_rF = (h_rF * weight_r[:, None]).astype(x_rD.dtype)
-        return multiply(h_rF, down.astype(x_rD.dtype))
+        y_rD = multiply(h_rF, down.astype(x_rD.dtype))
+        for bias_ED in biases[1:]:
+            y_rD += (rows_of_groups(bias_ED, x_rD, sizes_E) * weight_r[:, None]).astype(y_rD.dtype)
+        return y_rD
 
     def over_chunks(self, pairs: Pairs, of_chunk: Callable[[Chunk], Any], like: Any) -> Any:
         """Adds up `of_chunk(chunk)` over the chunks that have pairs, in the types of `like`.
@@ -341,6 +353,41 @@ class Experts:
         return x_nD[chunk.token_r], jnp.where(exists, weight_nK.reshape(-1)[chunk.pair_r], 0)
 
 
+@jax.custom_vjp
+def rows_of_groups(bias_EF: Array, like_rD: Array, sizes_E: Array) -> Array:
+    """The bias of each row's expert, `[r, F]` in the type of `like`; zero after the last expert's.
+
+    Its gradient is the sum of an expert's rows, in float32 at least: a matmul, which adds them in
+    a fixed order, where the transpose of a gather would scatter.
+    """
+    ends_E = jnp.cumsum(sizes_E)
+    expert_r = jnp.searchsorted(ends_E, jnp.arange(len(like_rD)), side="right")
+    bias_rF = bias_EF.astype(like_rD.dtype)[jnp.minimum(expert_r, len(bias_EF) - 1)]
+    return jnp.where((expert_r < len(bias_EF))[:, None], bias_rF, 0)
+
+
+def _rows_of_groups_fwd(bias_EF: Array, like_rD: Array, sizes_E: Array) -> tuple[Array, Any]:
+    return rows_of_groups(bias_EF, like_rD, sizes_E), (bias_EF, like_rD, sizes_E)
+
+
+def _rows_of_groups_bwd(saved: Any, drows_rF: Array) -> tuple[Array, Array, None]:
+    bias_EF, like_rD, sizes_E = saved
+    ends_E, row_r = jnp.cumsum(sizes_E), jnp.arange(len(drows_rF))[:, None]
+    inside_rE = ((row_r >= ends_E - sizes_E) & (row_r < ends_E)).astype(drows_rF.dtype)
+    wide = jnp.promote_types(drows_rF.dtype, jnp.float32)
+    dbias_EF = jnp.einsum(
+        "rE,rF->EF",
+        inside_rE,
+        drows_rF,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=wide,
+    )
+    return dbias_EF.astype(bias_EF.dtype), jnp.zeros_like(like_rD), None
+
+
+rows_of_groups.defvjp(_rows_of_groups_fwd, _rows_of_groups_bwd)
+
+
 def _wide_zeros(x: Array) -> Array:
     return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
 
@@ -351,7 +398,13 @@ def _as_typed(found: Any, like: Any) -> Any:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def expert_sums(
-    experts: Experts, x_nD: Array, weight_nK: Array, up: Array, down: Array, pairs: Pairs
+    experts: Experts,
+    x_nD: Array,
+    weight_nK: Array,
+    up: Array,
+    down: Array,
+    pairs: Pairs,
+    biases: tuple[Array, ...] = (),
 ) -> Array:
     """Tokens -> for each the sum of what this device's experts make of it, `[n, D]`.
 
@@ -360,7 +413,7 @@ def expert_sums(
 
     def of_chunk(chunk: Chunk) -> Array:
         rows = experts.rows_of(chunk, x_nD, weight_nK)
-        return chunk.summed(experts.of_rows(*rows, up, down, chunk.sizes_E))
+        return chunk.summed(experts.of_rows(*rows, up, down, biases, sizes_E=chunk.sizes_E))
 
     y_nD: Array = experts.over_chunks(pairs, of_chunk, x_nD)
     return y_nD
@@ -371,16 +424,17 @@ def _expert_sums_fwd(experts: Experts, *arguments: Any) -> tuple[Array, Any]:
 
 
 def _expert_sums_bwd(experts: Experts, saved: Any, dy_nD: Array) -> tuple[Any, ...]:
-    x_nD, weight_nK, up, down, pairs = saved
+    x_nD, weight_nK, up, down, pairs, biases = saved
 
-    def of_chunk(chunk: Chunk) -> tuple[Array, ...]:
+    def of_chunk(chunk: Chunk) -> tuple[Any, ...]:
         rows = experts.rows_of(chunk, x_nD, weight_nK)
         run = partial(experts.of_rows, sizes_E=chunk.sizes_E)
-        _, back = jax.vjp(run, *rows, up, down)
-        dx_rD, dweight_r, dup, ddown = back(dy_nD[chunk.token_r])
-        return chunk.summed(dx_rD), chunk.returned(dweight_r), dup, ddown
+        _, back = jax.vjp(run, *rows, up, down, biases)
+        dx_rD, dweight_r, *dw = back(dy_nD[chunk.token_r])
+        return chunk.summed(dx_rD), chunk.returned(dweight_r), *dw
 
-    return *experts.over_chunks(pairs, of_chunk, (x_nD, weight_nK, up, down)), None
+    *found, dbiases = experts.over_chunks(pairs, of_chunk, (x_nD, weight_nK, up, down, biases))
+    return *found, None, dbiases
 
 
 expert_sums.defvjp(_expert_sums_fwd, _expert_sums_bwd)
@@ -392,7 +446,7 @@ def own_sums(
     axes: tuple[Axis, ...],
     weighted: tuple[Array, Array],
     expert_nTK: Array,
-    w: tuple[Array, Array],
+    w: tuple[Array, Array, tuple[Array, ...]],
 ) -> Array:
     """Tokens, of this device or of several -> sums over this device's experts, `[n, T, D]`.
 
@@ -402,16 +456,16 @@ def own_sums(
         axes: those that split experts.
         weighted: x `[n, T, D]` and weights `[n, T, K]`.
         expert_nTK: numbers of each token's experts.
-        w: first and second matrices of this device's experts.
+        w: first and second matrices of this device's experts, and their biases, if they have any.
     """
-    (x_nTD, weight_nTK), (up, down) = weighted, w
+    (x_nTD, weight_nTK), (up, down, biases) = weighted, w
     tokens, own, chosen = math.prod(x_nTD.shape[:2]), len(up), shape.chosen
     most = tokens * min(chosen, own)
     rows = min(most, math.ceil(shape.chunk * tokens * chosen * own / shape.experts))
     first = lax.axis_index(axes) * own
     pairs = Pairs.of(expert_nTK.reshape(tokens, chosen) - first, own, rows)
-    arguments = x_nTD.reshape(tokens, -1), weight_nTK.reshape(tokens, chosen), up, down, pairs
-    arrays, tree = jax.tree.flatten(arguments)
+    rows_of_tokens = x_nTD.reshape(tokens, -1), weight_nTK.reshape(tokens, chosen)
+    arrays, tree = jax.tree.flatten((*rows_of_tokens, up, down, pairs, biases))
     y_nD = expert_sums(experts_of(rows, most), *jax.tree.unflatten(tree, alike(*arrays)))
     return y_nD.reshape(x_nTD.shape)
 
@@ -420,9 +474,10 @@ def own_sums(
 
 
 class ExpertWeights(nnx.Module):
-    """One matrix `w` for each expert of a device."""
+    """One matrix `w` for each expert of a device, and a bias `b`, if experts have any."""
 
     w: nnx.Param
+    b: nnx.Param | None = None
 
 
 class MoE(nnx.Module):
@@ -451,22 +506,18 @@ class MoE(nnx.Module):
         own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs}
         self.router = Router(shape, config, **own)
         self.up, self.down = ExpertWeights(), ExpertWeights()
-        for each, of_one, init in (
-            (self.up, shape.up, INIT),
-            (self.down, shape.down, init_out),
-        ):
-            infos = shape.of_experts(tensor_parallel, of_one.parameters(tensor_parallel))
-            declare(each, infos, rngs, w=init)
+        declare(self.up, shape.first_parameters(tensor_parallel), rngs, w=INIT)
+        declare(self.down, shape.second_parameters(tensor_parallel), rngs, w=init_out)
         if shape.shared:
             self.shared = MLP(shape.shared, config, init_out=init_out, **own)
         if shape.shared_gate:
             self.shared_gate = ExpertWeights()
             declare(self.shared_gate, shape.gate_parameters(tensor_parallel), rngs, w=INIT)
-        act, gated, self.looped = config.block.activation, config.block.gated, config.block.looped
+        act, self.looped = config.block.activation, config.block.looped
         # XLA's where it is asked for; else ours where it can run.
         kernel: GroupedKernel | None = None if config.block.kernels == "triton" else "xla"
         how: Any = {"kernel": kernel, "precision": config.products}
-        self.experts_of = partial(Experts, ACTIVATIONS[act], gated, **how)
+        self.experts_of = partial(Experts, hidden_units(act, gated=shape.gated), **how)
         self.shape, self.tensor_parallel = shape, tensor_parallel
 
     @jax.named_scope("moe")
@@ -491,8 +542,25 @@ class MoE(nnx.Module):
     def _weighed_sums(self, x_BTD: Array, choice: Choice) -> tuple[Array, Array]:
         """(the sum over each token's experts, terms of the loss)."""
         weight_BTK, terms_BTQ = self.router.weigh(x_BTD, choice)
-        w = self.up.w[...], self.down.w[...]
         axes = self.tensor_parallel.axes.experts
+        w = self.up.w[...], self.down.w[...], self._biases()
         sums = partial(own_sums, self.shape, self.experts_of, axes)
         visit = self.tensor_parallel.visit_experts
         return visit(sums, x_BTD, weight_BTK, choice.expert_BTK, w), terms_BTQ
+
+    def _biases(self) -> tuple[Array, ...]:
+        """The biases of this device's experts; of the second, `[E, D]`, only its slice of D.
+
+        Devices along tp add up their outputs, and with them the slices.
+        """
+        if self.up.b is None or self.down.b is None:
+            return ()
+        axes, down_ED = self.tensor_parallel.axes, self.down.b[...]
+        if axes.inner not in axes.experts:
+            width = down_ED.shape[1]
+            whole = jnp.zeros((len(down_ED), width * lax.axis_size(axes.inner)), down_ED.dtype)
+            first = lax.axis_index(axes.inner) * width
+            whole, down_ED = alike(whole, down_ED)
+            whole = lax.dynamic_update_slice_in_dim(whole, down_ED, first, 1)
+            down_ED = whole[:, : self.shape.hidden]
+        return self.up.b[...], down_ED

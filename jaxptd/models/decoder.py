@@ -109,13 +109,13 @@ def architecture(model: ModelConfig) -> Architecture:
     head = Head(hidden, size, statistics=0 if post else statistics, own=own)
     terms = len(router_losses(model))
     behind: tuple[End, ...] = (head, RouterLosses(terms)) if terms else (head,)
-    return Architecture(hidden, (embedding,), stacks(model, statistics, post=post), behind)
+    return Architecture(hidden, (embedding,), stacks(model, statistics), behind)
 
 
-def stacks(model: ModelConfig, statistics: int, *, post: bool) -> tuple[Stack, ...]:
+def stacks(model: ModelConfig, statistics: int) -> tuple[Stack, ...]:
     """Runs of layers of the same kind: `blocks`, or `blocks_3` for the run from layer 3 on.
 
-    statistics, post: as in `Stack`.
+    statistics: as in `Stack`.
     """
     moe = model.moe
     kinds = [bool(moe and moe.is_sparse(layer)) for layer in range(model.num_layers)]
@@ -131,9 +131,8 @@ def stacks(model: ModelConfig, statistics: int, *, post: bool) -> tuple[Stack, .
                 layers,
                 (attention, mlp),
                 statistics,
-                post,
+                model.block.norm_order,
                 updates="x",
-                norms_outputs=model.block.norm_order == "output",
             )
         )
         first += layers

@@ -116,7 +116,6 @@ def architecture(model: ModelConfig) -> Architecture:
             layers=model.decoder_layers,
             parts=(targets, cross, mlp),
             statistics=stack.statistics,
-            norms_sums=False,
         ),
     )
     embedding = Embedding(

@@ -43,6 +43,9 @@ FAMILIES: dict[str, Family] = {
     "olmoe": DECODER,
     "olmo2": DECODER,
     "olmo3": DECODER,
+    "gemma2": DECODER,
+    "gemma3_text": DECODER,
+    "gpt_oss": DECODER,
 }
 
 

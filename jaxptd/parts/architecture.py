@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
 
+from jaxptd.config.block import NormOrder
 from jaxptd.costs.collective import Collective
 from jaxptd.parts.ends import End, EndBytes, Norm
 from jaxptd.parts.parameters import Named, Sharding, inside
@@ -19,15 +20,14 @@ from jaxptd.shapes import ParamShape
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Identical layers: for each pair of matmuls a norm before and a residual addition after it.
+    """Identical layers: for each pair of matmuls its norms and a residual addition after it.
 
     Args:
         name: the stack's name.
         layers: L.
         parts: a layer's parts in order.
         statistics: each norm's, as in `Norm`.
-        norms_sums: whether norms apply to the residual sums instead of the pairs' inputs.
-        norms_outputs: whether they apply to the pairs' outputs, before these are added.
+        norm_order: what the norms apply to, as in `BlockOptions`.
         parallel: whether all parts read one norm of the layer's input, and none another's output.
         updates: the array of x that it updates, by a name that other stacks may share; None: one of
             its own.
@@ -37,10 +37,9 @@ class Stack:
     layers: int
     parts: tuple[Part, ...]
     statistics: int
-    norms_sums: bool
+    norm_order: NormOrder = "pre"
     parallel: bool = False
     updates: str | None = None
-    norms_outputs: bool = False
 
     @property
     def norm(self) -> Norm:
@@ -50,7 +49,18 @@ class Stack:
     @property
     def norms(self) -> int:
         """Number of norms in a layer."""
-        return 1 if self.parallel else len(self.parts)
+        if self.parallel:
+            return 1
+        return len(self.parts) * (2 if self.norm_order == "both" else 1)
+
+    def has_norm(self, number: int) -> bool:
+        """True if this part has norms of its own."""
+        return number == 0 or not self.parallel
+
+    @property
+    def norms_outputs(self) -> bool:
+        """True if norms apply to the pairs' outputs, before these are added."""
+        return self.norm_order in ("output", "both")
 
     @property
     def read_inside(self) -> int:
@@ -119,9 +129,11 @@ class Stack:
 
     def _of_a_layer(self, sharding: Sharding) -> Named:
         for number, part in enumerate(self.parts):
-            if number < self.norms:
+            if self.has_norm(number):
                 name = "norm" if self.parallel else f"{part.name}_norm"
                 yield from inside(name, self.norm.parameters(sharding))
+            if self.norm_order == "both":
+                yield from inside(f"{part.name}_output_norm", self.norm.parameters(sharding))
             yield from inside(part.name, part.parameters(sharding))
 
     def _stacked(self, info: ParamShape) -> ParamShape:
@@ -165,7 +177,7 @@ class Stack:
         counts = step.plan.stacks[self.name] if step.plan else (self.layers,)
         remats = (each for count in counts for each in step.config.model.remats(count))
         rows = [(step.gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
-        if not (self.norms_sums or self.norms_outputs):
+        if self.norm_order == "pre":
             return rows
         # The last residual sum, or the last output, enters a norm of the same layer.
         return [(again._replace(last_product=again.products), n) for again, n in rows]

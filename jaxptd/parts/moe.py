@@ -10,7 +10,7 @@ E experts, K of them for a token.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
 from jaxptd.config import ModelConfig
@@ -23,7 +23,7 @@ from jaxptd.costs.terms import Term
 from jaxptd.layout import SEQUENCE_AXES, Axis, Layout
 from jaxptd.parts.ends import End
 from jaxptd.parts.mlp import MLPShape
-from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
+from jaxptd.parts.parameters import Named, Sharding, inside, vector
 from jaxptd.parts.part import BACKWARD, FORWARD, Part, Product
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
@@ -57,6 +57,7 @@ class MoEShape(Part):
         shared: the MLP of all tokens, or None.
         shared_gate: whether a sigmoid of its own scales that MLP's output.
         router_bias: whether router logits have a bias.
+        bias: whether both matmuls of an expert, and of the MLP of all tokens, have a bias.
         counts_sequences: whether the loss depends on the loads of each sequence.
         chunk: rows of a chunk, as a multiple of balanced experts'.
     """
@@ -69,6 +70,7 @@ class MoEShape(Part):
     shared: MLPShape | None = None
     shared_gate: bool = False
     router_bias: bool = False
+    bias: bool = False
     counts_sequences: bool = False
     chunk: float = 1.25
 
@@ -81,7 +83,7 @@ class MoEShape(Part):
     @classmethod
     def of(cls, model: ModelConfig) -> Self:
         """The experts of a model's sparse layers."""
-        moe, gated = model.moe, model.block.gated
+        moe, gated, bias = model.moe, model.block.gated, model.block.linear_bias == "all"
         assert moe is not None
         width = moe.shared_ffn_hidden_size
         return cls(
@@ -90,9 +92,10 @@ class MoEShape(Part):
             gated,
             moe.num_experts,
             moe.top_k,
-            shared=MLPShape(model.hidden_size, width, gated) if width else None,
+            shared=MLPShape(model.hidden_size, width, gated, bias) if width else None,
             shared_gate=moe.shared_gate,
             router_bias=moe.router_bias,
+            bias=bias,
             counts_sequences=moe.balance_loss > 0,
             chunk=moe.chunk,
         )
@@ -102,7 +105,7 @@ class MoEShape(Part):
     @property
     def expert(self) -> MLPShape:
         """One expert."""
-        return MLPShape(self.hidden, self.size, self.gated)
+        return MLPShape(self.hidden, self.size, self.gated, self.bias)
 
     @property
     def columns(self) -> int:
@@ -160,20 +163,10 @@ class MoEShape(Part):
 
     # ---- parameters ----------------------------------------------------------------------------
 
-    @property
-    def up(self) -> Column:
-        """The first matmul of an expert."""
-        return self.expert.up
-
-    @property
-    def down(self) -> Row:
-        """The second matmul of an expert."""
-        return self.expert.down
-
     def parameters(self, sharding: Sharding) -> Named:
         yield from inside("router", self.router_parameters(sharding))
-        yield from inside("up", self.of_experts(sharding, self.up.parameters(sharding)))
-        yield from inside("down", self.of_experts(sharding, self.down.parameters(sharding)))
+        yield from inside("up", self.first_parameters(sharding))
+        yield from inside("down", self.second_parameters(sharding))
         if self.shared:
             yield from inside("shared", self.shared.parameters(sharding))
         if self.shared_gate:
@@ -198,10 +191,26 @@ class MoEShape(Part):
             ParamShape((self.hidden, 1), (self.hidden, 1), (None, None), decay=True, cast=True),
         )
 
-    def of_experts(self, sharding: Sharding, parameters: Named) -> Named:
+    def first_parameters(self, sharding: Sharding) -> Named:
+        """The first matmuls of all experts."""
+        yield from self._of_all(sharding, dict(self.expert.up.parameters(sharding)))
+
+    def second_parameters(self, sharding: Sharding) -> Named:
+        """The second matmuls of all experts.
+
+        Devices that share an expert add up what their hidden units make, so each adds a slice of
+        the bias: `b[E, D]` is sharded over D as hidden units are.
+        """
+        own = dict(self.expert.down.parameters(sharding))
+        if self.bias:
+            spec, padded = sharding.axes.inner_spec(1, 0), sharding.padded(self.hidden)
+            own["b"] = vector((self.hidden,), spec, (padded,))
+        yield from self._of_all(sharding, own)
+
+    def _of_all(self, sharding: Sharding, parameters: Mapping[str, ParamShape]) -> Named:
         """Parameters of one expert -> those of all, stacked and split over devices."""
         axes = sharding.axes.experts
-        for name, info in parameters:
+        for name, info in parameters.items():
             if sharding.axes.inner in axes:  # whole experts
                 spec = (None,) * len(info.spec)
                 info = dataclasses.replace(info, stored_shape=info.shape, spec=spec)
@@ -212,7 +221,7 @@ class MoEShape(Part):
                     shape=(self.experts, *info.shape),
                     stored_shape=(self.experts, *info.stored_shape),
                     spec=(axes if len(axes) > 1 else axes[0], *info.spec),
-                    matrix="s" + info.matrix,
+                    matrix="s" + info.matrix if info.matrix else "",
                 ),
             )
 

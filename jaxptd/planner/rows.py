@@ -78,7 +78,7 @@ class Shape:
         if self.num_experts:
             layers["sparse"] = (self.num_layers - dense, self._experts)
         stacks = tuple(
-            Stack(name, number, (attention, part), 2, norms_sums=False)
+            Stack(name, number, (attention, part), 2)
             for name, (number, part) in layers.items()
             if number
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from jaxptd.config import Activation, FamilyName, Images, OptimizerName, Remat
-from jaxptd.config.block import FAMILIES, SECTIONS
+from jaxptd.config.block import FAMILIES, SECTIONS, NormOrder
 from jaxptd.config.moe import GroupScore, RouterScore
 from jaxptd.config.written import field_types
 from jaxptd.context_parallel import STRATEGIES
@@ -62,7 +62,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.ffn_hidden_size": (None, 24, 23),
     "model.norm": (None, "layernorm", "rmsnorm"),
     "model.norm_eps": (None, 1e-3),
-    "model.norm_order": (None, "pre", "post", "output"),
+    "model.norm_order": (None, *get_args(NormOrder)),
     "model.activation": (None, *get_args(Activation)),
     "model.gated": (None, True, False),
     "model.linear_bias": (None, "all", "qkv", "none"),
@@ -73,6 +73,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.rope.original_length": (None, 4),
     "model.rope.range": (None, (1.0, 2.0)),
     "model.rope.attention_factor": (None, 1.5),
+    "model.rope.truncate": (None, False),
     "model.rope.window_theta": (None, 30.0),
     "model.rope.layers": (None, (True, False), (False, True, True)),
     "model.encoder_decoder.relative_buckets": (None, 8),

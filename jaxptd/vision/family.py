@@ -223,7 +223,7 @@ def architecture(model: ModelConfig, *, of_pixels: bool) -> Architecture:
 def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
     """The pairs of blocks of a level."""
     parts, norms = level_parts(model, level), _statistics(model)
-    return Stack(name, depth // 2, parts, norms, norms_sums=False)
+    return Stack(name, depth // 2, parts, norms)
 
 
 def level_parts(

@@ -33,6 +33,9 @@ SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
 FIVE = {"num_layers": 5, "micro_batches": 4}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
+GPT_OSS = tiny.MOE | {"family": "gpt_oss", "window": 3, "window_layers": (True, False)}
+GEMMA = {"family": "gemma3_text", "num_kv_heads": 2, "window": 3, "window_layers": (True, False)}
+GEMMA |= {"rope.window_theta": 9.0, "logit_softcap": 2.0, "attention_softcap": 0.5}
 
 
 def every(layout: Layout, **choice: Any) -> list[Any]:
@@ -55,6 +58,7 @@ QUICK = [
     (Layout(tp=4), QWEN | {"qk_norm": "whole", "remat": "dots"}),
     (Layout(cp=2), PATTERN),
     (tiny.SEQUENCE_PARALLEL, {"norm_order": "output", "remat": "dots"}),
+    (tiny.SEQUENCE_PARALLEL, GEMMA | {"remat": "dots"}),
     (KEEPING, {"norm_order": "output"}),
     *every(Layout(cp=2, tp=2), **SINKS),
     (Layout(cp=2, ulysses=2), SINKS | {"remat": "none"}),
@@ -159,6 +163,22 @@ SLOW = [
     *every(Layout(pp=2, tp=2), norm_order="output", **FIVE),
     *every(Layout(dp=2, zero=3), norm_order="output"),
     *every(Layout(ep=2, tp=2), norm_order="output", **MOE),
+    *every(Layout(ep=2, tp=2), **GPT_OSS),
+    *every(Layout(ep=2, tp=2, sequence_parallel=True), **GPT_OSS)[1:3],
+    *every(Layout(cp=2, tp=2, ring="gather"), **GPT_OSS)[:2],
+    *every(Layout(pp=2, ep=2, zero=2), **GPT_OSS | FIVE)[::2],
+    *every(Layout(), **GEMMA),
+    *every(Layout(tp=4), **GEMMA),
+    *every(tiny.SEQUENCE_PARALLEL, **GEMMA | {"dropout": 0.1}),
+    *every(KEEPING, **GEMMA),
+    *every(RING_STEPS, **GEMMA),
+    *every(Layout(cp=2, tp=2), **GEMMA),
+    *every(Layout(cp=4, ring="gather"), **GEMMA),
+    *every(Layout(row=2, col=2), **GEMMA),
+    *every(BLOCKS, norm_order="both"),
+    *every(Layout(pp=2, tp=2), **GEMMA | FIVE),
+    *every(Layout(dp=2, zero=3), **GEMMA),
+    *every(Layout(ep=2, tp=2), norm_order="both", **MOE),
     *every(Layout(tp=4), **SINKS),
     *every(Layout(cp=2, tp=2, ring="gather"), **PATTERN | SINKS),
     *every(Layout(row=2, col=2), **SINKS),

@@ -134,6 +134,7 @@ OPTIONS = [
 LOSSES = {"moe.balance_loss": 0.1, "moe.z_loss": 0.1}
 SHARED = {"moe.shared_ffn_hidden_size": 8, "moe.first_dense": 1}
 EP_SP = Layout(ep=2, tp=4, sequence_parallel=True)
+BIASES = {"family": "gpt_oss", "linear_bias": "all"}
 EXPERTS = [
     (EP_SP, tiny.MOE | LOSSES | {"remat": "dots"}),
     (Layout(dp=2, ep=2, cp=2, zero=3), tiny.MOE | SHARED),
@@ -150,6 +151,12 @@ EXPERTS = [
     slow(Layout(pp=2, ep=2, cp=2, schedule="zb-h1"), FOUR | tiny.MOE | {"remat": "dots"}),
     slow(Layout(pp=2, ep=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | LOSSES),
     slow(Layout(pp=2, ep=2, schedule="interleaved"), FOUR | tiny.MOE | SHARED),
+    (Layout(ep=2, tp=2), tiny.MOE | BIASES),
+    slow(EP_SP, tiny.MOE | BIASES | SHARED | {"remat": "full"}),
+    slow(Layout(ep=2, tp=2, experts="whole"), tiny.MOE | BIASES),
+    slow(dataclasses.replace(EP_SP, collective_matmul=True), tiny.MOE | BIASES),
+    slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | BIASES),
+    slow(Layout(pp=2, cp=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | BIASES),
 ]
 # One layer without a window makes blocks travel to all devices in every layer.
 PATTERN = {"window": 3, "window_layers": (True, False)}
@@ -177,6 +184,7 @@ WINDOWS = [
 FIVE = {"num_layers": 5, "remat_layers": 2}
 POST = {"norm_order": "post"}
 OUTPUT = {"norm_order": "output"}
+BOTH = {"norm_order": "both"}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
 HEADS = [
@@ -196,6 +204,14 @@ HEADS = [
     *(slow(Layout(row=2, col=2), OUTPUT | {"remat": each}) for each in ("none", "dots", "full")),
     slow(Layout(pp=2, tp=2, sequence_parallel=True), FOUR | OUTPUT | {"remat": "dots"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | OUTPUT | {"remat": "full"}),
+    (Layout(row=2, col=2), BOTH | {"remat": "full"}),
+    *(slow(tiny.SEQUENCE_PARALLEL, BOTH | each) for each in REMATS),
+    *(slow(RING_STEPS, BOTH | {"remat": each}) for each in ("none", "full")),
+    *(slow(Layout(tp=4), BOTH | each) for each in REMATS),
+    *(slow(Layout(row=2, col=2), BOTH | {"remat": each}) for each in ("none", "dots", "attention")),
+    slow(Layout(row=2, col=2, attention2d="blocks"), BOTH | {"remat": "full"}),
+    slow(Layout(pp=2, tp=2, sequence_parallel=True), FOUR | BOTH | {"remat": "dots"}),
+    slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | BOTH | {"remat": "full"}),
 ]
 BERT = {"family": "bert"}
 ENCODERS = [

@@ -22,7 +22,8 @@ YARN = {
 def test_a_family_is_its_options_spelled_out(family: str) -> None:
     preset = ModelConfig(family=family)
     spelled = {**FAMILIES[family], "rope": preset.rope}
-    spelled["attention_scale"] = preset.block.attention_scale  # null stands for a formula
+    for name in ("attention_scale", "embedding_scale"):  # null stands for a formula
+        spelled[name] = getattr(preset.block, name)
     own = {
         name: spelled.pop(name) for name in ("encoder_decoder", "images", "moe") if name in spelled
     }
@@ -94,6 +95,14 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             "rope.attention_factor has no effect with model.rope.scaling=null; leave it out",
         ),
         (YARN | {"rope.attention_factor": 0.0}, "model.rope.attention_factor=0.0 must be a number"),
+        (
+            {"family": "llama", "rope.truncate": False},
+            "rope.truncate has no effect with model.rope.scaling=null; leave it out",
+        ),
+        (
+            {"activation": "clamped-swiglu"},
+            "model.activation=clamped-swiglu is of a gate and what it multiplies; use model.gated=",
+        ),
         (YARN | {"rope.theta": 1.0}, "model.rope.theta=1.0: yarn takes its logarithm; "),
         ({"hidden_size": 1, "num_heads": 2}, "model.hidden_size=1 does not split over model.num_h"),
         ({"family": "llama", "rope.theta": 0.0}, "model.rope.theta=0.0 must be a number above 0"),

@@ -50,6 +50,16 @@ BY_LAYER = (
     *("--model.window_layers=[false,true]", "--model.rope.window_theta=9"),
     "--model.attention_sinks=true",
 )
+GEMMA = (
+    *("--model.family=gemma3_text", "--model.num_kv_heads=2", "--model.window=5"),
+    *("--model.window_layers=[true,false]", "--model.rope.window_theta=9"),
+    *("--model.logit_softcap=0.5", "--model.attention_softcap=0.2"),
+)
+GPT_OSS = (
+    *("--model.family=gpt_oss", "--model.num_kv_heads=2", "--model.ffn_hidden_size=32"),
+    *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.window=5"),
+    "--model.window_layers=[true,false]",
+)
 BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
 ZERO3 = ("--layout.dp=2", "--layout.ep=2", "--layout.zero=3")
 EXPERTS = (
@@ -172,13 +182,24 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
 
 
 @pytest.mark.parametrize(
-    "layout", [(), *map(slow, (TP4, GRID, PIPELINE, CP2_TP2, ULYSSES))], ids=str
+    ("model", "layout"),
+    [
+        (BY_LAYER, ()),
+        *(slow(model, ()) for model in (GEMMA, GPT_OSS)),
+        *(slow(GPT_OSS, x) for x in (TP4, SEQUENCE, PIPELINE, CP2_TP2)),
+        *(
+            slow(model, x)
+            for model in (BY_LAYER, GEMMA)
+            for x in (TP4, GRID, PIPELINE, CP2_TP2, ULYSSES)
+        ),
+    ],
+    ids=str,
 )
-def test_layers_of_two_kinds_write_the_same(layout):
-    """Layers pick window and angles by their number, even in a pipeline; heads have sinks."""
+def test_layers_of_two_kinds_write_the_same(model, layout):
+    """Layers pick window and angles by their number, even in a pipeline; heads may have sinks."""
     prompt = PROMPTS["some"]
-    found = write(prompt, two_halves_more(prompt), *BY_LAYER, *layout)
-    assert found == written_without_cache(prompt, two_halves_more(prompt), *BY_LAYER)
+    found = write(prompt, two_halves_more(prompt), *model, *layout)
+    assert found == written_without_cache(prompt, two_halves_more(prompt), *model)
     assert len(set(found)) > 5
 
 

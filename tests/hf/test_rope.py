@@ -89,10 +89,6 @@ def test_what_has_no_effect_is_said(config: dict, lines: list[str]) -> None:
     ("config", "line"),
     [
         ({"rope_scaling": {"type": "longrope", "factor": 2}}, "rope_type=longrope; use a model w"),
-        (
-            {"rope_scaling": YARN | {"truncate": False}},
-            "truncate=False in rope_parameters; use a m",
-        ),
         ({"rope_scaling": [2.0]}, "rope_scaling=.2.0.; it must be an object"),
         ({"rope_parameters": "yarn"}, "rope_parameters=yarn; it must be an object"),
         (

@@ -9,7 +9,18 @@ import pytest
 
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import FAMILIES, Tensors, bert, experts, gpt2, llama, olmo, t5
+from jaxptd.hf.families import (
+    FAMILIES,
+    Tensors,
+    bert,
+    experts,
+    gemma,
+    gpt2,
+    gpt_oss,
+    llama,
+    olmo,
+    t5,
+)
 from jaxptd.hf.mapping import rules_of
 
 L, D, F, N, K, H, V, T, E = 3, 10, 14, 4, 2, 6, 13, 8, 4
@@ -115,6 +126,21 @@ SHAPES = {
     "olmoe": (
         experts.OLMOE_TENSORS,
         {"blocks.attention.q_norm.w": (L, N, H), "blocks.attention.k_norm.w": (L, K, H)},
+    ),
+    "gemma3_text": (
+        gemma.TENSORS,
+        {f"blocks.{name}_output_norm.w": (L, D) for name in ("attention", "mlp")}
+        | {"norm.w": (D,)},
+    ),
+    "gpt_oss": (
+        gpt_oss.TENSORS,
+        EXPERTS
+        | {
+            "blocks.attention.sinks": (L, N),
+            "blocks.mlp.router.b": (L, E),
+            "blocks.mlp.up.b": (L, E, 2, F),
+            "blocks.mlp.down.b": (L, E, D),
+        },
     ),
     "granitemoe": (experts.GRANITE_TENSORS, EXPERTS),
     "qwen3_moe-fused": (fused(experts.QWEN3_TENSORS), OF_EXPERTS),
@@ -272,6 +298,9 @@ def test_every_family_has_tensors() -> None:
         "olmoe",
         "olmo2",
         "olmo3",
+        "gemma2",
+        "gemma3_text",
+        "gpt_oss",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

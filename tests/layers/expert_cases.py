@@ -69,6 +69,7 @@ def case(name: str, model: ModelConfig, moves) -> Case:
 
 EXPERTS = [
     case("experts", with_experts(SOFTMAX), experts(4, 2)),
+    case("experts with biases", with_experts(SOFTMAX, linear_bias="all"), experts(4, 2)),
     case(
         "experts, an MLP of all tokens",
         with_experts(SIGMOID, gated=False),

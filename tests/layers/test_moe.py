@@ -22,7 +22,7 @@ from jaxptd.kernels import grouped
 from jaxptd.kernels.grouped import GroupTile, grouped_matmul
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.for_layout import make_tensor_parallel
-from jaxptd.layers.mlp import ACTIVATIONS
+from jaxptd.layers.mlp import hidden_units
 from jaxptd.layers.moe import Experts, MoE, Pairs, Router, expert_sums
 from jaxptd.mesh import SAMPLE_AXES, Layout, make_mesh
 from jaxptd.params import Blueprint, normal, shardings
@@ -100,7 +100,7 @@ def sums_by_loops(given: Arrays, expert_nK: np.ndarray) -> Arrays:
 @functools.partial(jax.jit, static_argnums=0)
 def device_sums(rows: int, given: Mapping[str, Any], expert_nK: Any) -> dict[str, Any]:
     """Computes the same with the layer. rows: rows of a chunk."""
-    experts = Experts(ACTIVATIONS["silu"], True, rows, expert_nK.size)
+    experts = Experts(hidden_units("silu", gated=True), rows, expert_nK.size)
     names = ("x", "weight", "up.w", "down.w")
 
     def run(*arguments: Any) -> Any:
@@ -148,7 +148,7 @@ def test_our_kernels_make_the_same_sums(precision: Any, monkeypatch: pytest.Monk
 
     @functools.partial(jax.jit, static_argnums=0)
     def both_ways(kernel: Any, *arrays: Any) -> Any:
-        experts = Experts(ACTIVATIONS["silu"], True, 5, expert_nK.size, kernel, precision)
+        experts = Experts(hidden_units("silu", gated=True), 5, expert_nK.size, kernel, precision)
         pairs = Pairs.of(jnp.asarray(expert_nK), E, 5)
         y, back = jax.vjp(lambda *given: expert_sums(experts, *given, pairs), *arrays)
         return y, *back(y)
@@ -167,11 +167,10 @@ PLAIN, CHUNKS = 4.0, 0.3  # `model.moe.chunk`: one chunk holds the worst case, o
 
 
 def layer_of(layout: Layout, chunk: float) -> Blueprint:
-    """A layer of experts."""
+    """A layer of experts with biases."""
     moe = MoEConfig(**{**vars(ROUTER), "chunk": chunk})
-    model = ModelConfig(
-        family="mixtral", num_layers=1, hidden_size=D, num_heads=1, seq_length=SHAPE[1], moe=moe
-    )
+    sizes: Any = {"num_layers": 1, "hidden_size": D, "num_heads": 1, "seq_length": SHAPE[1]}
+    model = ModelConfig(family="mixtral", linear_bias="all", moe=moe, **sizes)
 
     def make(key: Any) -> MoE:
         return MoE(

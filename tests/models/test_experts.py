@@ -238,7 +238,6 @@ def test_data_names_no_experts() -> None:
     [
         (Layout(row=2, col=2), {}, r"model\.moe with a grid .* use layout\.tp instead"),
         (Layout(ep=3), {}, r"model\.moe\.num_experts=4 does not split over layout\.ep=3"),
-        (Layout(), {"linear_bias": "all"}, r"experts have no biases; use qkv or none"),
         (Layout(), {"moe.top_k": 5}, r"a token can choose from 4 experts; use 4 or fewer"),
         (Layout(), {"moe.num_experts": 1}, r"a token can choose from 1 expert; use 1 or fewer"),
         (Layout(), {"moe.num_groups": 3}, r"num_experts=4 does not split over .*num_groups=3"),

@@ -72,6 +72,7 @@ def test_what_has_no_times_is_said() -> None:
         {"family": "llama", "num_kv_heads": 2, "head_size": 10, "tie_embeddings": False},
         {"family": "qwen3", "num_kv_heads": 1, "window": 3},
         {"num_layers": 3, "window": 3, "window_layers": (True, False)},
+        {"family": "gemma2", "window": 3, "window_layers": (True, False), "head_size": 6},
     ],
     ids=str,
 )

@@ -15,7 +15,9 @@ ODD = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 GROUPS = {"family": "qwen3", "num_kv_heads": 2, "head_size": 6, "tie_embeddings": False}
 BIASES = {"family": "qwen2", "num_kv_heads": 1, "vocab_multiple": 32, "max_positions": None}
 POST = {"norm_order": "post", "linear_bias": "qkv", "max_positions": 12}
-MODELS = [{}, GROUPS, {"family": "bert"}, tiny.T5, {"family": "llama"}, BIASES, POST]
+GEMMA = {"family": "gemma3_text", "num_kv_heads": 2, "head_size": 6}
+MODELS = [{}, GROUPS, {"family": "bert"}, tiny.T5, {"family": "llama"}, BIASES, POST, GEMMA]
+GPT_OSS = tiny.MOE | {"family": "gpt_oss", "moe.shared_ffn_hidden_size": 8}
 LAYOUTS = [
     Layout(),
     Layout(tp=4),
@@ -25,6 +27,7 @@ LAYOUTS = [
     Layout(row=1, col=2, matmul2d_slices=2),
     Layout(dp=2, tp=2, sequence_parallel=True),
 ]
+ONE = {"num_kv_heads": 1}
 FOUR = {"num_layers": 4, "micro_batches": 4}
 BLOCKS = Layout(row=2, col=2, attention2d="blocks", matmul2d_slices=2)
 PIPELINES = [
@@ -33,6 +36,9 @@ PIPELINES = [
     (Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
     (Layout(pp=2, row=2, col=2, schedule="interleaved"), FOUR | {"family": "bert"}),
     slow(Layout(pp=4, tp=2), FOUR | POST),
+    slow(Layout(pp=2, tp=2), FOUR | GEMMA),
+    (Layout(ep=2, tp=2), GPT_OSS | {"hidden_size": 15, "num_heads": 3, "head_size": 4} | ONE),
+    slow(Layout(ep=2, tp=2, experts="whole"), GPT_OSS),
 ]
 CASES = [
     *by_turns(LAYOUTS, MODELS),

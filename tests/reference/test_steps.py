@@ -9,7 +9,10 @@ import tiny
 from reference.cases import (
     BERT,
     GATED_SHARE,
+    GEMMA2,
+    GEMMA3,
     GPT,
+    GPT_OSS,
     LLAMA_3,
     MIXTRAL,
     MORE,
@@ -94,7 +97,12 @@ def hold(case: Case, layout: Layout) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [*(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3)), PATTERN, SINKS],
+    [
+        *(slow(each) for each in (GPT, QWEN, BERT, T5, YARN, LLAMA_3, GEMMA3)),
+        PATTERN,
+        SINKS,
+        GEMMA2,
+    ],
     ids=str,
 )
 def test_one_device_steps_as_the_reference(case: Case) -> None:
@@ -141,12 +149,28 @@ SHARED_SEQUENCES = (
     Layout(pp=2, cp=2, tp=2, ring="gather"),
     Layout(cp=2, ulysses=2, tp=2, zero=2),
 )
+OF_GEMMA = (
+    *LAYOUTS,
+    *SHARED_SEQUENCES,
+    Layout(tp=4, sequence_parallel=True),
+    Layout(cp=4),
+    Layout(zero=3, dp=4),
+)
 EXPERT_LAYOUTS = (
     Layout(ep=2, tp=2, sequence_parallel=True, zero=1),
     Layout(ep=4, zero=3),
     Layout(ep=2, cp=2, zero=2),
     Layout(pp=2, dp=2, ep=2, schedule="zb-h1"),
     Layout(ep=2, ulysses=2, tp=2),
+)
+OF_GPT_OSS = (
+    *EXPERT_LAYOUTS,
+    Layout(tp=4),
+    Layout(cp=4),
+    Layout(cp=2, tp=2, ring="gather", zero=3),
+    Layout(ep=2, tp=2, experts="whole"),
+    Layout(ep=2, tp=2, sequence_parallel=True, collective_matmul=True),
+    Layout(pp=2, tp=2, stage_layers=(1, 0, 1, 1), schedule="zb-v"),
 )
 
 
@@ -162,7 +186,11 @@ EXPERT_LAYOUTS = (
             for each in (*LAYOUTS, *SHARED_SEQUENCES)
             if not each.unfused_attention
         ),
+        *(slow(GEMMA2, each) for each in OF_GEMMA if not each.unfused_attention),
+        *(slow(GEMMA3, each) for each in OF_GEMMA),
+        slow(GEMMA3, Layout(pp=2, tp=2, schedule="zb-v")),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
+        *(slow(GPT_OSS, each) for each in OF_GPT_OSS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),
     ],

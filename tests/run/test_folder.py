@@ -132,6 +132,8 @@ NEEDED = {
         f"--model.rope.range=[1,8] {LLAMA3}",
         "--model.rope.attention_factor=1.5 --model.positions=rope --model.rope.scaling=yarn "
         "--model.rope.factor=4.0 --model.rope.original_length=64",
+        "--model.rope.truncate=false --model.positions=rope --model.rope.scaling=yarn "
+        "--model.rope.factor=4.0 --model.rope.original_length=64",
         "--model.rope.layers=[true,false] --model.positions=rope",
         "--model.rope.window_theta=9.0 --model.positions=rope --model.window=5",
         *("--model.qk_norm=true", "--model.qk_norm=whole"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from hugging import random_directory
+from turns import slow
 
 from jaxptd import (
     CheckpointConfig,
@@ -105,6 +106,26 @@ def test_each_expert_is_a_copy_and_routers_are_drawn(dense, layout, model) -> No
     for name, x in state["params"].items():
         assert x.sharding == made.abstract_state["params"][name].sharding, name
     assert not any(np.asarray(x).any() for x in jax.tree.leaves(state["optimizer"]))
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(ep=2, tp=2), *map(slow, (Layout(), Layout(ep=2, tp=4, zero=3)))], ids=str
+)
+def test_biases_of_experts_are_copies(tmp_path: Path, layout: Layout) -> None:
+    """Devices along tp have slices of an expert's second bias, and all of a dense MLP's."""
+    sizes = {"linear_bias": "all", "hidden_size": 18, "head_size": 4}
+    made = tiny.program(Layout(tp=2), **LLAMA | sizes)
+    state = made.init_state()
+    params = dict(state["params"])
+    for name in (name for name in params if name.endswith(".b")):
+        x = np.arange(params[name].size, dtype=np.float32).reshape(params[name].shape)
+        params[name] = jax.device_put(x, params[name].sharding)
+    save(made, {**state, "params": params}, tmp_path)
+    upcycled = program(layout, tmp_path, **sizes)
+    found = arrays(upcycled, first_state(upcycled, say=lambda line: None)["params"])
+    drawn = arrays(upcycled, upcycled.init_state()["params"])
+    check_copies(found, arrays(made, params), drawn)
+    assert np.ptp(found["blocks.mlp.down.b"]) > 0
 
 
 def test_a_device_reads_only_the_slices_that_its_own_are_copies_of(dense, monkeypatch) -> None:

@@ -135,6 +135,7 @@ WITH_ACTIVATION = [
             (Layout(pp=2, tp=2, sequence_parallel=True), {"remat": "full", **FOUR}),
             (tiny.CONTEXT_PARALLEL, {"family": "qwen3", "dropout": 0.1, **UNROLLED}),
             (tiny.SEQUENCE_PARALLEL, tiny.T5 | UNROLLED),
+            (Layout(tp=2), {"norm_order": "both", "norm": "rmsnorm", **UNROLLED}),
             (Layout(tp=4, collective_matmul=True, sequence_parallel=True), UNROLLED),
             (Layout(dp=2, tp=2), {"logit_softcap": 5.0, "vocab_multiple": 16, "remat": "full"}),
         )

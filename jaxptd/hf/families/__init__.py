@@ -7,7 +7,9 @@ from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families.bert import BERT
 from jaxptd.hf.families.experts import DOTS1, GRANITEMOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from jaxptd.hf.families.family import Family, Json, Tensors
+from jaxptd.hf.families.gemma import GEMMA2, GEMMA3_TEXT
 from jaxptd.hf.families.gpt2 import GPT2
+from jaxptd.hf.families.gpt_oss import GPT_OSS
 from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxptd.hf.families.olmo import OLMO2, OLMO3
 from jaxptd.hf.families.swin import SWIN
@@ -34,6 +36,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "olmoe": OLMOE,
         "olmo2": OLMO2,
         "olmo3": OLMO3,
+        "gemma2": GEMMA2,
+        "gemma3_text": GEMMA3_TEXT,
+        "gpt_oss": GPT_OSS,
     }
 )
 

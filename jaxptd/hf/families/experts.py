@@ -23,7 +23,7 @@ _MLP, _SPARSE = f"{_LAYER}.mlp", f"{_LAYER}.block_sparse_moe"
 _BIAS = "blocks.mlp.router.load_bias"
 
 
-def _tensors(*rules: Rule, **fields: Any) -> Tensors:
+def tensors(*rules: Rule, **fields: Any) -> Tensors:
     """A llama's tensors, and those of experts; fields: of `Tensors` that differ."""
     usual = llama.TENSORS
     fields = {"zeros": (_BIAS,)} | fields
@@ -66,15 +66,15 @@ _QWEN = (_router(f"{_MLP}.gate"), *_QWEN_EXPERTS)
 _QWEN_FUSED = _fused(f"{_MLP}.experts.gate_up_proj", f"{_MLP}.experts.down_proj")
 _GATE = Rule("blocks.mlp.shared_gate.w", "L D 1", f"{_MLP}.shared_expert_gate.weight", "1 D")
 
-MIXTRAL_TENSORS = _tensors(
+MIXTRAL_TENSORS = tensors(
     _router(f"{_SPARSE}.gate"),
     *_apart(f"{_SPARSE}.experts", "w1", "w3", "w2"),
     alternatives=_fused(f"{_SPARSE}.experts.gate_up_proj", f"{_SPARSE}.experts.down_proj"),
     aliases=((r"(model\.layers\.\d+)\.mlp\.(.+)", r"\1.block_sparse_moe.\2"),),
 )
-QWEN2_TENSORS = _tensors(*_QWEN, *_shared(f"{_MLP}.shared_expert"), _GATE, alternatives=_QWEN_FUSED)
-QWEN3_TENSORS = _tensors(*_QWEN, alternatives=_QWEN_FUSED)
-DOTS1_TENSORS = _tensors(
+QWEN2_TENSORS = tensors(*_QWEN, *_shared(f"{_MLP}.shared_expert"), _GATE, alternatives=_QWEN_FUSED)
+QWEN3_TENSORS = tensors(*_QWEN, alternatives=_QWEN_FUSED)
+DOTS1_TENSORS = tensors(
     _router(f"{_MLP}.gate", exact=True),  # as transformers has it, in float32 always
     *_QWEN_EXPERTS,
     *_shared(f"{_MLP}.shared_experts"),
@@ -83,13 +83,13 @@ DOTS1_TENSORS = _tensors(
     zeros=(),
 )
 _HEADS = f"{_LAYER}.self_attn"
-OLMOE_TENSORS = _tensors(
+OLMOE_TENSORS = tensors(
     *_QWEN,
     Rule("blocks.attention.q_norm.w", "L N (P 2)", f"{_HEADS}.q_norm.weight", "(N 2 P)"),
     Rule("blocks.attention.k_norm.w", "L K (P 2)", f"{_HEADS}.k_norm.weight", "(K 2 P)"),
     alternatives=_QWEN_FUSED,
 )
-GRANITE_TENSORS = _tensors(
+GRANITE_TENSORS = tensors(
     _router(f"{_SPARSE}.router.layer"),
     *_fused(f"{_SPARSE}.input_linear.weight", f"{_SPARSE}.output_linear.weight"),
     aliases=(  # the names that transformers 5 has in memory
@@ -105,7 +105,7 @@ GRANITE_TENSORS = _tensors(
 COEFFICIENT, LOGITS = "router_aux_loss_coef", "output_router_logits"
 
 
-def _remarks(config: Json) -> list[str]:
+def remarks(config: Json) -> list[str]:
     """Remarks on rotary positions, and on a loss that is not ours."""
     weight, used = config.get(COEFFICIENT), config.get(LOGITS)
     if not (weight and used):
@@ -168,15 +168,15 @@ def _write_dots1(model: ModelConfig) -> Json:
 
 _DENSE = Keys(_read_dense, _write_dense)
 # Options of every router here that has scores of a softmax.
-_SOFTMAX: Json = {
+SOFTMAX: Json = {
     "moe.score": "softmax",
     "moe.scale": 1.0,
     "moe.num_groups": 1,
     "moe.top_groups": 1,
     "moe.router_bias": False,
 }
-_NO_SHARED: Json = {"moe.shared_ffn_hidden_size": 0, "moe.shared_gate": False}
-_ALL_SPARSE: Json = {"moe.first_dense": 0, "moe.every": 1, "moe.dense_layers": ()}
+NO_SHARED: Json = {"moe.shared_ffn_hidden_size": 0, "moe.shared_gate": False}
+ALL_SPARSE: Json = {"moe.first_dense": 0, "moe.every": 1, "moe.dense_layers": ()}
 _NORMALIZE = ("norm_topk_prob", False)
 
 
@@ -195,10 +195,10 @@ MIXTRAL = llama.descendant(
     theta=1e6,
     tensors=MIXTRAL_TENSORS,
     synonyms={"num_experts": "num_local_experts"},
-    options=_SOFTMAX | _NO_SHARED | _ALL_SPARSE | {"moe.normalize": True, **windows.OF_ALL},
+    options=SOFTMAX | NO_SHARED | ALL_SPARSE | {"moe.normalize": True, **windows.OF_ALL},
     unwritten={"router_jitter_noise": 0.0},
     parts=[windows.EVERY],
-    remarks=_remarks,
+    remarks=remarks,
 )
 QWEN2_MOE = llama.descendant(
     "qwen2_moe",
@@ -219,10 +219,10 @@ QWEN2_MOE = llama.descendant(
         "moe.every": ("decoder_sparse_step", 1),
     },
     tensors=QWEN2_TENSORS,
-    options=_SOFTMAX | {"linear_bias": "qkv", "moe.shared_gate": True},
+    options=SOFTMAX | {"linear_bias": "qkv", "moe.shared_gate": True},
     fixed={"qkv_bias": True},
     parts=[windows.ALTERNATING, _DENSE],
-    remarks=_remarks,
+    remarks=remarks,
 )
 QWEN3_MOE = llama.descendant(
     "qwen3_moe",
@@ -242,10 +242,10 @@ QWEN3_MOE = llama.descendant(
     },
     tensors=QWEN3_TENSORS,
     synonyms={"num_local_experts": "num_experts"},
-    options=_SOFTMAX | _NO_SHARED | {"qk_norm": True, **windows.OF_ALL},
+    options=SOFTMAX | NO_SHARED | {"qk_norm": True, **windows.OF_ALL},
     fixed=llama.NO_BIAS,
     parts=[windows.EVERY_IF_USED, _DENSE],
-    remarks=_remarks,
+    remarks=remarks,
 )
 DOTS1 = llama.descendant(
     "dots1",
@@ -292,9 +292,9 @@ GRANITEMOE = llama.descendant(
     },
     tensors=GRANITE_TENSORS,
     # Its softmax over the chosen logits is that over all, normalised.
-    options=_SOFTMAX | _NO_SHARED | _ALL_SPARSE | {"moe.normalize": True, "window": None},
+    options=SOFTMAX | NO_SHARED | ALL_SPARSE | {"moe.normalize": True, "window": None},
     fixed=llama.NO_BIAS,
-    remarks=_remarks,
+    remarks=remarks,
 )
 OLMOE = llama.descendant(
     "olmoe",
@@ -314,8 +314,8 @@ OLMOE = llama.descendant(
     },
     tensors=OLMOE_TENSORS,
     synonyms={"num_local_experts": "num_experts"},
-    options=_SOFTMAX | _NO_SHARED | _ALL_SPARSE | {"qk_norm": "whole", "window": None},
+    options=SOFTMAX | NO_SHARED | ALL_SPARSE | {"qk_norm": "whole", "window": None},
     fixed=llama.NO_BIAS,
     unwritten={"clip_qkv": None, "sliding_window": None},
-    remarks=_remarks,
+    remarks=remarks,
 )

@@ -102,6 +102,7 @@ class Family:
         remarks: lines about entries of a `config.json` without effect.
         others: reads the options that take more than one key.
         write_others: writes their keys.
+        quantized: values of `quant_method` whose tensors are read, see `mxfp4.py`.
         tokens: key -> the name of the special token whose id it holds. None is the token that ends
             a document.
     """
@@ -118,6 +119,7 @@ class Family:
     remarks: Callable[[Json], list[str]] = lambda config: []
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
+    quantized: tuple[str, ...] = ()
     tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)
 
 

@@ -10,10 +10,10 @@ import dataclasses
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
-from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.families import llama, rope, windows
 from jaxptd.hf.families.family import Json, Tensors
+from jaxptd.hf.families.rope import FULL, SLIDING
 
 _LAYER = "model.layers.{}"
 _HEADS = f"{_LAYER}.self_attn"
@@ -30,7 +30,6 @@ TENSORS: Tensors = dataclasses.replace(
         for each in llama.TENSORS.rules
     ),
 )
-FULL, SLIDING = "full_attention", "sliding_attention"
 THETA = 5e5
 _OPTIONS = {"norm_order": "output", "qk_norm": "whole"}
 
@@ -44,22 +43,10 @@ def _of_kind(config: Json, kind: str) -> Json:
     return usual | {rope.PARAMETERS: {rope.BASE: usual[rope.BASE]} | (given.get(kind) or {})}
 
 
-def _read_rope(config: Json) -> Json:
-    """The rotation of full layers, and the base of the wavelengths in layers with a window."""
-    options, near = (rope.read(_of_kind(config, kind)) for kind in (FULL, SLIDING))
-    if near == options:
-        return options | {"rope.window_theta": None}
-    if near["rope.scaling"]:
-        raise UserError(
-            f"{rope.PARAMETERS} stretches {SLIDING} otherwise than {FULL}; use a model that "
-            "stretches full layers only"
-        )
-    return options | {"rope.window_theta": near["rope.theta"]}
-
-
 def _read(config: Json) -> Json:
     """Windows and rotations; without windows all layers are full ones."""
-    options = _read_rope(config) | windows.THREE_OF_FOUR.read(config)
+    rotations = rope.read_both(*(_of_kind(config, kind) for kind in (FULL, SLIDING)))
+    options = rotations | windows.THREE_OF_FOUR.read(config)
     return options if options["window"] else options | {"rope.window_theta": None}
 
 
@@ -68,11 +55,7 @@ def _write(model: ModelConfig) -> Json:
     keys: dict[str, Any] = rope.write(model) | windows.THREE_OF_FOUR.write(model)
     near, theta = option(model, "rope.window_theta"), option(model, "rope.theta")
     simple = near == theta if keys[rope.SCALING] and model.window else near in (None, theta)
-    if not simple:
-        of_full = {rope.BASE: theta, "rope_type": "default", **(keys.pop(rope.SCALING) or {})}
-        of_window = of_full if near is None else {rope.BASE: near, "rope_type": "default"}
-        keys |= {rope.SCALING: None, rope.PARAMETERS: {FULL: of_full, SLIDING: of_window}}
-    return keys
+    return keys if simple else keys | rope.write_both(model)
 
 
 OLMO2 = llama.descendant(

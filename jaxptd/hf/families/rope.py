@@ -17,6 +17,7 @@ Json = dict[str, Any]
 
 THETA = 10000.0
 PARAMETERS, SCALING, BASE = "rope_parameters", "rope_scaling", "rope_theta"
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, each with its rotation
 LENGTH, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
 KEYS = (PARAMETERS, SCALING, BASE, LENGTH, PARTIAL)  # all kinds that are supported
 
@@ -46,6 +47,7 @@ _NONE: Json = {
     "rope.original_length": None,
     "rope.range": None,
     "rope.attention_factor": None,
+    "rope.truncate": None,
 }
 
 
@@ -83,6 +85,27 @@ def read(config: Json) -> Json:
             number(key, values.get(key) or DEFAULTS.get(key)) for key in ENDS[kind]
         )
     return fields | (_yarn(values, fields["rope.factor"]) if kind == "yarn" else {})
+
+
+def read_both(full: Json, sliding: Json) -> Json:
+    """The options where layers with a window rotate by a base of their own.
+
+    Args:
+        full: as for `read`, with the rotation of layers without a window.
+        sliding: with that of layers with one.
+
+    Raises:
+        UserError: as `read` does, or layers with a window have a scaling of their own.
+    """
+    options, near = read(full), read(sliding)
+    if near == options:
+        return options | {"rope.window_theta": None}
+    if near["rope.scaling"]:
+        raise UserError(
+            f"{PARAMETERS} stretches {SLIDING} otherwise than {FULL}; use a model that stretches "
+            "full layers only"
+        )
+    return options | {"rope.window_theta": near["rope.theta"]}
 
 
 def remarks(config: Json) -> list[str]:
@@ -145,11 +168,14 @@ def _factor(kind: str, values: Json, config: Json) -> float:
 
 
 def _yarn(values: Json, factor: float) -> Json:
+    """Where interpolation begins and ends, and the factor on rotated vectors, if not yarn's own."""
+    return ({} if values.get("truncate", True) else {"rope.truncate": False}) | _lengthened(
+        values, factor
+    )
+
+
+def _lengthened(values: Json, factor: float) -> Json:
     """The factor on rotated vectors, if it is not yarn's own."""
-    if not values.get("truncate", True):
-        raise UserError(
-            f"truncate={quoted(values['truncate'])} in {PARAMETERS}; use a model with truncate=true"
-        )
     given = {key: values.get(key) for key in _LENGTHS}
     if given["attention_factor"] is not None:
         return {"rope.attention_factor": number("attention_factor", given["attention_factor"])}
@@ -175,5 +201,14 @@ def write(model: ModelConfig) -> Json:
         scaling |= {LENGTH: option(model, "rope.original_length")} if ends else {}
         length = option(model, "rope.attention_factor")
         scaling |= {} if length is None else {"attention_factor": length}
+        scaling |= {"truncate": False} if option(model, "rope.truncate") is False else {}
         values[SCALING] = scaling | dict(zip(ENDS[kind], ends, strict=True))
     return values
+
+
+def write_both(model: ModelConfig) -> Json:
+    """The keys of our options, with an object for each kind of layer, as transformers 5 has it."""
+    keys, near = write(model), option(model, "rope.window_theta")
+    of_full = {BASE: keys[BASE], "rope_type": "default", **(keys[SCALING] or {})}
+    of_window = of_full if near is None else {BASE: near, "rope_type": "default"}
+    return keys | {SCALING: None, PARAMETERS: {FULL: of_full, SLIDING: of_window}}

@@ -13,11 +13,13 @@ from typing import Any
 from jaxptd.config import ModelConfig, option
 from jaxptd.config.block import period_of
 from jaxptd.errors import UserError, quoted
+from jaxptd.hf.families import rope
 from jaxptd.hf.families.family import Json, Keys, count, flag
 
 DEFAULT = 4096  # default of a key that transformers then leaves out
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING, _FULL = rope.SLIDING, rope.FULL
 USED, WINDOW, FULL_LAYERS = "use_sliding_window", "sliding_window", "max_window_layers"
+PATTERN, DEFAULT_PATTERN = "sliding_window_pattern", 6
 DEFAULT_FULL = 28  # Qwen's default for `max_window_layers`
 
 # (layers, `max_window_layers`) -> which layers have a window unless `layer_types` says so.
@@ -74,6 +76,14 @@ def _read_layers(config: Json, *, windowed: Windowed, full_layers: int = DEFAULT
     if window is None:
         raise UserError(f"layer_types has {_SLIDING} without a window; use another model")
     return {"window": window, "window_layers": period_of(tuple(each))}
+
+
+def _read_pattern(config: Json) -> Json:
+    """The window, and which layers have it: all but each n-th, if the file does not list them."""
+    period = count(PATTERN, config.get(PATTERN, DEFAULT_PATTERN))
+    return _read_layers(
+        config, windowed=lambda layers, full: [bool((i + 1) % period) for i in range(layers)]
+    )
 
 
 def _last_layers(layers: int, full: int) -> list[bool]:
@@ -145,6 +155,13 @@ BY_LAYER = Keys(_if_used(partial(_read_layers, windowed=_last_layers)), _write_l
 ALTERNATING = Keys(  # Qwen 2 MoE
     _if_used(partial(_read_layers, windowed=_every_second)),
     lambda model: _write_used(model) | _write_types(model),
+)
+BY_PATTERN = Keys(
+    _read_pattern, lambda model: _write_window(model) | _write_types(model)
+)  # Gemma 3
+EVERY_SECOND = Keys(  # Gemma 2
+    partial(_read_layers, windowed=lambda layers, full: [i % 2 == 0 for i in range(layers)]),
+    lambda model: _write_window(model) | _write_types(model),
 )
 THREE_OF_FOUR = Keys(  # OLMo 3
     partial(_read_layers, windowed=lambda layers, full: [bool((i + 1) % 4) for i in range(layers)]),

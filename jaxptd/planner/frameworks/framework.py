@@ -315,6 +315,10 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
             (options.activation, options.gated) not in ACTIVATIONS
         ),
         f"model.positions={options.positions}": options.positions not in ("rope", "learned"),
+        "model.linear_bias=all with model.moe": options.linear_bias == "all" and bool(model.moe),
+        "rotary positions that yarn stretches between pairs (model.rope.truncate)": bool(
+            model.rope and model.rope.truncate is False
+        ),
         f"model.norm_order={options.norm_order}": options.norm_order != "pre",
         "model.attention_sinks=true": options.attention_sinks,
         "a window in some layers only (model.window_layers)": not all(model.windowed),

@@ -137,6 +137,51 @@ SINKS = Case(
     {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4))), "score_cap": 0.2} | {"output": True},
     apart=True,
 )
+# Gemma 2 has caps of scores and of logits, Gemma 3 norms of queries and keys and two rotations.
+_ROOT = SIZES["hidden_size"] ** 0.5
+GEMMA2 = Case(
+    "gemma2",
+    {
+        "num_kv_heads": 2,
+        "head_size": 6,
+        "attention_scale": 0.3,
+        "window": 3,
+        "window_layers": (True, False),
+        "attention_softcap": 0.2,
+        "logit_softcap": 2.0,
+    },
+    {
+        "head_size": 6,
+        "scale": 0.3,
+        "by_layer": ((3, Rope(1e4)), (None, Rope(1e4))),
+        "score_cap": 0.2,
+        "cap": 2.0,
+        "embedding_scale": _ROOT,
+    },
+    apart=True,
+)
+GEMMA3 = Case(
+    "gemma3_text",
+    {
+        "num_layers": 4,
+        "num_kv_heads": 2,
+        "head_size": 6,
+        "window": 3,
+        "window_layers": (True, True, False),
+        "rope.theta": 20.0,
+        "rope.scaling": "linear",
+        "rope.factor": 4.0,
+        "rope.window_theta": 7.0,
+        "z_loss": 0.125,
+    },
+    {
+        "layers": 4,
+        "head_size": 6,
+        "by_layer": (_NEAR, _NEAR, _FAR, _NEAR),
+        "embedding_scale": _ROOT,
+        "z_loss": 0.125,
+    },
+)
 BERT = Case("bert", {})
 T5 = Case(
     "t5",
@@ -282,7 +327,41 @@ ONE_OF_ALL = _experts(
     {"gated": False},
     "muon",
 )
-WITH_EXPERTS = (SIGMOIDS, MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF_ALL)
+# Biases of all matmuls, sinks, two kinds of layers, and a yarn whose ends are not whole pairs.
+_YARN = Rope(20.0, "yarn", 4.0, 64, 1.5, 6.0, whole=False)
+GPT_OSS = _experts(
+    "gpt_oss",
+    {
+        "num_experts": 4,
+        "top_k": 2,
+        "ffn_hidden_size": 10,
+        "shared_ffn_hidden_size": 12,
+        "z_loss": 0.25,
+        "chunk": 0.4,
+    },
+    {
+        "num_layers": 3,
+        "num_kv_heads": 2,
+        "head_size": 16,
+        "window": 3,
+        "window_layers": (True, False),
+        "tie_embeddings": False,
+        "rope.theta": 20.0,
+        "rope.scaling": "yarn",
+        "rope.factor": 4.0,
+        "rope.original_length": 64,
+        "rope.range": (1.5, 6.0),
+        "rope.truncate": False,
+    },
+    {
+        "layers": 3,
+        "head_size": 16,
+        "by_layer": ((3, _YARN), (None, _YARN), (3, _YARN)),
+        "tied": False,
+    },
+)
+OTHERS = (MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF_ALL)
+WITH_EXPERTS = (SIGMOIDS, GPT_OSS, *OTHERS)
 
 
 def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

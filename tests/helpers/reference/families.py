@@ -27,6 +27,7 @@ def decoder(params: Params, batch: Batch, options: Options, masks: Masks) -> Los
     T = x.shape[1]
     if root.has("positions.table"):
         x = x + root("positions.table")[:T]
+    x = x * options.embedding_scale
     x = layers.norm(x, root.part("norm"), options) if options.post else x
     x = x * masks.residual(0, DropoutSite.EMBEDDING, x.shape)
     routers = Routers(options)
@@ -124,6 +125,7 @@ _LLAMA: Mapping[str, Any] = {
     "rope": Rope(1e4),
 }
 _QWEN2: Mapping[str, Any] = {**_LLAMA, "eps": 1e-6, "rope": Rope(1e6)}
+_GEMMA: Mapping[str, Any] = {**_LLAMA, "eps": 1e-6, "activation": "gelu-tanh", "both": True}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"norm": "layernorm", "eps": 1e-5, "activation": "gelu-tanh"},
     "llama": _LLAMA,
@@ -132,6 +134,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "qwen2": _QWEN2,
     "qwen2_moe": _QWEN2,
     "qwen3": {**_QWEN2, "qk_norm": True},
+    "gpt_oss": {**_LLAMA, "activation": "clamped-swiglu", "rope": Rope(1.5e5)},
+    "gemma2": _GEMMA,
+    "gemma3_text": {**_GEMMA, "qk_norm": True, "rope": Rope(1e6)},
     "qwen3_moe": {**_QWEN2, "qk_norm": True},
     "bert": {"norm": "layernorm", "eps": 1e-12, "activation": "gelu", "post": True},
     "t5": {"norm": "rmsnorm", "eps": 1e-6, "activation": "relu", "scale": 1.0},

@@ -81,6 +81,9 @@ class Options:
         norm: layernorm or rmsnorm.
         eps: added to the variance.
         post: whether norms come after the residual sums.
+        output: whether norms are of what attention and the MLP return, before it is added.
+        both: whether there are norms of these outputs as well as of inputs.
+        embedding_scale: factor for x after the embedding.
         activation: activation of the MLP.
         gated: whether the MLP has a gate.
         qk_norm: whether queries and keys are normalised.
@@ -108,6 +111,8 @@ class Options:
     activation: str
     post: bool = False
     output: bool = False
+    both: bool = False
+    embedding_scale: float = 1.0
     gated: bool = False
     qk_norm: bool = False
     rope: Rope | None = None
@@ -236,11 +241,19 @@ def cross_attention(
     return linear(attend(q, (k, v), to, drop, options), own.part("out"), "BTNH,NHD->BTD")
 
 
+def clamped(gate: Value, up: Value) -> Value:
+    """The gate of gpt-oss: of numbers up to 7, and between -7 and 7."""
+    gate = (relu(gate * -1 + 7) - 7) * -1
+    up = relu(up + 7) - relu(up - 7) - 7
+    return gate * sigmoid(gate * 1.702) * (up + 1)
+
+
 def mlp(x: Value, own: Part, options: Options) -> Value:
-    act = ACTIVATIONS[options.activation]
+    act = ACTIVATIONS.get(options.activation)
     if options.gated:
         h = linear(x, own.part("up"), "BTD,DCF->BTCF")
-        h = act(h[:, :, 0]) * h[:, :, 1]
+        gate, up = h[:, :, 0], h[:, :, 1]
+        h = clamped(gate, up) if options.activation == "clamped-swiglu" else act(gate) * up
     else:
         h = act(linear(x, own.part("up"), "BTD,DF->BTF"))
     return linear(h, own.part("down"), "BTF,FD->BTD")
@@ -264,6 +277,8 @@ def added(x: Value, name: str, f: Callable, own: Part, options: Options, keep: C
         y = norm(f(x), own.part(name), options)
         return x + y * keep(y.shape)
     y = f(norm(x, own.part(name), options))
+    if options.both:
+        y = norm(y, own.part(name.replace("_norm", "_output_norm")), options)
     return x + y * keep(y.shape)
 
 

@@ -26,6 +26,7 @@ class Rope:
         original: length of texts before stretching, in tokens.
         few: waves that make at most this many turns in the original length are stretched fully.
         many: waves that make at least this many turns are left as they are.
+        whole: whether yarn interpolates between whole pairs.
     """
 
     theta: float
@@ -34,6 +35,7 @@ class Rope:
     original: int = 0
     few: float = 1.0
     many: float = 4.0
+    whole: bool = True
 
 
 def angle(rope: Rope, pair: int, size: int) -> float:
@@ -66,8 +68,9 @@ def _by_number(rope: Rope, pair: int, size: int) -> float:
     def turning(times: float) -> float:  # the pair with this many turns in the original text
         return size * math.log(rope.original / (2 * math.pi * times)) / 2 / math.log(rope.theta)
 
-    first = max(math.floor(turning(rope.many)), 0)
-    last = min(math.ceil(turning(rope.few)), size - 1)
+    down, up = (math.floor, math.ceil) if rope.whole else (float, float)
+    first = max(down(turning(rope.many)), 0)
+    last = min(up(turning(rope.few)), size - 1)
     if first == last:
         last += 0.001
     return min(max((pair - first) / (last - first), 0.0), 1.0)

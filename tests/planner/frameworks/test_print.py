@@ -99,6 +99,7 @@ REFUSED = (
         "a window in some layers only (model.window_layers) is not written as a setting",
     ),
     (["--model.attention_sinks", "true"], "model.attention_sinks=true is not written as a setting"),
+    (["--model.norm_order", "both"], "model.norm_order=both is not written as a setting"),
     (["--model.embedding_scale", "2"], "model.embedding_scale=2.0 is not written as a setting"),
     (["--model.residual_scale", "0.5"], "model.residual_scale=0.5 is not written as a setting"),
     (["--model.logit_divisor", "4"], "model.logit_divisor=4.0 is not written as a setting"),
