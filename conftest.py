@@ -36,8 +36,8 @@ COLLECT_AFTER = 100_000, 20, 50
 # them; without them initial parameters compile in an eighth of the time, a step in two thirds.
 NO_LLVM_OPTIMISATION = "--xla_backend_optimization_level=0"
 
-# Its fusion emitters take half of the time of compiling. Only jaxlib 0.10 can do without; XLA ends
-# the process for a flag that it does not know.
+# XLA's fusion emitters take half of the time of compiling; without them a program sends and keeps
+# the same. Only jaxlib 0.10 has the flag, and XLA ends the process for one that it does not know.
 NO_FUSION_EMITTERS = "--xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 
 # Linux allows a process 65,530; each compiled program has several. Without any left XLA crashes.

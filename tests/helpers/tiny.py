@@ -18,7 +18,6 @@ from jaxptd.config import (
     with_fields,
 )
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.params import shardings
 from jaxptd.step import Batch, Program, State
 from jaxptd.step.state import new_guard
 
@@ -116,8 +115,9 @@ class Drawn(FromZeros):
         start = {n: x * (not self.infos[n].counts) for n, x in random_params(self).items()}
         make = jax.jit(lambda start: {n: stored[n].from_canonical(x) for n, x in start.items()})
         made = jax.tree.map(np.asarray, make(start))  # sharded without a program
-        params = jax.device_put(made, shardings(stored, self.mesh))
-        return {**super().init_state(), "params": params}
+        state = super().init_state()
+        params = jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), made, state["params"])
+        return {**state, "params": params}
 
 
 def random_params(program: Program) -> dict[str, np.ndarray]:
