@@ -14,6 +14,7 @@ from jaxptd.config.block import (
 )
 from jaxptd.config.effects import check_layout
 from jaxptd.config.images import Images
+from jaxptd.config.latent import Latent
 from jaxptd.config.model import (
     AttentionKind,
     Dtype,

@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxptd.config.checks import Section, require_divides, require_not_negative, require_positive
 from jaxptd.config.images import SWIN, SWIN_UNET, check_images
-from jaxptd.config.moe import MoE
+from jaxptd.config.latent import Latent, check_latent
+from jaxptd.config.moe import DEEPSEEK_V2, DEEPSEEK_V3, MoE
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
@@ -91,7 +92,7 @@ def rotations(model: Any) -> tuple[np.ndarray, np.ndarray]:
 
     One row if all layers of the model rotate alike; zeros where a layer does not rotate.
     """
-    rope, size = model.rope, model.block.head_size
+    rope, size = model.rope, model.block.rotated_size
     of_window = rope if rope.window_theta is None else Rope(rope.window_theta)
     kinds = zip(model.windowed, by_layer(rope.layers, model.num_layers), strict=True)
     rows = []
@@ -161,6 +162,8 @@ FamilyName = Literal[
     "gemma2",
     "gemma3_text",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
 ]
 NormKind = Literal["layernorm", "rmsnorm"]
 Kernels = Literal["auto", "xla", "triton"]
@@ -247,6 +250,7 @@ class BlockOptions:
         token_types: kinds of tokens with an embedding of their own, as the two texts of a pair.
         num_kv_heads: heads of keys and values.
         head_size: width of a head.
+        rotated_size: elements of it that positions rotate, its last.
         attention_scale: factor of the scores of queries and keys.
         embedding_scale: factor of x after the embedding.
         residual_scale: factor of what is added to the residual stream.
@@ -275,6 +279,7 @@ class BlockOptions:
     token_types: int
     num_kv_heads: int
     head_size: int
+    rotated_size: int
     attention_scale: float
     embedding_scale: float
     residual_scale: float
@@ -346,6 +351,7 @@ _GEMMA = _LLAMA | {
 }
 _QWEN2_MOE = MoE(60, 4, 1408, 5632, shared_gate=True, normalize=False)
 _DOTS1 = MoE(128, 6, 1408, 2 * 1408, score="sigmoid", scale=2.5, first_dense=1)
+_DEEPSEEK = _LLAMA | {"norm_eps": 1e-6, "latent": Latent()}
 _GRANITE = {
     "norm_eps": 1e-6,
     "attention_scale": 1 / 64,
@@ -382,8 +388,10 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt_oss": _LLAMA | _GPT_OSS,
     "granitemoe": _LLAMA | _GRANITE | {"moe": MoE(32, 8)},
     "dots1": _QWEN | {"qk_norm": True, "rope": Rope(1e7), "moe": _DOTS1},
+    "deepseek_v2": _DEEPSEEK | {"moe": DEEPSEEK_V2},
+    "deepseek_v3": _DEEPSEEK | {"moe": DEEPSEEK_V3},
 }
-SECTIONS = ("rope", "encoder_decoder", "images", "moe")  # of `ModelConfig`
+SECTIONS = ("rope", "encoder_decoder", "images", "moe", "latent")  # of `ModelConfig`
 
 
 def section_of(model: Any, name: str) -> Any:
@@ -420,7 +428,9 @@ def block_options(model: Any) -> BlockOptions:
         for name, preset in FAMILIES[model.family].items()
         if name not in SECTIONS
     }
-    head_size = model.head_size or model.hidden_size // model.num_heads
+    latent = model.latent
+    plain_size = model.head_size or model.hidden_size // model.num_heads
+    head_size = latent.head_size if latent else plain_size
     attention_scale = options.pop("attention_scale") or head_size**-0.5
     embedding_scale = options.pop("embedding_scale") or model.hidden_size**0.5
     relative, output_scale = None, 1.0
@@ -436,6 +446,7 @@ def block_options(model: Any) -> BlockOptions:
         kernels=model.kernels,
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_size=head_size,
+        rotated_size=latent.rope_size if latent else head_size,
         attention_scale=attention_scale,
         embedding_scale=embedding_scale,
         window=model.window,
@@ -457,7 +468,7 @@ def _looped(model: Any) -> bool:
 
 def check_block(model: Any) -> None:
     """Raises UserError for options that do not fit each other, or that have no effect."""
-    if model.head_size is None:
+    if model.head_size is None and not model.latent:
         require_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
     options: BlockOptions = model.block
     kv_heads = options.num_kv_heads
@@ -468,12 +479,14 @@ def check_block(model: Any) -> None:
             "model.hidden_size=1 with model.norm=layernorm: one number minus its mean is 0, which "
             "erases every token; use model.hidden_size=2 or more"
         )
+    if model.latent:
+        check_latent(model)
     if options.activation in OF_GATES and not options.gated:
         raise UserError(
             f"model.activation={options.activation} is of a gate and what it multiplies; use "
             "model.gated=true, or another activation"
         )
-    if options.rope and options.head_size % 2:
+    if options.rope and options.rotated_size % 2:
         raise UserError(
             f"model.positions=rope rotates pairs, but a head has {options.head_size} elements; use "
             "an even model.head_size"

@@ -154,6 +154,11 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
                 "has neither sinks nor a cap; use another ring, or layout.attention2d=heads"
             )
     _check_ulysses(model, layout)
+    if model.latent and layout.has_grid:
+        raise UserError(
+            "model.latent with a grid (layout.row, layout.col): a grid splits every matrix over "
+            "rows and columns, and latent vectors are whole on each device; use layout.tp instead"
+        )
     if model.moe:
         check_experts(model, layout)
 

@@ -26,6 +26,7 @@ from jaxptd.config.block import (
 )
 from jaxptd.config.checks import require_not_negative, require_positive, require_share
 from jaxptd.config.images import Images
+from jaxptd.config.latent import Latent
 from jaxptd.config.moe import MoE, check_layers
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
@@ -43,7 +44,7 @@ class ModelConfig:
 
     Args:
         family: architecture; gpt is GPT-2. It sets every option of a block that is null, and which
-            of the sections rope, encoder_decoder, images and moe the model has.
+            of the sections rope, encoder_decoder, images, moe and latent the model has.
         num_layers: transformer blocks; in an encoder-decoder, those of the encoder.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
@@ -112,6 +113,8 @@ class ModelConfig:
         images: levels of an image model; hidden_size and num_heads are those of the first level;
             null is the family's.
         moe: experts, and the router that chooses among them; null is the family's.
+        latent: sizes of multi-head latent attention, from which head_size follows; null is the
+            family's.
     """
 
     family: FamilyName = "gpt"
@@ -161,6 +164,7 @@ class ModelConfig:
     )
     images: Images | None = dataclasses.field(default=None, metadata={"sections": True})
     moe: MoE | None = dataclasses.field(default=None, metadata={"sections": True})
+    latent: Latent | None = dataclasses.field(default=None, metadata={"sections": True})
 
     def __post_init__(self) -> None:
         check_fields(self, "model")

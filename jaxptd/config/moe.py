@@ -128,6 +128,13 @@ class MoE(Section):
         return not others and (layer + 1) % self.every == 0
 
 
+# What the families of DeepSeek have where a config says nothing.
+_OF_V2: Any = {"num_groups": 8, "top_groups": 3, "group_score": "best", "first_dense": 1}
+DEEPSEEK_V2 = MoE(160, 6, 1536, 2 * 1536, normalize=False, scale=16.0, **_OF_V2)
+_OF_V3: Any = {"num_groups": 8, "top_groups": 4, "score": "sigmoid", "first_dense": 3}
+DEEPSEEK_V3 = MoE(256, 8, 2048, 2048, scale=2.5, **_OF_V3)
+
+
 def check_layers(moe: MoE, layers: int) -> None:
     """Raises UserError if no layer has experts, or a dense one does not exist."""
     if beyond := [layer for layer in moe.dense_layers if not 0 <= layer < layers]:

@@ -249,10 +249,15 @@ def _named(
 
 def _ignored(tensors: Tensors, names: list[str], where: object) -> list[str]:
     """These names. Raises UserError if one of them might hold a parameter."""
+    plain = {name: name.removeprefix(tensors.prefix) for name in names}
+    further = [
+        x.removesuffix(end) for x in plain.values() for end in tensors.further if x.endswith(end)
+    ]
     unknown = [
         name
-        for name in names
-        if not any(re.fullmatch(x, name.removeprefix(tensors.prefix)) for x in tensors.ignored)
+        for name, x in plain.items()
+        if not any(re.fullmatch(each, x) for each in tensors.ignored)
+        and not x.startswith(tuple(further))
     ]
     if unknown:
         raise UserError(

@@ -17,12 +17,13 @@ from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions
+from jaxptd.config.latent import EPSILON
 from jaxptd.kernels.norm import LONGEST, FusedNorm
 from jaxptd.layers.linear import declare
 from jaxptd.layers.tensor_parallel import TensorParallel, local_numbers
 from jaxptd.mesh import Axis
 from jaxptd.params import ones
-from jaxptd.parts.parameters import head_norm, norm
+from jaxptd.parts.parameters import head_norm, latent_norm, norm
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 from jaxptd.shapes import ParamShape
 
@@ -158,6 +159,38 @@ class WholeNorm(nnx.Module):
         y = _normalise(self.over, *alike(x.reshape(*x.shape[:2], -1), w.reshape(-1)))
         y = y.reshape(x.shape)
         return y.swapaxes(-1, -2) if self.in_slices else y
+
+
+class LatentNorm(nnx.Module):
+    """RMSNorm of a latent vector of each token, `[B, T, R]`, with `w[R]`; every device has all R.
+
+    Args:
+        size: R.
+        options: whether a loop over layers saves inputs.
+        tensor_parallel: how tokens are sharded.
+        rngs: random key of the parameter.
+
+    Source: DeepSeek-V2, arXiv 2405.04434, section 3.1.2.
+    """
+
+    w: nnx.Param
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        options: BlockOptions,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+    ) -> None:
+        declare(self, latent_norm(size), rngs, w=ones)
+        over = _Over.of(None, size, options, tensor_parallel, centred=False)
+        self.over = dataclasses.replace(over, eps=EPSILON)
+
+    def __call__(self, x_BTR: Array) -> Array:
+        """Latent vectors -> the same shape and type."""
+        y_BTR = _normalise(self.over, *alike(x_BTR, self.w[...]))
+        return checkpoint_name(y_BTR, SAVED_MATMUL_IN)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,6 +61,15 @@ class ShardingAxes(Specs):
         axes = tuple(axis for axis in self.tokens if axis not in self.logit_tokens)
         return lax.psum(s, axes) if axes else s
 
+    def for_heads(self, x: Array) -> Array:
+        """x[B, T, ..] of the stream's tokens -> of the logits' tokens, for each device's heads.
+
+        Backward adds up the gradients of all heads.
+        """
+        for axis in self.tokens:
+            x = x if axis in self.logit_tokens else collectives.all_gather(x, axis, 1)
+        return collectives.as_varying(x, [self.inner])
+
     def sum_over_hidden(self, s: Array) -> Array:
         """Sum over the shards of D."""
         return lax.psum(s, self.hidden) if self.hidden else s

@@ -15,8 +15,8 @@ from jaxptd.data import NOT_COUNTED, Field, number_documents
 from jaxptd.errors import UserError
 from jaxptd.models.family import Family, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
-from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.ends import Embedding, End, Head
+from jaxptd.parts.latent_attention import attention_of
 from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.moe import MoEShape, RouterLosses
 
@@ -124,7 +124,7 @@ def stacks(model: ModelConfig, statistics: int) -> tuple[Stack, ...]:
     for sparse, layers in runs:
         name = "blocks" if len(runs) == 1 else f"blocks_{first}"
         mlp = MoEShape.of(model) if sparse else mlp_of(model)
-        attention = AttentionShape.of(model, slice(first, first + layers))
+        attention = attention_of(model, slice(first, first + layers))
         made.append(
             Stack(
                 name,

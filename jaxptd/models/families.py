@@ -46,6 +46,8 @@ FAMILIES: dict[str, Family] = {
     "gemma2": DECODER,
     "gemma3_text": DECODER,
     "gpt_oss": DECODER,
+    "deepseek_v2": DECODER,
+    "deepseek_v3": DECODER,
 }
 
 

@@ -248,7 +248,7 @@ def empty_cache(attention: Heads, config: ModelConfig, batch: int) -> Cache:
 
     attention: the layers', with parameters `[L, ...]`.
     """
-    layers, heads = attention.out.w.shape[0], attention.local_kv_heads
-    shape = (layers, batch, config.seq_length, heads, config.block.head_size)
-    k_LBSNH = jnp.zeros(shape, config.dtype)
-    return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))
+    layers, sizes = attention.out.w.shape[0], attention.cached
+    shapes = [(layers, batch, config.seq_length, *each) for each in sizes]
+    k_LBSNH, v_LBSNH = (jnp.zeros(shape, config.dtype) for shape in shapes)
+    return Cache(k_LBSNH, v_LBSNH, jnp.zeros(layers, jnp.int32))

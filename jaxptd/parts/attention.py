@@ -114,6 +114,11 @@ class AttentionShape(Part):
         """S, the number of tokens with keys and values."""
         return self.tokens
 
+    @property
+    def cuts_output(self) -> bool:
+        """True if the output projection takes a part of each head of attention's output."""
+        return False
+
     def of_keys(self, tokens: int) -> int:
         """Number of tokens with keys and values, for `tokens` queries."""
         return tokens * self.key_tokens // self.tokens
@@ -513,7 +518,8 @@ class HeadSizes:
         Ulysses, layers that save all do: with all tokens of its heads, and all heads of its tokens.
         """
         sizes, layout = self.sizes, self.sizes.config.layout
-        twice: dict[Remat, int] = {"none": 1 + (layout.ulysses > 1), "dots": 1 + layout.has_grid}
+        again = layout.ulysses > 1 and not self.part.cuts_output
+        twice: dict[Remat, int] = {"none": 1 + again, "dots": 1 + layout.has_grid}
         yield Kept("attention's output", output, twice)
         logsumexp = sizes.rows * self.heads * sizes.master_itemsize
         yield Kept("logsumexp", logsumexp, by("none", "dots"))
@@ -526,7 +532,8 @@ class HeadSizes:
         sizes, blocks = self.sizes, self.sizes.has_blocks
         narrow, wide, rows = sizes.itemsize, sizes.master_itemsize, sizes.rows * self.heads
         scores = rows * self.part.key_tokens // (sizes.config.layout.col if blocks else 1)
-        yield Kept("attention's output", output, MOST)
+        taken = {} if self.part.cuts_output else by("none")
+        yield Kept("attention's output", output, by("attention", "dots") | taken)
         yield Kept("probabilities, before and after dropout", scores * (wide + narrow), by("none"))
         yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), by("none"))
 

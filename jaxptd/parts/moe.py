@@ -239,10 +239,9 @@ class MoEShape(Part):
             loads = sizes.sequences * self.experts * sizes.master_itemsize
             yield Kept("loads of sequences", loads, always)
         if self.shared:
-            again = sizes.config.gathers_again  # then a policy by names saves x for each user of it
-            if sizes.copies_taken or again:
-                copies = by("attention") if again else SOME
-                yield Kept("input of the shared up product", sizes.taken, copies)
+            # Where it is not gathered whole, a policy by names saves x for each user of it.
+            copies = SOME if sizes.copies_taken else by("attention")
+            yield Kept("input of the shared up product", sizes.taken, copies)
             yield from self.shared.kept(sizes)
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:

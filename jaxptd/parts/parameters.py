@@ -213,6 +213,11 @@ def head_norm(sharding: Sharding, size: int, unit: int) -> Named:
     yield "w", dataclasses.replace(info, over=sharding.axes.head_axes)
 
 
+def latent_norm(size: int) -> Named:
+    """`w[R]` of a norm of latent vectors, whole on every device."""
+    yield "w", vector((size,), (None,), (size,))
+
+
 def vocabulary(sharding: Sharding, rows: int, size: int, padded: int) -> Named:
     """`table[V, D]`; padded: V with padding."""
     shape = (padded, sharding.padded_hidden(size))

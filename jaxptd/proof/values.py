@@ -116,6 +116,11 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.moe.first_dense": (None, 1),
     "model.moe.every": (None, 2),
     "model.moe.dense_layers": (None, (1,), (0, 2)),
+    "model.latent.q_rank": (None, 0, 10),
+    "model.latent.kv_rank": (None, 6, 7),
+    "model.latent.nope_size": (None, 3, 6),
+    "model.latent.rope_size": (None, 2),
+    "model.latent.value_size": (None, 1, 5),
     "data.documents": ("joined", "apart"),
     "optimizer.name": get_args(OptimizerName),
     "optimizer.decay": ("cosine", "linear", "wsd", "constant"),
@@ -152,6 +157,14 @@ LARGEST: Mapping[str, int] = {
     "model.moe.top_k": 2,
     "model.moe.ffn_hidden_size": 20,
     "model.moe.shared_ffn_hidden_size": 20,
+    "model.moe.first_dense": 1,
+    "model.moe.num_groups": 2,
+    "model.moe.top_groups": 1,
+    "model.latent.q_rank": 9,
+    "model.latent.kv_rank": 8,
+    "model.latent.nope_size": 4,
+    "model.latent.rope_size": 4,
+    "model.latent.value_size": 4,
 }
 
 NOT_DRAWN: Mapping[str, str] = {

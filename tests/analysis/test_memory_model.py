@@ -44,6 +44,9 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
 
 MOE = tiny.MOE | {"moe.balance_loss": 0.1, "moe.shared_ffn_hidden_size": 8}
 SWIN = {"family": "swin-unet", "dropout": 0.1, "images.drop_path": 0.1}
+LATENT = tiny.LATENT
+WIDE_VALUES = LATENT | {"latent.value_size": 7}
+PLAIN_QUERIES = LATENT | {"latent.q_rank": 0}
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
     (Layout(ep=2, zero=1), {"dropout": 0.1}),
@@ -71,8 +74,29 @@ QUICK = [
     (Layout(tp=2, sequence_parallel=True), {"family": "swin-unet", "remat": "full"}),
     (Layout(ep=2, tp=2, sequence_parallel=True), MOE | {"remat": "dots"}),
     (Layout(ep=2), tiny.MOE | {"remat": "dots", "products": "fp8"}),
+    (Layout(ep=2, tp=2, sequence_parallel=True), LATENT | {"remat": "dots"}),
+    (Layout(cp=2, tp=2, ring="rsa"), LATENT | {"dropout": 0.1}),
+    (tiny.SEQUENCE_PARALLEL, PLAIN_QUERIES | {"remat": "attention"}),
 ]
 SLOW = [
+    *every(Layout(), **LATENT),
+    *every(tiny.SEQUENCE_PARALLEL, **LATENT, dropout=0.1),
+    *every(KEEPING, **LATENT),
+    *every(RING_STEPS, **LATENT),
+    *every(Layout(tp=4), **LATENT | {"num_heads": 6}),
+    *every(Layout(cp=2, tp=2), **LATENT, attention_sinks=True),
+    *every(Layout(cp=2, tp=2, ring="rsa"), **LATENT)[1:],
+    *every(Layout(cp=2, tp=2, ring="gather"), **WIDE_VALUES),
+    *every(Layout(ulysses=2, tp=2), **LATENT),
+    *every(Layout(ulysses=2, cp=2), **WIDE_VALUES),
+    *every(Layout(pp=2, tp=2), **LATENT | FIVE | {"moe.first_dense": 1}),
+    *every(Layout(dp=2, ep=2, tp=2, zero=3), **LATENT, dtype="bfloat16"),
+    *every(Layout(), **PLAIN_QUERIES),
+    *every(Layout(tp=2), **PLAIN_QUERIES, norm_order="output"),
+    *every(KEEPING, **PLAIN_QUERIES, norm_order="post"),
+    *every(RING_STEPS, **PLAIN_QUERIES, norm_order="output"),
+    *every(tiny.SEQUENCE_PARALLEL, **PLAIN_QUERIES, norm_order="post"),
+    *every(tiny.SEQUENCE_PARALLEL, **PLAIN_QUERIES)[:2],
     *every(Layout(ep=2, tp=2, sequence_parallel=True), **MOE)[:2],
     *every(Layout(dp=2, ep=2, cp=2, zero=3), **MOE)[1:],
     *every(Layout(ep=4, keep_gathered=True, tp=2, sequence_parallel=True), **tiny.MOE)[::3],

@@ -158,6 +158,27 @@ EXPERTS = [
     slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | BIASES),
     slow(Layout(pp=2, cp=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | BIASES),
 ]
+LATENT, PLAIN_QUERIES = tiny.LATENT, tiny.LATENT | {"latent.q_rank": 0}
+LATENTS = [
+    (EP_SP, LATENT | {"remat": "dots"}),
+    (Layout(dp=2, ep=2, tp=2), LATENT | {"remat": "full"}),
+    (Layout(pp=2, cp=2, tp=2, schedule="zb-v"), FOUR | LATENT),
+    slow(Layout(cp=2, tp=2, sequence_parallel=True), LATENT | {"remat": "attention"}),
+    slow(Layout(tp=4), LATENT | {"num_heads": 6}),
+    slow(dataclasses.replace(EP_SP, keep_gathered=True), LATENT),
+    *(slow(RING_STEPS, LATENT | each) for each in REMATS),
+    slow(RING_STEPS, PLAIN_QUERIES | {"remat": "full"}),
+    *(slow(tiny.SEQUENCE_PARALLEL, PLAIN_QUERIES | each) for each in REMATS),
+    slow(dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-v"), FOUR | LATENT),
+    slow(dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-h1"), FOUR | LATENT | REMATS[3]),
+    slow(Layout(pp=2, tp=4, sequence_parallel=True, schedule="zb-h1"), FOUR | LATENT | REMATS[1]),
+    slow(Layout(pp=2, cp=2, tp=2, ring="rsa"), FOUR | LATENT | {"remat": "dots"}),
+    slow(Layout(dp=2, ulysses=2, tp=2, zero=2), LATENT | {"moe.first_dense": 1}),
+    slow(Layout(cp=4, ring="gather", zero=3), LATENT | {"dtype": "bfloat16"}),
+    slow(Layout(cp=4, ring="blockwise"), LATENT | {"window": 4}),
+    slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=2), LATENT | {"optimizer": "muon"}),
+    slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=1), LATENT | {"optimizer": "adafactor"}),
+]
 # One layer without a window makes blocks travel to all devices in every layer.
 PATTERN = {"window": 3, "window_layers": (True, False)}
 SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
@@ -297,6 +318,7 @@ ALL = (
     + PIPELINES
     + OPTIONS
     + EXPERTS
+    + LATENTS
     + WINDOWS
     + HEADS
     + ENCODERS

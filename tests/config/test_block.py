@@ -10,6 +10,7 @@ from jaxptd.config import Images, ModelConfig, nested
 from jaxptd.config.block import FAMILIES
 from jaxptd.errors import UserError
 
+LATENT = {"family": "deepseek_v3"}
 YARN = {
     "family": "llama",
     "rope.scaling": "yarn",
@@ -117,6 +118,41 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             {"family": "t5", "attention_softcap": 30.0},
             "model.attention_softcap=30.0 with model.family=t5: it is for models of one text",
         ),
+        (
+            LATENT | {"num_kv_heads": 2},
+            "model.num_kv_heads=2 with model.latent: latent attention has",
+        ),
+        (
+            LATENT | {"head_size": 8},
+            "model.head_size=8 with model.latent: latent attention has the",
+        ),
+        (
+            LATENT | {"qk_norm": True},
+            "model.qk_norm=True with model.latent: .* norms of latent vect",
+        ),
+        (
+            LATENT | {"linear_bias": "qkv"},
+            "model.linear_bias=qkv with model.latent: .* no biases yet",
+        ),
+        (
+            LATENT | {"products": "fp8"},
+            "model.products=fp8 with model.latent: .* no 8-bit products",
+        ),
+        (
+            LATENT | {"positions": "none"},
+            "model.positions=none with model.latent: .* rotary positions",
+        ),
+        (
+            LATENT | {"latent.rope_size": 3},
+            "model.latent.rope_size=3: positions rotate pairs; use an",
+        ),
+        (LATENT | {"latent.kv_rank": 0}, "model.latent.kv_rank=0 must be a number above 0"),
+        (LATENT | {"latent.q_rank": -1}, "model.latent.q_rank=-1 must be a number, 0 or more"),
+        (
+            LATENT | {"latent.value_size": 200},
+            "model.latent.value_size=200: attention takes values no wider than keys; use mo",
+        ),
+        ({"latent.q_rank": 4}, "model.latent.q_rank=4 has no effect with the family gpt; leave it"),
         ({"attention_softcap": 0.0}, "model.attention_softcap=0.0 must be a number above 0"),
         (
             {"window": 8, "window_layers": ()},

@@ -10,6 +10,7 @@ from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
 MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
+LATENT = ModelConfig(family="deepseek_v3", hidden_size=60, num_heads=30, seq_length=12)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,11 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             dataclasses.replace(MODEL, seq_length=12, attention_softcap=9.0),
             Layout(col=2, attention2d="blocks"),
             "model.attention_softcap=9.0 with layout.attention2d=blocks: it makes whole rows",
+        ),
+        (
+            LATENT,
+            Layout(row=2, col=2),
+            "model.latent with a grid (layout.row, layout.col): a grid splits every matrix over",
         ),
     ],
 )

@@ -67,6 +67,15 @@ EXPERTS = (
     *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.tie_embeddings=false"),
 )
 
+LATENT = (
+    *("--model.family=deepseek_v3", "--model.window=5", "--model.ffn_hidden_size=32"),
+    *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.moe.ffn_hidden_size=16"),
+    *("--model.moe.num_groups=2", "--model.moe.top_groups=1", "--model.moe.first_dense=1"),
+    *("--model.moe.shared_ffn_hidden_size=16", "--model.latent.q_rank=12"),
+    *("--model.latent.kv_rank=10", "--model.latent.nope_size=4", "--model.latent.rope_size=4"),
+    "--model.latent.value_size=5",
+)
+
 
 @functools.cache
 def make_program(*overrides: str) -> Program:
@@ -213,6 +222,20 @@ def test_experts_write_the_same_on_every_layout(layout):
     found = write(prompt, two_halves_more(prompt), *EXPERTS, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *EXPERTS)
     assert len(set(found)) > 5
+
+
+@pytest.mark.parametrize(
+    "layout", [(), TP2, *map(slow, (TP3, SEQUENCE, PIPELINE, CP2_TP2, ULYSSES))], ids=str
+)
+def test_a_cache_of_latent_vectors_writes_the_same(layout):
+    """Training expands them to keys and values of all heads; the cache never does."""
+    prompt = PROMPTS["some"]
+    found = write(prompt, two_halves_more(prompt), *LATENT, *layout)
+    assert found == written_without_cache(prompt, two_halves_more(prompt), *LATENT)
+    assert len(set(found)) > 5
+    caches = jax.eval_shape(make_program(*LATENT).resolved.blueprint.build, make_params(*LATENT))
+    cache = jax.eval_shape(lambda: caches.empty_state(1))["blocks_1"]
+    assert [x.shape[2:] for x in (cache.k, cache.v)] == [(LONGEST, 1, 10), (LONGEST, 1, 4)]
 
 
 @pytest.mark.slow

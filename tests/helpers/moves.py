@@ -117,6 +117,31 @@ def ends(count: int, *others: Part, rounds: int = 0, length: int = T) -> Part:
     return part
 
 
+def latent(ranks: tuple[int, ...], shared: int) -> Part:
+    """Vectors of these sizes before attention, the key of all heads beside them, and x behind it.
+
+    Args:
+        ranks: elements of what first matmuls take.
+        shared: elements of the key of all heads.
+    """
+
+    def part(layout: Layout, dtype: str) -> Iterator[Collective]:
+        size = tokens(layout) * np.dtype(dtype).itemsize
+        gathers = layout.sequence_parallel
+        beside = [shared * size] * (gathers and layout.collective_matmul)
+        moved = [each * size for each in (*ranks, shared, D)]
+        if layout.collective_matmul:  # three rounds of each vector, and two of x
+            hops, blocks = 3 * len(ranks) + 2, (3 * sum(ranks) + 2 * D) * size // layout.tp
+            others = layout.tp - 1
+            yield Collective(PERMUTE, (Axis.TP,), hops * others, blocks * others)
+            moved = beside
+        for kind in (ALL_GATHER, REDUCE_SCATTER) if gathers else (ALL_REDUCE,):
+            # Without the gathers of sequence parallelism, x is reduced forward, all else backward.
+            yield Collective(kind, (Axis.TP,), len(moved), sum(moved))
+
+    return part
+
+
 def both(one: Part, other: Part) -> Part:
     """What both parts move together."""
 

@@ -42,6 +42,22 @@ MOE = {
     "moe.num_experts": 4,
     "moe.top_k": 2,
 }
+# Latent vectors and values of odd widths; keys are wider than values.
+LATENT = {
+    "family": "deepseek_v3",
+    "moe.num_experts": 4,
+    "moe.top_k": 2,
+    "moe.ffn_hidden_size": 8,
+    "moe.shared_ffn_hidden_size": 8,
+    "moe.num_groups": 2,
+    "moe.top_groups": 1,
+    "moe.first_dense": 0,
+    "latent.q_rank": 10,
+    "latent.kv_rank": 6,
+    "latent.nope_size": 5,
+    "latent.rope_size": 2,
+    "latent.value_size": 3,
+}
 # Images whose last level is one window, and 3 heads that no tp divides.
 SWIN = ModelConfig(
     family="swin-unet",

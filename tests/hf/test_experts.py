@@ -43,6 +43,8 @@ LAYOUTS = [
     Layout(pp=2, ep=2, tp=2, schedule="zb-h1"),  # two layers: one for each stage
     Layout(ep=2, cp=2, zero=3),
     Layout(ep=2, tp=4, sequence_parallel=True, collective_matmul=True),  # kv heads are gathered
+    Layout(ep=2, cp=2, tp=2),
+    Layout(ep=2, cp=2, tp=2, sequence_parallel=True, ring="gather"),
     Layout(dp=2, cp=2, tp=2, ring="blockwise"),
     Layout(pp=2, ep=2, cp=2, schedule="zb-h1", zero=2),
 ]

@@ -13,6 +13,7 @@ from jaxptd.hf.families import (
     FAMILIES,
     Tensors,
     bert,
+    deepseek,
     experts,
     gemma,
     gpt2,
@@ -143,6 +144,20 @@ SHAPES = {
         },
     ),
     "granitemoe": (experts.GRANITE_TENSORS, EXPERTS),
+    "deepseek_v3": (
+        deepseek.V3_TENSORS,
+        {
+            "blocks.attention.q_latent.w": (L, D, 8),
+            "blocks.attention.q_latent.norm.w": (L, 8),
+            "blocks.attention.q_up.w": (L, 8, N, H),
+            "blocks.attention.kv_latent.w": (L, D, 9),
+            "blocks.attention.kv_latent.norm.w": (L, 7),
+            "blocks.attention.kv_up.w": (L, 7, N, 5),
+            "blocks.attention.out.w": (L, N, 3, D),
+            "blocks.mlp.router.load_bias": (L, E),
+        },
+    ),
+    "deepseek_v2": (deepseek.V2_TENSORS, {"blocks.attention.q.w": (L, D, N, H)}),
     "qwen3_moe-fused": (fused(experts.QWEN3_TENSORS), OF_EXPERTS),
 }
 CASES = [
@@ -301,6 +316,8 @@ def test_every_family_has_tensors() -> None:
         "gemma2",
         "gemma3_text",
         "gpt_oss",
+        "deepseek_v2",
+        "deepseek_v3",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

@@ -19,20 +19,24 @@ from moves import (
     both,
     ends,
     groups,
+    latent,
     moves,
 )
 
-from jaxptd.layers.attention import CrossAttention, SelfAttention, Source
+from jaxptd.layers.attention import CrossAttention, LatentAttention, SelfAttention, Source
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import SAMPLE_AXES
 from jaxptd.params import normal, param
 from jaxptd.parts.attention import AttentionShape
 from jaxptd.parts.cross_attention import CrossAttentionShape
+from jaxptd.parts.latent_attention import LatentAttentionShape
 from jaxptd.parts.parameters import by_head
 from tests.layers.inputs import (
     FULL,
+    LATENT,
     MODEL,
     OLMO,
+    PLAIN_QUERIES,
     POSITIONS,
     QWEN,
     SAMPLES,
@@ -148,4 +152,32 @@ ATTENTION = [
         moves(both(ends(2, rounds=5), WHOLE_NORM), *WHOLE_NORM_MOVES),
         run_attention,
     ),
+]
+
+
+def latent_attention(model):
+    """Makes a model's latent attention."""
+
+    def make(tensor_parallel, rngs):
+        shape = LatentAttentionShape.of(model)
+        own = {"tensor_parallel": tensor_parallel, "rngs": rngs}
+        return LatentAttention(shape, model, init_out=normal(0.02), **own)
+
+    return make
+
+
+LATENTS = [  # without the cases of grids, which have none
+    Case(
+        f"latent attention, {name}",
+        latent_attention(model),
+        (array(B, T, D), SAMPLES, POSITIONS, SEED),
+        place_specs,
+        residual_spec,
+        latent(ranks, model.latent.rope_size),
+        run_attention,
+    )
+    for name, model, ranks in (
+        ("dropout 0.3", dataclasses.replace(LATENT, dropout=0.3), (6, 10)),
+        ("plain queries", PLAIN_QUERIES, (6, D)),
+    )
 ]

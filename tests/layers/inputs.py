@@ -7,7 +7,7 @@ from contract import residual_spec
 from jax.sharding import PartitionSpec as P
 from moves import SCALE, WINDOW, B, D, F, K, N, T, V
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import Latent, ModelConfig
 from jaxptd.mesh import SAMPLE_AXES, Axis
 
 MODEL = ModelConfig(
@@ -24,6 +24,15 @@ QWEN = dataclasses.replace(
     attention_scale=SCALE,
     window=WINDOW,
 )
+LATENT = dataclasses.replace(
+    MODEL,
+    num_layers=2,
+    family="deepseek_v2",
+    latent=Latent(q_rank=10, kv_rank=6, nope_size=5, rope_size=2, value_size=3),
+    attention_scale=SCALE,
+    window=WINDOW,
+)
+PLAIN_QUERIES = dataclasses.replace(LATENT, latent=Latent(0, 6, 5, 2, 7))
 OLMO = dataclasses.replace(QWEN, qk_norm="whole")
 
 

@@ -6,6 +6,7 @@ from contract import Case, hold
 from turns import by_turns, slow
 
 from jaxptd.mesh import Layout
+from tests.layers.attention_cases import LATENTS
 from tests.layers.cases import CASES
 from tests.layers.expert_cases import EXPERTS
 
@@ -119,6 +120,20 @@ def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout
 )
 def test_experts_are_those_of_one_device(case: Case, layout: Layout) -> None:
     """Router losses are on; the last positions only pad the sequence."""
+    with jax.enable_x64(True):
+        hold(case, layout, dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    [
+        *by_turns([LAYOUTS[i] for i in (0, 5, 6, 8)], LATENTS),
+        *(slow(layout, case) for layout in LAYOUTS[1:5] for case in LATENTS),
+    ],
+    ids=str,
+)
+def test_latent_attention_is_that_of_one_device(case: Case, layout: Layout) -> None:
+    """Every device's gradient of the key that all heads share is added up."""
     with jax.enable_x64(True):
         hold(case, layout, dtype="float64")
 

@@ -6,7 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-from reference.cases import BERT, GPT, MORE, QWEN, SEED, T5, WITH_EXPERTS, Case, batches, start
+from reference.cases import (
+    BERT,
+    GPT,
+    MORE,
+    QWEN,
+    SEED,
+    T5,
+    WITH_EXPERTS,
+    WITH_LATENTS,
+    Case,
+    batches,
+    start,
+)
 from reference.draws import Masks, threefry
 from reference.families import MODELS
 from reference.optimizers import counts
@@ -21,7 +33,7 @@ POST = next(case for case in MORE if "norm_order" in case.fields)
 
 @pytest.mark.parametrize(
     "case",
-    [GPT, QWEN, BERT, T5, POST, WITH_EXPERTS[0], *map(slow, WITH_EXPERTS[1:])],
+    [GPT, QWEN, BERT, T5, POST, WITH_EXPERTS[0], *map(slow, WITH_EXPERTS[1:]), *WITH_LATENTS],
     ids=str,
 )
 def test_gradients_are_derivatives_along_complex_steps(case: Case) -> None:

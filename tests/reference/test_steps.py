@@ -13,6 +13,8 @@ from reference.cases import (
     GEMMA3,
     GPT,
     GPT_OSS,
+    LATENT,
+    LATENT_KEYS,
     LLAMA_3,
     MIXTRAL,
     MORE,
@@ -115,6 +117,11 @@ def test_other_options_step_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 
 
+@pytest.mark.parametrize("case", [LATENT, slow(LATENT_KEYS)], ids=str)
+def test_latent_attention_steps_as_the_reference(case: Case) -> None:
+    hold(case, Layout())
+
+
 @pytest.mark.parametrize("case", [SIGMOIDS, *map(slow, WITH_EXPERTS[1:])], ids=str)
 def test_experts_step_as_the_reference(case: Case) -> None:
     """Loads are compared with the gradients, and must match to the last token."""
@@ -163,6 +170,15 @@ EXPERT_LAYOUTS = (
     Layout(pp=2, dp=2, ep=2, schedule="zb-h1"),
     Layout(ep=2, ulysses=2, tp=2),
 )
+LATENT_LAYOUTS = (
+    Layout(ep=2, tp=2, sequence_parallel=True),
+    Layout(cp=2, tp=2, zero=3),
+    Layout(tp=2, sequence_parallel=True, collective_matmul=True),
+    Layout(cp=2, tp=2, sequence_parallel=True, ring="gather"),
+    Layout(pp=2, cp=2, tp=2, schedule="zb-v"),
+    Layout(dp=2, cp=4, ring="rsa", zero=2),
+    Layout(ulysses=2, tp=2, zero=1),
+)
 OF_GPT_OSS = (
     *EXPERT_LAYOUTS,
     Layout(tp=4),
@@ -190,6 +206,10 @@ OF_GPT_OSS = (
         *(slow(GEMMA3, each) for each in OF_GEMMA),
         slow(GEMMA3, Layout(pp=2, tp=2, schedule="zb-v")),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),
+        (LATENT, LATENT_LAYOUTS[0]),
+        *(slow(LATENT, each) for each in LATENT_LAYOUTS[1:]),
+        *(slow(LATENT_KEYS, each) for each in LATENT_LAYOUTS[:4]),
+        slow(LATENT_KEYS, EXPERT_LAYOUTS[3]),
         *(slow(GPT_OSS, each) for each in OF_GPT_OSS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),
         *(slow(GATED_SHARE, each) for each in EXPERT_LAYOUTS[1:3]),

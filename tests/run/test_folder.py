@@ -95,6 +95,7 @@ LLAMA3 = (
 )
 IMAGES = ("size=448", "channels=3", "classes=5", "patch=2", "window=14", "depths=[2,2,4,2]")
 IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
+LATENT = ("q_rank=0", "kv_rank=64", "nope_size=96", "rope_size=32", "value_size=64")
 TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
 TARGETS += ("relative_distance=40", "output_scale=0.5")
 # Options that a field requires, without the field itself and those that need it.
@@ -142,6 +143,7 @@ NEEDED = {
         *("--model.dropout=0.2", "--model.dtype=bfloat16", "--model.products=fp8"),
         *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32", "--model.mlp=own"),
         *(f"--model.images.{each} --model.family=swin-unet" for each in IMAGES),
+        *(f"--model.latent.{each} --model.family=deepseek_v2" for each in LATENT),
         "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families.bert import BERT
+from jaxptd.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxptd.hf.families.experts import DOTS1, GRANITEMOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.gemma import GEMMA2, GEMMA3_TEXT
@@ -39,6 +40,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gemma2": GEMMA2,
         "gemma3_text": GEMMA3_TEXT,
         "gpt_oss": GPT_OSS,
+        "deepseek_v2": DEEPSEEK_V2,
+        "deepseek_v3": DEEPSEEK_V3,
     }
 )
 

@@ -66,6 +66,8 @@ class Tensors:
         alternatives: rules of other tensors that files may have in place of a parameter's usual
             ones. They are read, and never written.
         zeros: our parameters that no file has, because they are zero in every such model.
+        further: names of tensors that only layers behind the last have, for other predictions.
+            Nothing of such a layer is read.
     """
 
     prefix: str
@@ -75,6 +77,7 @@ class Tensors:
     needs: tuple[str, ...] = ()
     alternatives: tuple[Rule, ...] = ()
     zeros: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
 
     def others(self, name: str) -> Iterator[str]:
         """The names that a file's name may stand for, with or without the prefix."""
@@ -102,6 +105,7 @@ class Family:
         remarks: lines about entries of a `config.json` without effect.
         others: reads the options that take more than one key.
         write_others: writes their keys.
+        decides: options among these that other families leave null.
         quantized: values of `quant_method` whose tensors are read, see `mxfp4.py`.
         tokens: key -> the name of the special token whose id it holds. None is the token that ends
             a document.
@@ -119,6 +123,7 @@ class Family:
     remarks: Callable[[Json], list[str]] = lambda config: []
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
+    decides: tuple[str, ...] = ()
     quantized: tuple[str, ...] = ()
     tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)
 

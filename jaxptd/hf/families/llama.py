@@ -81,6 +81,7 @@ def descendant(
     *,
     parts: Sequence[Keys] = (windows.NEVER,),
     theta: float = rope.THETA,
+    rotary: Keys | None = None,
     **fields: Any,
 ) -> Family:
     """A family whose models are llamas with other options.
@@ -91,10 +92,11 @@ def descendant(
         keys: those of `Family` that differ from a llama's; None for an option without a key.
         parts: options besides rotary positions that take more than one key.
         theta: of rotary positions, if the key is missing.
+        rotary: their options and keys, if not a llama's.
         fields: further fields of `Family`; `options` and `unwritten` are added to a llama's.
     """
-    rotary = Keys(lambda config: rope.read({rope.BASE: theta} | config), rope.write)
-    every = (rotary, *parts)
+    usual_rotary = Keys(lambda config: rope.read({rope.BASE: theta} | config), rope.write)
+    every = (rotary or usual_rotary, *parts)
     fields["keys"] = {our: key for our, key in {**_KEYS, **keys}.items() if key}
     fields["options"] = _OPTIONS | fields.get("options", {})
     fields["unwritten"] = {"is_causal": True} | fields.get("unwritten", {})

@@ -138,6 +138,12 @@ class Heads(nnx.Module):
         assert linear is not None
         return linear.w.shape[-2]
 
+    @property
+    def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads and head sizes of a token's keys, and of its values, in a device's cache."""
+        both = self.local_kv_heads, self.options.head_size
+        return both, both
+
     def own_keys_values(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Keys and values of this device's heads, from the slices of all heads that it computes."""
         kv = self.tensor_parallel.axes.own_kv_heads(jnp.stack([k, v], 2), self.options.head_size)

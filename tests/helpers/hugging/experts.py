@@ -20,6 +20,7 @@ from jaxptd.run.folder import RunDir
 
 D, N, K, H, F, WIDE, VOCAB, EXPERTS = 32, 4, 2, 8, 16, 24, 64, 8
 LENGTH, ROWS = 11, 4
+Q_RANK, RANK, TURNED, VALUE = 20, 12, 4, 6  # of latent attention
 BUFFER = "e_score_correction_bias"  # without a gradient
 BASE = {
     "num_hidden_layers": 2,
@@ -61,6 +62,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 1,
     },
+    "deepseek_v2": {  # queries without a latent vector
+        "num_hidden_layers": 3,
+        "num_key_value_heads": N,
+        "intermediate_size": WIDE,
+        "moe_intermediate_size": F,
+        "n_routed_experts": 12,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 3,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": None,
+        "kv_lora_rank": RANK,
+        "qk_nope_head_dim": H,
+        "qk_rope_head_dim": TURNED,
+        "v_head_dim": VALUE,
+    },
+    "deepseek_v3": {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": N,
+        "intermediate_size": WIDE,
+        "moe_intermediate_size": F,
+        "n_routed_experts": 12,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 4,
+        "n_group": 3,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": Q_RANK,
+        "kv_lora_rank": RANK,
+        "qk_nope_head_dim": H,
+        "qk_rope_head_dim": TURNED,
+        "v_head_dim": VALUE,
+    },
     "olmoe": {
         "intermediate_size": F,
         "num_experts": EXPERTS,
@@ -79,7 +116,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 CONFIGS = {name: {"model_type": name, **BASE, **sizes} for name, sizes in CONFIGS.items()}
 REQUIRED = {  # keys without a default
-    "dots1": {"n_routed_experts": 16, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    "dots1": {"n_routed_experts": 16, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "deepseek_v2": {"num_experts_per_tok": 6},
 }
 
 Shapes = dict[str, tuple[int, ...]]
@@ -140,6 +178,10 @@ def dots1_layer(name: str, experts: int) -> Shapes:
     return qwen_layer(name, experts) | shared | {f"{name}.mlp.gate.{BUFFER}": (experts,)}
 
 
+def deepseek2_layer(name: str, experts: int) -> Shapes:
+    return qwen_layer(name, experts) | mlp(f"{name}.mlp.shared_experts", 2 * F)
+
+
 def granite_layer(name: str, experts: int) -> Shapes:
     name = f"{name}.block_sparse_moe"
     return {
@@ -154,12 +196,33 @@ LAYERS = {
     "qwen2_moe": qwen2_layer,
     "qwen3_moe": qwen_layer,
     "dots1": dots1_layer,
+    "deepseek_v2": deepseek2_layer,
+    "deepseek_v3": dots1_layer,
     "granitemoe": granite_layer,
     "olmoe": qwen_layer,
 }
 
 
+def latent_attention(kind: str, name: str) -> Shapes:
+    both = H + TURNED
+    found = {
+        f"{name}.kv_a_proj_with_mqa.weight": (RANK + TURNED, D),
+        f"{name}.kv_a_layernorm.weight": (RANK,),
+        f"{name}.kv_b_proj.weight": (N * (H + VALUE), RANK),
+        f"{name}.o_proj.weight": (D, N * VALUE),
+    }
+    if CONFIGS[kind]["q_lora_rank"] is None:
+        return found | {f"{name}.q_proj.weight": (N * both, D)}
+    return found | {
+        f"{name}.q_a_proj.weight": (Q_RANK, D),
+        f"{name}.q_a_layernorm.weight": (Q_RANK,),
+        f"{name}.q_b_proj.weight": (N * both, Q_RANK),
+    }
+
+
 def attention(kind: str, name: str) -> Shapes:
+    if "kv_lora_rank" in CONFIGS[kind]:
+        return latent_attention(kind, name)
     sizes = {"q": N * H, "k": K * H, "v": K * H}
     found: Shapes = {f"{name}.{each}_proj.weight": (size, D) for each, size in sizes.items()}
     found[f"{name}.o_proj.weight"] = (D, N * H)
@@ -300,7 +363,7 @@ def without_narrowing() -> Iterator[None]:
     widest = torch.Tensor.float
     places = {torch.Tensor: ("float", "to", "type"), torch.nn.functional: ("softmax",)}
     before = [(place, name, getattr(place, name)) for place in places for name in places[place]]
-    before.append((torch, "softmax", torch.softmax))
+    before += [(place, "softmax", place.softmax) for place in (torch, torch.Tensor)]
     try:
         for place, name, usual in before:
             setattr(place, name, (in_own_precision if name == "softmax" else keeps)(usual))

@@ -327,6 +327,28 @@ ONE_OF_ALL = _experts(
     {"gated": False},
     "muon",
 )
+_LATENT = {"q_rank": 10, "kv_rank": 6, "nope_size": 4, "rope_size": 4, "value_size": 3}
+_FEW = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 10, "shared_ffn_hidden_size": 12}
+# Yarn stretches and lengthens what is rotated, and leaves the rest of a head as it is.
+LATENT = _experts(
+    "deepseek_v3",
+    _FEW | {"num_groups": 2, "top_groups": 1, "score": "sigmoid", "scale": 2.5, "first_dense": 1},
+    {f"latent.{name}": size for name, size in _LATENT.items()}
+    | {"num_layers": 4, "norm_eps": 1e-2, "window": 5}
+    | {"rope.theta": 20.0, "rope.scaling": "yarn", "rope.factor": 4.0}
+    | {"rope.original_length": 64, "rope.range": (1.5, 6.0)},
+    {"layers": 4, "eps": 1e-2, "window": 5, "rope": Rope(20.0, "yarn", 4.0, 64, 1.5, 6.0)},
+)
+LATENT_KEYS = _experts(  # no latent vector of queries; values as wide as keys
+    "deepseek_v2",
+    _FEW
+    | {"num_groups": 2, "top_groups": 1, "group_score": "best", "scale": 4.0}
+    | {"normalize": False, "first_dense": 0, "balance_loss": 0.5},
+    {f"latent.{name}": size for name, size in {**_LATENT, "q_rank": 0, "value_size": 8}.items()}
+    | {"attention_scale": 0.3, "tie_embeddings": False},
+    {"scale": 0.3, "tied": False},
+    "muon",
+)
 # Biases of all matmuls, sinks, two kinds of layers, and a yarn whose ends are not whole pairs.
 _YARN = Rope(20.0, "yarn", 4.0, 64, 1.5, 6.0, whole=False)
 GPT_OSS = _experts(
@@ -362,6 +384,7 @@ GPT_OSS = _experts(
 )
 OTHERS = (MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF_ALL)
 WITH_EXPERTS = (SIGMOIDS, GPT_OSS, *OTHERS)
+WITH_LATENTS = (LATENT, LATENT_KEYS)
 
 
 def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -138,6 +138,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": _GEMMA,
     "gemma3_text": {**_GEMMA, "qk_norm": True, "rope": Rope(1e6)},
     "qwen3_moe": {**_QWEN2, "qk_norm": True},
+    "deepseek_v2": {**_LLAMA, "eps": 1e-6},
+    "deepseek_v3": {**_LLAMA, "eps": 1e-6},
     "bert": {"norm": "layernorm", "eps": 1e-12, "activation": "gelu", "post": True},
     "t5": {"norm": "rmsnorm", "eps": 1e-6, "activation": "relu", "scale": 1.0},
 }

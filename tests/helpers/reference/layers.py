@@ -230,6 +230,37 @@ def self_attention(x: Value, own: Part, to: Attending, drop: Callable, options: 
     return linear(o, own.part("out"), "BTNH,NHD->BTD")
 
 
+def latent_attention(x: Value, own: Part, to: Attending, drop: Callable, options: Options) -> Value:
+    """Multi-head latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+
+    Its norms are RMSNorm with a constant of their own. Scores add what a key of each head and a
+    rotated key of all heads say; values have a width of their own.
+    """
+    inner = dataclasses.replace(options, norm="rmsnorm", eps=1e-6)
+
+    def latent(name: str) -> tuple[Value, Value]:
+        vector, rank = own.part(name), own(f"{name}.norm.w").shape[0]
+        both = einsum("BTD,DR->BTR", x, vector("w"))
+        return norm(both[..., :rank], vector.part("norm"), inner), both[..., rank:]
+
+    c, rope = latent("kv_latent")
+    if own.has("q_latent.w"):
+        q = einsum("BTR,RNH->BTNH", latent("q_latent")[0], own("q_up.w"))
+    else:
+        q = einsum("BTD,DNH->BTNH", x, own("q.w"))
+    nope = q.shape[-1] - rope.shape[-1]
+    kv = einsum("BSR,RNH->BSNH", c, own("kv_up.w"))
+    shared = rotated(rope[:, :, None], options.rope)[:, :, 0]
+    scores = einsum("BTNH,BSNH->BNTS", q[..., :nope], kv[..., :nope])
+    turned = rotated(q[..., nope:], options.rope)
+    scores = scores + einsum("BTNH,BSH->BNTS", turned, shared)
+    p = softmax(
+        scores * (options.scale or q.shape[-1] ** -0.5), np.broadcast_to(to.seen, scores.shape)
+    )
+    o = einsum("BNTS,BSNV->BTNV", p * drop(p.shape), kv[..., nope:])
+    return einsum("BTNV,NVD->BTD", o, own("out.w"))
+
+
 def cross_attention(
     x: Value, source: Value, own: Part, to: Attending, drop: Callable, options: Options
 ) -> Value:
@@ -298,7 +329,9 @@ def block(
         return masks.scores(number, DropoutSite.PROBABILITIES, shape)
 
     def attention(x: Value) -> Value:
-        return self_attention(x, own.part("attention"), to, drop, options)
+        inner = own.part("attention")
+        attend = latent_attention if inner.has("kv_latent.w") else self_attention
+        return attend(x, inner, to, drop, options)
 
     def of(site: DropoutSite) -> Callable:
         return lambda shape: masks.residual(number, site, shape)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jaxptd.config import Config, EncoderDecoder, ModelConfig, TrainConfig
+from jaxptd.config import Config, EncoderDecoder, Latent, ModelConfig, TrainConfig
 from jaxptd.config.moe import MoE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
@@ -53,6 +53,17 @@ QWEN3_MOE = ModelConfig(
     moe=MoE(num_experts=8, top_k=2, ffn_hidden_size=1024, shared_ffn_hidden_size=512),
     **SIZES,
 )
+LATENT = ModelConfig(
+    family="deepseek_v3",
+    num_layers=4,
+    hidden_size=2048,
+    num_heads=16,
+    ffn_hidden_size=4096,
+    seq_length=2048,
+    moe=MoE(num_experts=8, top_k=2, ffn_hidden_size=512, shared_ffn_hidden_size=512, first_dense=1),
+    latent=Latent(q_rank=512, kv_rank=256, nope_size=64, rope_size=32, value_size=64),
+    **SIZES,
+)
 WIDE = dataclasses.replace(
     QWEN3_MOE,
     hidden_size=4096,
@@ -91,6 +102,8 @@ def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound
         pytest.param(QWEN3_MOE, 2, 6.0, id="experts"),
         pytest.param(QWEN3_MOE, 4, 80.0, id="experts-4", marks=pytest.mark.slow),
         pytest.param(DENSE_FIRST, 4, 5.0, id="dense-first", marks=pytest.mark.slow),
+        pytest.param(LATENT, 2, 6.0, id="latent", marks=pytest.mark.slow),
+        pytest.param(LATENT, 4, 80.0, id="latent-4", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib: float) -> None:
@@ -122,6 +135,7 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
         (LLAMA, 64, 256, 40, SUMS, 1),
         (QWEN3_MOE, 8, 8, 6, ALONE, 31),
         (DENSE_FIRST, 4, 8, 6, ALONE, 31),
+        (LATENT, 4, 8, 6, ALONE, 31),
         (WIDE, 256, 512, 74, SPLIT, 1),
         (LONG, 16, 16, 80, BETWEEN_NODES, 1),
         (LONG, 16, 1, 80, ONE_SEQUENCE, 1),

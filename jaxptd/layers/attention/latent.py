@@ -1,0 +1,215 @@
+"""Multi-head latent attention: heads computed from a small latent vector of each token.
+
+    c_q = norm(x W)           c_kv, k_rope = split(x W')        c_kv = norm(c_kv)
+    q = c_q W_q               k_nope, v = split(c_kv W_kv)
+    k = [k_nope | rotated k_rope, the same for all heads], q with its last elements rotated
+
+What a device computes of latent vectors is for its tokens of the residual stream, with whole
+matrices; what follows is for its heads. So, where a layer gathers all of x elsewhere, it gathers
+latent vectors here.
+
+Letters: B batch, T query position, S key position, D model, N heads, H head size of queries and
+keys, R a latent vector's elements.
+Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd.attention.attend import AttentionInputs
+from jaxptd.collectives import alike
+from jaxptd.config import ModelConfig
+from jaxptd.config.block import rotations
+from jaxptd.layers.attention.self_attention import Cache, SelfAttention, of_layer, rotate
+from jaxptd.layers.dropout import TokenInfo
+from jaxptd.layers.linear import INIT, ColumnParallelLinear, declare
+from jaxptd.layers.norm import LatentNorm
+from jaxptd.layers.tensor_parallel import TensorParallel, block_along
+from jaxptd.params import Initialiser
+from jaxptd.parts.latent_attention import Compressed, LatentAttentionShape
+from jaxptd.remat import SAVED_MATMUL_OUT
+
+
+class Compression(nnx.Module):
+    """`x[B, T, D]` -> a latent vector `[B, T, R]` and numbers beside it, for the same tokens.
+
+    Every device has the whole matrix, `w[D, R + beside]`, and no collective is needed.
+
+    Args:
+        shape: describes the parameters.
+        config: names the norm.
+        tensor_parallel: how tokens are sharded.
+        rngs: random keys of the initial parameters.
+    """
+
+    w: nnx.Param
+
+    def __init__(
+        self,
+        shape: Compressed,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+    ) -> None:
+        declare(self, shape.matrix(), rngs, w=INIT)
+        own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs}
+        self.norm = LatentNorm(shape.rank, options=config.block, **own)
+        self.sizes, self.tensor_parallel = (shape.rank, shape.beside), tensor_parallel
+
+    def __call__(self, x_BTD: Array) -> tuple[Array, Array]:
+        """(the normalised vector, what is beside it)."""
+        both = self.tensor_parallel.square(x_BTD, self.w[...])
+        latent_BTR, beside = lax.split(both, self.sizes, 2)
+        return self.norm(checkpoint_name(latent_BTR, SAVED_MATMUL_OUT)), beside
+
+
+class LatentAttention(SelfAttention):
+    """Multi-head latent attention, causal.
+
+    Values are padded with zeros to the width of keys, because kernels and rings take both alike.
+    In generation the cache has latent vectors. W_kv is then multiplied with queries and with
+    attention's output, so that one key of R + rope elements serves all heads.
+
+    Args:
+        shape: describes the parameters.
+        config: names the kernel and the scores.
+        tensor_parallel: how tokens and matrices are sharded.
+        rngs: random keys of the initial parameters.
+        init_out: initialiser of the output projection.
+    """
+
+    kv_latent: Compression
+    kv_up: ColumnParallelLinear
+    q_latent: Compression | None = None  # and q_up, or q
+    q_up: ColumnParallelLinear | None = None
+
+    def __init__(
+        self,
+        shape: LatentAttentionShape,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        init_out: Initialiser,
+    ) -> None:
+        own: Any = {"tensor_parallel": tensor_parallel, "rngs": rngs}
+        for name, each in shape.compressed.items():
+            setattr(self, name, Compression(each, config, **own))
+        super().__init__(shape, config, init_out=init_out, **own)
+        self.shape = shape
+
+    @property
+    def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """One latent vector and one rotated key of a token, for all heads."""
+        return (1, self.shape.kv_rank), (1, self.shape.rope_size)
+
+    @jax.named_scope("attention")
+    def __call__(
+        self,
+        x_BTD: Array,
+        token_info: TokenInfo,
+        cache: Cache | None,
+        *,
+        bias_NR: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """Maps the residual stream to attention's output, as `SelfAttention` does.
+
+        Args:
+            x_BTD: the residual stream, sharded as it is there; so is the output.
+            token_info: its tokens, and the seed for dropout of this layer's probabilities.
+            cache: latent vectors and rotated keys of the tokens before these, or None.
+            bias_NR: as in `SelfAttention`.
+        """
+        q_BTNH = self._queries(x_BTD, token_info)
+        latent_BTR, rope_BT1H = self._latent(x_BTD, token_info)
+        every = self.windowed
+        windowed = None if every is None else of_layer(np.array(every), token_info)
+        if cache is None:
+            k_BTNH, v_BTNH = self._keys_values(latent_BTR, rope_BT1H)
+            segment = token_info.segment_BCT
+            seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
+            sink_N = None if self.sinks is None else self.sinks[...]
+            o_BTNH = self.tensor_parallel.attend(
+                q_BTNH,
+                k_BTNH,
+                v_BTNH,
+                AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N),
+                kernel=self.kernel,
+                scores=self.scores,
+            )
+            o_BTNH = o_BTNH[..., : self.shape.value_size]
+        else:
+            cache = cache.append(latent_BTR[:, :, None], rope_BT1H)
+            o_BTNH = self._attend_latent(q_BTNH, cache, token_info, bias_NR, windowed)
+        return self.out(o_BTNH), cache
+
+    def _queries(self, x_BTD: Array, token_info: TokenInfo) -> Array:
+        """The queries of this device's heads, their last elements rotated."""
+        if self.q_latent is None or self.q_up is None:
+            assert self.q is not None
+            q_BTNH = self.q(x_BTD)
+        else:
+            q_BTNH = self.q_up(self.q_latent(x_BTD)[0])
+        nope_BTNH, rope_BTNH = lax.split(q_BTNH, self._q_sizes, 3)
+        rope_BTNH = self._rotated(rope_BTNH, token_info.position_T, token_info)
+        return jnp.concatenate([nope_BTNH, rope_BTNH], -1)
+
+    def _latent(self, x_BTD: Array, token_info: TokenInfo) -> tuple[Array, Array]:
+        """The latent vector of keys and values, and the rotated key, of the stream's own tokens."""
+        latent_BTR, rope_BTH = self.kv_latent(x_BTD)
+        tokens = self.tensor_parallel.axes.tokens
+        position_T = block_along(token_info.position_T, tokens, 0)
+        return latent_BTR, self._rotated(rope_BTH[:, :, None], position_T, token_info)
+
+    def _rotated(self, x_BTNH: Array, position_T: Array, token_info: TokenInfo) -> Array:
+        """The part of queries or keys that positions rotate, rotated."""
+        turns, length = (of_layer(each, token_info) for each in rotations(self.config))
+        number_H = jnp.arange(self.shape.rope_size, dtype=jnp.int32)
+        return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
+
+    def _keys_values(self, latent_BTR: Array, rope_BT1H: Array) -> tuple[Array, Array]:
+        """Keys and padded values of this device's heads, of all tokens."""
+        nope_BTNH, v_BTNH = lax.split(self.kv_up(latent_BTR), self._kv_sizes, 3)
+        rope_BT1H = checkpoint_name(
+            self.tensor_parallel.axes.for_heads(rope_BT1H), SAVED_MATMUL_OUT
+        )
+        rope_BTNH = jnp.broadcast_to(rope_BT1H, (*nope_BTNH.shape[:3], self.shape.rope_size))
+        padding = self.shape.head_size - self.shape.value_size
+        v_BTNH = jnp.pad(v_BTNH, [(0, 0)] * 3 + [(0, padding)])
+        return jnp.concatenate([nope_BTNH, rope_BTNH], -1), v_BTNH
+
+    def _attend_latent(
+        self,
+        q_BTNH: Array,
+        cache: Cache,
+        token_info: TokenInfo,
+        bias_NR: Array | None,
+        windowed: Array | None,
+    ) -> Array:
+        """Attends to cached vectors: a sum of them, weighted by q W_k^T c_kv, times W_v."""
+        q_BTNH, w_RNH = alike(q_BTNH, self.kv_up.w[...].astype(q_BTNH.dtype))
+        of_keys_RNH, of_values_RNH = lax.split(w_RNH, self._kv_sizes, 2)
+        nope_BTNH, rope_BTNH = lax.split(q_BTNH, self._q_sizes, 3)
+        to_latent_BTNR = jnp.einsum("BTNH,RNH->BTNR", nope_BTNH, of_keys_RNH)
+        query = jnp.concatenate([to_latent_BTNR, rope_BTNH], -1)
+        key = jnp.concatenate([cache.k, cache.v], -1)
+        both = cache._replace(k=key, v=key)
+        o_BTNR = self._attend_cache(query, both, token_info, bias_NR, windowed)
+        return jnp.einsum("BTNR,RNH->BTNH", o_BTNR[..., : self.shape.kv_rank], of_values_RNH)
+
+    @property
+    def _q_sizes(self) -> tuple[int, int]:
+        """Elements of a head of queries: those without positions, and those that are rotated."""
+        return self.shape.nope_size, self.shape.rope_size
+
+    @property
+    def _kv_sizes(self) -> tuple[int, int]:
+        """Elements of a head in what W_kv yields: of keys and of values."""
+        return self.shape.nope_size, self.shape.value_size
