@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.mesh import BATCH_AXES, Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
 from jaxptd.zero.plan import ParamPlan
 from jaxptd.zero.shards import ShardedInfo
@@ -54,8 +54,8 @@ CASES = [
     (sharded(FOLDED, Layout(pp=2, dp=2, tp=2)), 24),
     (sharded(FOLDED, Layout(pp=2, cp=2, tp=2), lead=1), 6),
     (sharded(info((2, 5, 3), (2, 5, 3), None, None, None), Layout(dp=3, cp=2), lead=1), 3),
-    (sharded(info((7, 5), (7, 5), None, None), Layout(dp=2, ep=2, cp=2)), 5),
-    # Four experts in two layers: ZeRO uses what remains of dp x ep x cp.
+    (sharded(info((7, 5), (7, 5), None, None), Layout(dp=2, ep=2, ulysses=2)), 5),
+    # Four experts in two layers: ZeRO uses what remains of the batch's axes.
     (sharded(info((2, 4, 5), (2, 4, 5), None, "ep", None), Layout(dp=2, ep=2, cp=2), lead=1), 3),
     (sharded(info((4, 5, 3), (4, 5, 4), "ep", None, "tp"), Layout(dp=2, ep=2, tp=2)), 10),
 ]
@@ -82,7 +82,7 @@ def shard_by_hand(stored: ShardedInfo, held: np.ndarray, at: dict[Axis, int]) ->
 
 def left(stored: ShardedInfo) -> list[Axis]:
     """Axes of the batch over which layers do not shard the parameter."""
-    return [a for a in (Axis.DP, Axis.EP, Axis.CP) if a not in stored.info.axes]
+    return [a for a in BATCH_AXES if a not in stored.info.axes]
 
 
 @TABLE
