@@ -55,7 +55,7 @@ def two_processes(code, folder):
 
 
 def _without_gloo(text):
-    """The lines of a text but for gloo's, of which two threads may write parts by turns."""
+    """The lines of a text without gloo's, parts of which two threads may mix."""
     words = ("[Gloo]", "peer ranks")
     return [line for line in text.splitlines() if not any(word in line for word in words)]
 

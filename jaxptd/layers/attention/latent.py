@@ -22,7 +22,6 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.attend import AttentionInputs
 from jaxptd.collectives import alike
 from jaxptd.config import ModelConfig
 from jaxptd.config.block import rotations
@@ -132,18 +131,8 @@ class LatentAttention(SelfAttention):
         every = self.windowed
         windowed = None if every is None else of_layer(np.array(every), token_info)
         if cache is None:
-            k_BTNH, v_BTNH = self._keys_values(latent_BTR, rope_BT1H)
-            segment = token_info.segment_BCT
-            seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
-            sink_N = None if self.sinks is None else self.sinks[...]
-            o_BTNH = self.tensor_parallel.attend(
-                q_BTNH,
-                k_BTNH,
-                v_BTNH,
-                AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N),
-                kernel=self.kernel,
-                scores=self.scores,
-            )
+            qkv = q_BTNH, *self._keys_values(latent_BTR, rope_BT1H)
+            o_BTNH = self._attend(*qkv, token_info, bias_NR, windowed)
             o_BTNH = o_BTNH[..., : self.shape.value_size]
         else:
             cache = cache.append(latent_BTR[:, :, None], rope_BT1H)

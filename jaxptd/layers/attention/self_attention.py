@@ -79,23 +79,32 @@ class SelfAttention(Heads):
         k_BTKH = self._placed(k_BTKH, self.k_norm, token_info)
         every = self.windowed
         windowed = None if every is None else of_layer(np.array(every), token_info)
-        sink_N = None if self.sinks is None else self.sinks[...]
         if cache is None:
-            segment = token_info.segment_BCT
-            seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
-            o_BTNH = self.tensor_parallel.attend(
-                q_BTNH,
-                k_BTKH,
-                v_BTKH,
-                AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N),
-                kernel=self.kernel,
-                scores=self.scores,
-            )
+            qkv = q_BTNH, k_BTKH, v_BTKH
+            o_BTNH = self._attend(*qkv, token_info, bias_NR, windowed)
         else:
             q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in (q_BTNH, k_BTKH, v_BTKH))
             cache = cache.append(k_BTKH, v_BTKH)
             o_BTNH = self._attend_cache(q_BTNH, cache, token_info, bias_NR, windowed)
         return self.out(o_BTNH), cache
+
+    def _attend(
+        self,
+        q_BTNH: Array,
+        k_BTKH: Array,
+        v_BTKH: Array,
+        token_info: TokenInfo,
+        bias_NR: Array | None,
+        windowed: Array | None,
+    ) -> Array:
+        """Attends from the tokens of a sequence to those on all devices that share it."""
+        segment = token_info.segment_BCT
+        seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
+        sink_N = None if self.sinks is None else self.sinks[...]
+        inputs = AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N)
+        return self.tensor_parallel.attend(
+            q_BTNH, k_BTKH, v_BTKH, inputs, kernel=self.kernel, scores=self.scores
+        )
 
     def _placed(
         self, x_BTNH: Array, norm: HeadNorm | WholeNorm | None, token_info: TokenInfo
