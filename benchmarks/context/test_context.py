@@ -13,7 +13,7 @@ import tiny
 from jax.sharding import Mesh, NamedSharding
 
 from benchmarks.context import __main__ as context
-from benchmarks.context import costs, long_context, overlap, ring
+from benchmarks.context import costs, documents, long_context, overlap, ring
 from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.pages import RESULTS
 from benchmarks.lib.timing import TOLERANCE
@@ -198,3 +198,13 @@ def test_scores_of_a_whole_block_are_never_in_memory(kind: RingKind) -> None:
 def test_length_that_no_zigzag_splits_is_refused() -> None:
     with pytest.raises(UserError, match="--length 100 does not split into 16 chunks"):
         ring.main(["--length", "100"])
+
+
+# ---- packed documents ---------------------------------------------------------------------------
+
+
+def test_documents_follow_one_another_and_have_the_mean_length() -> None:
+    numbers = np.asarray(documents.documents(256)[0])
+    assert numbers.shape == (documents.T,)
+    assert set(np.diff(numbers)) == {0, 1}
+    assert 0.7 < documents.T / len(set(numbers)) / 256 < 1.4
