@@ -39,6 +39,10 @@ def test_tp_and_a_grid_exclude_each_other(grid):
             {"row": 2, "col": 4, "matmul2d": "fox"},
             "layout.col=4 is not square, but .*=fox needs that",
         ),
+        (
+            {"row": 2, "ulysses": 2},
+            "layout.ulysses=2 with a grid of .* shards heads over its columns",
+        ),
         ({"row": 2, "matmul2d": "cannon"}, "use layout.matmul2d=gather or summa"),
         ({"matmul2d_slices": 0}, "layout.matmul2d_slices=0: use 1 or more"),
         ({"virtual_stages": 0}, "layout.virtual_stages=0: use 1 or more, or null"),

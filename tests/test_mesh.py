@@ -151,6 +151,13 @@ def coordinates(layout: Layout) -> list[dict[str, int]]:
     ]
 
 
+def test_the_picture_of_two_devices_for_heads():
+    assert draw(Layout(ulysses=2, tp=2)).splitlines()[2:4] == [
+        "dp 0 cp 0 ulysses 0 | 0 1  |",
+        "dp 0 cp 0 ulysses 1 | 2 3  |",
+    ]
+
+
 @given(LAYOUTS)
 def test_groups_partition_the_ranks_and_differ_along_their_axes_only(layout):
     places, groups = coordinates(layout), rank_groups(layout)

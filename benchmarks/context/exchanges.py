@@ -10,10 +10,9 @@ counts six FLOPs per token and weight, and the scores of all tokens (`Architectu
 import dataclasses
 from collections.abc import Sequence
 
-from benchmarks.gpu.estimate import measure
+from benchmarks.gpu.estimate import cells, measure
 from benchmarks.lib.compiler import PACKAGES, compile_only
 from benchmarks.lib.pages import append, head, joined, parser, printed
-from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config
@@ -51,13 +50,9 @@ def mfu(config: Config, seconds: float) -> float:
 def row(name: str, layout: Layout, length: int) -> list[str]:
     config = config_of(layout, length)
     found, predicted = measure(config), predict(config, H200).seconds
-    times = found.times
     return [
         *(name, str(layout), f"{length:,}"),
-        f"{times.kernels[PRODUCT] + times.kernels[ATTENTION]:.3f}",
-        f"{times.kernels[OTHER]:.3f}",
-        f"{sum(times.sent.values()):.3f}",
-        f"{times.hidden:.0%}",
+        *cells(found.times),
         *(f"{found.seconds:.3f}", f"{mfu(config, found.seconds):.1%}"),
         *(f"{mfu(config, predicted):.1%}", f"{found.peak / 2**30:.1f}"),
     ]

@@ -143,18 +143,25 @@ def waiting(program: Any) -> float:
     return makespan(plan, durations) / (plan.schedule.micro_batches * sum(durations))
 
 
+def cells(times: Times) -> list[str]:
+    """Seconds of matmuls and attention, of other kernels, of collectives, and what is hidden."""
+    return [
+        f"{times.kernels[PRODUCT] + times.kernels[ATTENTION]:.3f}",
+        f"{times.kernels[OTHER]:.3f}",
+        f"{sum(times.sent.values()):.3f}",
+        f"{times.hidden:.0%}",
+    ]
+
+
 def row(name: str, config: Config, found: Estimate) -> list[str]:
-    train, model, times = config.train, config.model, found.times
+    train, model = config.train, config.model
     pieces = f" in {train.micro_batches}" if train.micro_batches > 1 else ""
     return [
         name,
         str(config.layout),
         f"{train.global_batch_size}{pieces}",
         f"`{model.remat}`, {'loop' if model.scan_layers else 'unrolled'}",
-        f"{times.kernels[PRODUCT] + times.kernels[ATTENTION]:.3f}",
-        f"{times.kernels[OTHER]:.3f}",
-        f"{sum(times.sent.values()):.3f}",
-        f"{times.hidden:.0%}",
+        *cells(found.times),
         f"{found.pipeline:.3f}",
         *(f"{found.seconds:.3f}", f"{found.mfu(config):.1%}", f"{found.peak / 2**30:.1f}"),
     ]

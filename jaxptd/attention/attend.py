@@ -58,7 +58,7 @@ class AttentionInputs(NamedTuple):
     sink_N: Array | None = None
 
     def of_heads(self, axis: str) -> "AttentionInputs":
-        """Those of this device's share of the heads along `axis`."""
+        """Takes those of this device's share of the heads along `axis`."""
         seed_BN2, bias_NR, sink_N = (
             None if x is None else local_block(x, axis, dim)
             for x, dim in ((self.seed_BN2, 1), (self.bias_NR, 0), (self.sink_N, 0))

@@ -168,6 +168,11 @@ def _check_ulysses(model: ModelConfig, layout: Layout) -> None:
     heads, keys, tp = model.num_heads, model.block.num_kv_heads, layout.tp
     if layout.ulysses == 1:
         return
+    if model.images:
+        raise UserError(
+            f"layout.ulysses={layout.ulysses} splits sequences; images are split in strips by "
+            "layout.cp"
+        )
     if heads % tp or (keys % tp and tp % keys):
         raise UserError(
             f"layout.ulysses={layout.ulysses} with layout.tp={tp}: model.num_heads={heads} and "
@@ -178,7 +183,7 @@ def _check_ulysses(model: ModelConfig, layout: Layout) -> None:
     if layout.ulysses not in fits:
         raise UserError(
             f"layout.ulysses={layout.ulysses} does not split the heads of a device along tp, "
-            f"{each} of queries and {shared} of keys; use {' or '.join(map(str, fits))}"
+            f"{each} of queries and {shared} of keys; use one of {', '.join(map(str, fits))}"
         )
 
 

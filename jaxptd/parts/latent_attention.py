@@ -167,7 +167,7 @@ class LatentAttentionShape(AttentionShape):
 
     @property
     def score_flops(self) -> Fraction:
-        """Those of scores, and of their matmul with values, which the kernel computes padded."""
+        """FLOPs of scores, and of their matmul with values, which the kernel computes padded."""
         size = self.head_size + self.value_size
         return Fraction(2 * self.heads * size * sum(self.reaches), len(self.reaches))
 
@@ -251,7 +251,7 @@ class LatentAttentionShape(AttentionShape):
             yield Kept("attention's output without padding", taken, by("none"))
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
-        """Those of attention, with latent vectors beside what the first matmuls yield."""
+        """Bytes of attention, with latent vectors beside what the first matmuls yield."""
         own, size = HeadSizes(self, sizes), sizes.itemsize
         queries = sizes.tokens * size * own.inner // sizes.matrix_shards
         made = sizes.tokens * size * self.first(sizes) // sizes.matrix_shards

@@ -91,11 +91,6 @@ def check(config: Config) -> None:
             f"layout.pp={layout.pp}: levels of the family {model.family} do not split over stages "
             "yet; use layout.pp=1 and more of dp, tp or row and col"
         )
-    if layout.ulysses > 1:
-        raise UserError(
-            f"layout.ulysses={layout.ulysses} splits the heads of sequences; images are split in "
-            "strips by layout.cp"
-        )
     if layout.ring != Layout.ring:
         raise UserError(
             f"layout.ring={layout.ring} is for keys of a sequence, which images lack; leave it out"

@@ -42,6 +42,22 @@ LATENT = ModelConfig(family="deepseek_v3", hidden_size=60, num_heads=30, seq_len
             "model.attention_softcap=9.0 with layout.attention2d=blocks: it makes whole rows",
         ),
         (
+            MODEL,
+            Layout(ulysses=4),
+            "layout.ulysses=4 does not split the heads of a device along tp, 30 of queries and 30 "
+            "of keys; use one of 1, 2, 3, 5, 6, 10, 15, 30;",
+        ),
+        (
+            dataclasses.replace(MODEL, family="llama", num_kv_heads=3),
+            Layout(ulysses=4, tp=3),
+            "10 of queries and 1 of keys; use one of 1, 2, 5, 10;",
+        ),
+        (
+            dataclasses.replace(MODEL, family="llama", num_kv_heads=6),
+            Layout(ulysses=2, tp=5),
+            "layout.ulysses=2 with layout.tp=5: model.num_heads=30 and num_kv_heads=6 need padding",
+        ),
+        (
             LATENT,
             Layout(row=2, col=2),
             "model.latent with a grid (layout.row, layout.col): a grid splits every matrix over",

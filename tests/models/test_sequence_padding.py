@@ -30,6 +30,7 @@ CASES = [
     # A loop of one layer, and every axis that shards tokens.
     (Layout(cp=2, row=2, col=2), ODD | {"num_layers": 1, "micro_batches": 1}),
     slow(Layout(cp=4), TEN | GROUPS | WINDOW),
+    slow(Layout(cp=2, ulysses=2, tp=2), TEN | GROUPS | WINDOW),
     slow(SEQUENCE, TEN),
     slow(SEQUENCE, ODD | T5),
     slow(Layout(tp=2, sequence_parallel=True, collective_matmul=True), ODD | GROUPS),

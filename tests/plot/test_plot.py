@@ -92,6 +92,9 @@ def test_a_mesh_has_every_device(monkeypatch) -> None:
     (axes,) = plot.mesh(Layout(dp=2, ep=2, tp=2)).axes
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert rows == ["dp 0 ep 0", "dp 0 ep 1", "dp 1 ep 0", "dp 1 ep 1"]
+    (shared,) = plot.mesh(Layout(cp=2, ulysses=2)).axes
+    rows = [label.get_text() for label in shared.get_yticklabels()]
+    assert rows == [f"dp 0 cp {i} ulysses {j}" for i in (0, 1) for j in (0, 1)]
     colors = {each.get_facecolor() for each in axes.patches if each.get_fill()}
     assert len(colors) == 4  # one for each replica
     monkeypatch.setattr("jaxptd.plot.figures.NUMBERED", 3)

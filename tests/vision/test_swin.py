@@ -202,6 +202,7 @@ def test_dropped_paths_are_of_images() -> None:
             Layout(dp=2, cp=2),
             "layout.cp=2: level 1 has 1 rows of windows, too few for strips, so .* multiple of 4",
         ),
+        ({}, Layout(ulysses=2), "layout.ulysses=2 splits sequences; images are split in strips"),
         ({}, Layout(cp=2, ring="rsa"), "layout.ring=rsa is for keys of a sequence, which images"),
         (
             {},

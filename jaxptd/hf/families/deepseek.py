@@ -39,7 +39,7 @@ _USUAL = tuple(each for each in experts.DOTS1_TENSORS.rules if not _PLAIN.match(
 
 
 def _tensors(rules: tuple[Rule, ...], **fields: Any) -> Tensors:
-    """Those of dots1 with other attention; fields: of `Tensors` that differ."""
+    """The tensors of dots1 with other attention; fields: of `Tensors` that differ."""
     further = ("eh_proj.weight",)
     return dataclasses.replace(
         experts.DOTS1_TENSORS, rules=rules + _LATENT, further=further, **fields

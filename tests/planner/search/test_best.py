@@ -177,6 +177,17 @@ def test_over_several_nodes_it_takes_ulysses_in_each_and_a_ring_between() -> Non
         assert other.step.seconds > 1.02 * found.step.seconds
 
 
+def test_ulysses_computes_what_a_ring_computes() -> None:
+    """A device has an eighth of the heads, and eight times the tokens of a ring of 16."""
+    config = Config(model=LONG, train=TrainConfig(global_batch_size=1))
+    steps = [
+        predict(dataclasses.replace(config, layout=layout), H100)
+        for layout in (Layout(cp=16), Layout(cp=2, ulysses=8))
+    ]
+    computed = [sum(t.seconds for t in step.terms if t.kind == "attention") for step in steps]
+    assert computed[0] == pytest.approx(computed[1], rel=1e-12) and computed[0] > 0
+
+
 def test_heads_that_do_not_split_over_a_node_leave_the_ring() -> None:
     """12 heads and a node of 8: only gathering is tried beside the ring."""
     model = dataclasses.replace(LONG, hidden_size=1536, num_heads=12, num_kv_heads=12)
