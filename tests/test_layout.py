@@ -70,3 +70,11 @@ def test_a_layout_that_cannot_be(fields, words):
 )
 def test_the_ring_is_of_the_devices_that_shard_the_sequence(layout, size):
     assert layout.ring_size == size
+
+
+def test_ulysses_is_among_the_devices_that_share_a_batch_and_its_sequences():
+    layout = Layout(dp=2, ep=3, cp=5, ulysses=2)
+    assert (layout.replicas, layout.sequence_shards, layout.batch_shards) == (6, 10, 60)
+    assert layout.sequence_unit == 10  # two chunks on each of five devices, and halves of both
+    assert Layout(cp=2, ulysses=4).sequence_unit == 8
+    assert Layout(ulysses=4, tp=2, sequence_parallel=True).sequence_unit == 8
