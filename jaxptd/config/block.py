@@ -14,6 +14,7 @@ from jaxptd.config.checks import Section, require_divides, require_not_negative,
 from jaxptd.config.images import SWIN, SWIN_UNET, check_images
 from jaxptd.config.latent import Latent, check_latent
 from jaxptd.config.moe import DEEPSEEK_V2, DEEPSEEK_V3, MoE
+from jaxptd.config.mtp import MTP
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
@@ -295,7 +296,7 @@ class BlockOptions:
         return 2 if self.rope else 1
 
 
-_GPT = {
+_GPT: dict[str, Any] = {
     "norm": "layernorm",
     "norm_eps": 1e-5,
     "norm_order": "pre",
@@ -312,6 +313,7 @@ _GPT = {
     "embedding_scale": 1.0,
     "residual_scale": 1.0,
     "logit_divisor": 1.0,
+    "mtp": MTP(),
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -320,7 +322,8 @@ _LLAMA = _GPT | {
     "linear_bias": "none",
     "positions": "rope",
 }
-_BERT = _GPT | {
+_OTHER = _GPT | {"mtp": None}  # than a decoder
+_BERT = _OTHER | {
     "norm_eps": 1e-12,
     "norm_order": "post",
     "activation": "gelu",
@@ -334,8 +337,9 @@ _T5 = _LLAMA | {
     "positions": "relative",
     "attention_scale": 1.0,
     "encoder_decoder": EncoderDecoder(),
+    "mtp": None,
 }
-_SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
+_SWIN = _OTHER | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
 _OLMO = _LLAMA | {
     "norm_eps": 1e-6,
@@ -391,7 +395,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "deepseek_v2": _DEEPSEEK | {"moe": DEEPSEEK_V2},
     "deepseek_v3": _DEEPSEEK | {"moe": DEEPSEEK_V3},
 }
-SECTIONS = ("rope", "encoder_decoder", "images", "moe", "latent")  # of `ModelConfig`
+SECTIONS = ("rope", "encoder_decoder", "images", "moe", "latent", "mtp")  # of `ModelConfig`
 
 
 def section_of(model: Any, name: str) -> Any:
@@ -402,20 +406,20 @@ def section_of(model: Any, name: str) -> Any:
     """
     given: Any = getattr(model, name)
     preset: Any = FAMILIES[model.family].get(name)
-    values = given if isinstance(given, Mapping) else {}
-    values = {key: value for key, value in values.items() if value is not None}
+    items = given.items() if isinstance(given, Mapping) else ()
+    values = {key: value for key, value in items if value is not None}
     positions = model.positions or FAMILIES[model.family]["positions"]
     unread = preset is None or (name == "rope" and positions != name)
     if not unread:
-        return preset.filled(values) if isinstance(given, Mapping | None) else given
+        section = preset.filled(values) if isinstance(given, Mapping | None) else given
+        return section if section.is_there else None
     if values or (not isinstance(given, Mapping | None) and given != preset):
         fields = next((f".{key}={quoted(value)}" for key, value in values.items()), "")
-        families = [family for family, row in FAMILIES.items() if name in row]
+        families = " or ".join(family for family, row in FAMILIES.items() if row.get(name))
         where = (
             f"model.positions={positions}; leave it out, or use model.positions=rope"
             if name == "rope"
-            else f"the family {model.family}; leave it out, or use model.family="
-            f"{' or '.join(families)}"
+            else f"the family {model.family}; leave it out, or use model.family={families}"
         )
         raise UserError(f"model.{name}{fields} has no effect with {where}")
     return None

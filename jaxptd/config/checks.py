@@ -33,6 +33,11 @@ class Section:
         named = {str(name): value for name, value in values.items()}  # 4 is no field either
         return dataclasses.replace(self, **named)  # type: ignore[type-var]
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a model with these options has what the section describes."""
+        return True
+
 
 MOST_DROPPED = 0.9999999  # of dropout, whose masks compare 32-bit numbers
 

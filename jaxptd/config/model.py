@@ -28,6 +28,7 @@ from jaxptd.config.checks import require_not_negative, require_positive, require
 from jaxptd.config.images import Images
 from jaxptd.config.latent import Latent
 from jaxptd.config.moe import MoE, check_layers
+from jaxptd.config.mtp import MTP, check_mtp
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
 
@@ -44,7 +45,7 @@ class ModelConfig:
 
     Args:
         family: architecture; gpt is GPT-2. It sets every option of a block that is null, and which
-            of the sections rope, encoder_decoder, images, moe and latent the model has.
+            of the sections rope, encoder_decoder, images, moe, latent and mtp the model can have.
         num_layers: transformer blocks; in an encoder-decoder, those of the encoder.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
@@ -115,6 +116,7 @@ class ModelConfig:
         moe: experts, and the router that chooses among them; null is the family's.
         latent: sizes of multi-head latent attention, from which head_size follows; null is the
             family's.
+        mtp: modules that predict tokens further ahead; null has none.
     """
 
     family: FamilyName = "gpt"
@@ -165,6 +167,7 @@ class ModelConfig:
     images: Images | None = dataclasses.field(default=None, metadata={"sections": True})
     moe: MoE | None = dataclasses.field(default=None, metadata={"sections": True})
     latent: Latent | None = dataclasses.field(default=None, metadata={"sections": True})
+    mtp: MTP | None = dataclasses.field(default=None, metadata={"sections": True})
 
     def __post_init__(self) -> None:
         check_fields(self, "model")
@@ -187,6 +190,8 @@ class ModelConfig:
         check_block(self)
         if self.moe:
             check_layers(self.moe, self.num_layers)
+        if self.mtp:
+            check_mtp(self)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "
@@ -226,6 +231,11 @@ class ModelConfig:
     def reach(self) -> int:
         """Tokens that a token attends to at most in layers with a window, itself the last."""
         return min(self.window or self.seq_length, self.seq_length)
+
+    @property
+    def ahead(self) -> int:
+        """Modules that predict tokens further ahead."""
+        return self.mtp.layers if self.mtp else 0
 
     @property
     def windowed(self) -> tuple[bool, ...]:

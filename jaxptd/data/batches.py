@@ -404,15 +404,15 @@ def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarra
 
 
 class Derived(NamedTuple):
-    """The rule for a field that is computed from another one, and that users do not give.
+    """The rule for a field that is computed from others, and that users do not give.
 
     Args:
-        field: the other one.
-        make: its rows in text order, `[n, T]` -> those of this field.
+        fields: the others.
+        make: their rows in text order, `[n, T]` each -> those of this field.
     """
 
-    field: str
-    make: Callable[[np.ndarray], np.ndarray]
+    fields: tuple[str, ...]
+    make: Callable[..., np.ndarray]
 
 
 class Field(NamedTuple):
@@ -422,7 +422,7 @@ class Field(NamedTuple):
         length: the field of `ModelConfig` that is T; None: a number a sample.
         lowest: the lowest value; None: any.
         end: values are below it; None: any.
-        derived: from another field; None: it is given.
+        derived: from other fields; None: it is given.
         others: the fields of `ModelConfig` that are the sizes of the other dims.
         dtype: int32 or float32.
         ring: T is in the order of the ring's devices; else as a user gives it.

@@ -5,13 +5,14 @@ Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabul
 
 import itertools
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.data import NOT_COUNTED, Field, number_documents
+from jaxptd.data import NOT_COUNTED, Derived, Field, number_documents
 from jaxptd.errors import UserError
 from jaxptd.models.family import Family, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
@@ -19,10 +20,12 @@ from jaxptd.parts.ends import Embedding, End, Head
 from jaxptd.parts.latent_attention import attention_of
 from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.moe import MoEShape, RouterLosses
+from jaxptd.parts.mtp import Module
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 CHOICES = "choices"  # the field of given experts
 BALANCE_LOSS, ROUTER_Z_LOSS = "balance_loss", "router_z_loss"
+MTP_LOSS = "mtp_loss"  # of the first MTP module; of others with their numbers
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
 
 
@@ -37,7 +40,44 @@ def fields(config: Config) -> Mapping[str, Field]:
         "targets": Field("seq_length", end=size),
     }
     segments = {"segments": Field("seq_length")} if config.data.documents == "apart" else {}
-    return shapes | segments | choices(config.model)
+    return shapes | segments | choices(config.model) | fields_ahead(config)
+
+
+def fields_ahead(config: Config) -> dict[str, Field]:
+    """For each MTP module k the tokens k ahead, which it reads, and the targets behind these.
+
+    They follow from the given fields. A module has no target where the sequence, or with documents
+    apart the document, has no token k ahead.
+    """
+    size, apart = config.model.vocab_size, config.data.documents == "apart"
+    found, of_targets = {}, ("targets", *["segments"] * apart)
+    for k in range(1, config.model.ahead + 1):
+        tokens = Derived(("tokens",), partial(tokens_ahead, k))
+        targets = Derived(of_targets, partial(targets_ahead, k))
+        found[f"tokens_{k}"] = Field("seq_length", lowest=0, end=size, derived=tokens)
+        found[f"targets_{k}"] = Field("seq_length", end=size, derived=targets)
+    return found
+
+
+def tokens_ahead(k: int, token_BT: np.ndarray) -> np.ndarray:
+    """The token k ahead of each; 0 where there is none."""
+    return shifted(token_BT, k, 0)
+
+
+def targets_ahead(
+    k: int, target_BT: np.ndarray, segment_BT: np.ndarray | None = None
+) -> np.ndarray:
+    """The target of the token k ahead of each; not counted where there is none in its document."""
+    ahead_BT = shifted(target_BT, k, NOT_COUNTED)
+    if segment_BT is None:
+        return ahead_BT
+    alike_BT = shifted(segment_BT, k, NOT_COUNTED) == segment_BT
+    return np.where(alike_BT, ahead_BT, np.int32(NOT_COUNTED))
+
+
+def shifted(x_BT: np.ndarray, k: int, fill: int) -> np.ndarray:
+    """Each entry is the one k behind it."""
+    return np.pad(x_BT[:, k:], ((0, 0), (0, k)), constant_values=fill)
 
 
 def choices(model: ModelConfig) -> dict[str, Field]:
@@ -49,10 +89,24 @@ def choices(model: ModelConfig) -> dict[str, Field]:
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
-    """Cross-entropy of the next tokens, z-loss, which keeps their logits small, routers' losses."""
+    """Cross-entropy of the next tokens, z-loss, which keeps their logits small, routers' losses,
+    and the cross-entropy of tokens further ahead.
+    """
     z_loss = {Z_LOSS: Loss("targets", weight=model.z_loss, evaluated=False)}
     of_logits = {CROSS_ENTROPY: Loss("targets")} | (z_loss if model.z_loss else {})
-    return of_logits | router_losses(model)
+    return of_logits | router_losses(model) | losses_ahead(model)
+
+
+def losses_ahead(model: ModelConfig) -> dict[str, Loss]:
+    """The cross-entropy of each MTP module, with an equal share of `model.mtp.weight`."""
+    if model.mtp is None:
+        return {}
+    modules = range(1, model.ahead + 1)
+    weight = model.mtp.weight / model.ahead
+    return {
+        MTP_LOSS if k == 1 else f"{MTP_LOSS}_{k}": Loss(f"targets_{k}", weight, evaluated=False)
+        for k in modules
+    }
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
@@ -109,7 +163,8 @@ def architecture(model: ModelConfig) -> Architecture:
     head = Head(hidden, size, statistics=0 if post else statistics, own=own)
     terms = len(router_losses(model))
     behind: tuple[End, ...] = (head, RouterLosses(terms)) if terms else (head,)
-    return Architecture(hidden, (embedding,), stacks(model, statistics), behind)
+    modules = [Module(layer, size) for layer in layers_ahead(model, statistics)]
+    return Architecture(hidden, (embedding,), stacks(model, statistics), (*behind, *modules))
 
 
 def stacks(model: ModelConfig, statistics: int) -> tuple[Stack, ...]:
@@ -123,20 +178,28 @@ def stacks(model: ModelConfig, statistics: int) -> tuple[Stack, ...]:
     made, first = [], 0
     for sparse, layers in runs:
         name = "blocks" if len(runs) == 1 else f"blocks_{first}"
-        mlp = MoEShape.of(model) if sparse else mlp_of(model)
-        attention = attention_of(model, slice(first, first + layers))
-        made.append(
-            Stack(
-                name,
-                layers,
-                (attention, mlp),
-                statistics,
-                model.block.norm_order,
-                updates="x",
-            )
-        )
+        made.append(_stack(model, name, slice(first, first + layers), statistics, sparse))
         first += layers
     return tuple(made)
+
+
+def layers_ahead(model: ModelConfig, statistics: int) -> list[Stack]:
+    """The layer of each MTP module, as a stack of one: they are like the last layer."""
+    last = model.num_layers - 1
+    sparse = bool(model.moe and model.moe.is_sparse(last))
+    return [
+        _stack(model, f"mtp_{k}", slice(last, last + 1), statistics, sparse)
+        for k in range(1, model.ahead + 1)
+    ]
+
+
+def _stack(
+    model: ModelConfig, name: str, layers: slice, statistics: int, sparse: bool
+) -> Stack:
+    """Layers of one kind; sparse: whether they have experts."""
+    parts = attention_of(model, layers), MoEShape.of(model) if sparse else mlp_of(model)
+    number = layers.stop - layers.start
+    return Stack(name, number, parts, statistics, model.block.norm_order, updates="x")
 
 
 def router_losses(model: ModelConfig) -> dict[str, Loss]:
@@ -182,7 +245,7 @@ DECODER = Family(
     sequences=(Sequence("tokens", documents),),
     draw=draw,
     architecture=architecture,
-    last=("norm", "head"),
+    last=("norm", "head", "mtp"),
     check=check,
     writing=Writing("tokens", first_batch, continues=True),
 )

@@ -41,7 +41,7 @@ def fields(config: Config) -> Mapping[str, Field]:
         "source": Field("seq_length", lowest=0, end=size),
         "source_mask": Field("seq_length", lowest=0, end=2),
         "targets": Field("encoder_decoder.seq_length", end=size),
-        "inputs": Field("encoder_decoder.seq_length", derived=Derived("targets", shift)),
+        "inputs": Field("encoder_decoder.seq_length", derived=Derived(("targets",), shift)),
     }
 
 

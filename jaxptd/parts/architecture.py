@@ -124,10 +124,11 @@ class Stack:
 
     def parameters(self, sharding: Sharding) -> Named:
         """The parameters of all layers, `[L, ..]`: each part's norm and matmuls."""
-        for name, info in self._of_a_layer(sharding):
+        for name, info in self.of_a_layer(sharding):
             yield name, self._stacked(info)
 
-    def _of_a_layer(self, sharding: Sharding) -> Named:
+    def of_a_layer(self, sharding: Sharding) -> Named:
+        """The parameters of a layer."""
         for number, part in enumerate(self.parts):
             if self.has_norm(number):
                 name = "norm" if self.parallel else f"{part.name}_norm"
@@ -224,7 +225,12 @@ class Architecture:
         """
         tokens = self.stacks[-1].tokens
         ends = sum(end.multiplications(tokens) for end in self.ends)
-        return 6 * ends + sum(stack.flops for stack in self.stacks)
+        return 6 * ends + sum(stack.flops for stack in (*self.stacks, *self.layers_behind))
+
+    @property
+    def layers_behind(self) -> list[Stack]:
+        """The layers that run with the heads."""
+        return [layer for end in self.behind for layer in end.layers]
 
     def parameters(self, sharding: Sharding, vocab: int) -> Named:
         """Every parameter of a text model, with the layers of a stack as one; vocab: padded V.

@@ -7,7 +7,7 @@ micro-batches. Byte counts use padded sizes.
 import abc
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from jaxptd.costs import kernels
 from jaxptd.costs.collective import (
@@ -34,6 +34,9 @@ from jaxptd.parts.parameters import (
 )
 from jaxptd.parts.scenario import Scenario
 from jaxptd.parts.sizes import Sizes
+
+if TYPE_CHECKING:
+    from jaxptd.parts.architecture import Stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +123,13 @@ class End(abc.ABC):
         """Elements of its largest matrices."""
         return 0
 
+    @property
+    def layers(self) -> "tuple[Stack, ...]":
+        """Layers that run with it, each a stack of one."""
+        return ()
+
     def multiplications(self, tokens: int) -> int:
-        """Multiplications with weights per sample; tokens: the last stack's output."""
+        """Multiplications with its own weights per sample; tokens: the last stack's output."""
         return 0
 
     def parameters(self, sharding: Sharding, vocab: int) -> Named:

@@ -193,6 +193,14 @@ def square(sharding: Sharding, size: int, out: int) -> Named:
     yield "b", vector((out,), sharding.axes.hidden_spec(), (hidden,))
 
 
+def joined(sharding: Sharding, size: int) -> Named:
+    """`w[2, D, D]`: matmuls of two arrays shaped like the residual stream, whose sum is another."""
+    hidden = sharding.padded_hidden(size)
+    spec = (None, *sharding.axes.square_spec())
+    shape, stored = (2, size, size), (2, hidden, hidden)
+    yield "w", ParamShape(shape, stored, spec, decay=True, cast=True, matrix="src")
+
+
 def norm(sharding: Sharding, size: int, statistics: int, each: int = 1) -> Named:
     """`w[D]`, and for a norm with a mean `b[D]`.
 

@@ -98,11 +98,11 @@ class Batches:
         fields, shapes = self.fields, self.shapes
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
-            derived = fields[field].derived
-            given = derived.field if derived else field
-            rows = rows_of(given, index[0])
-            rows = fields[given].padded(rows, (len(rows), *shapes[given][1:]))
-            rows = derived.make(rows) if derived else rows
+            derived, every = fields[field].derived, []
+            for given in derived.fields if derived else (field,):
+                rows = rows_of(given, index[0])
+                every.append(fields[given].padded(rows, (len(rows), *shapes[given][1:])))
+            rows = derived.make(*every) if derived else every[0]
             return rows[:, self.token_orders[field][index[1]]] if len(index) > 1 else rows
 
         make = jax.make_array_from_callback

@@ -52,7 +52,8 @@ def balanced(config: Config, params: Params, counts: Params, sound: Array) -> Pa
 def load_metrics(config: Config, counts: Params, stored: Mapping[str, Stored]) -> dict[str, Array]:
     """The largest load over the mean, and the entropy of loads over its largest, for each layer.
 
-    Both are 1 if all experts have as many tokens. Layers without experts have NaN.
+    Both are 1 if all experts have as many tokens. Layers without experts have NaN. MTP modules are
+    layers behind the last.
 
     Args:
         config: of the run.
@@ -60,10 +61,11 @@ def load_metrics(config: Config, counts: Params, stored: Mapping[str, Stored]) -
         stored: how the state holds each parameter.
     """
     layers = first_layers(config)
-    load = jnp.full(config.model.num_layers, jnp.nan, jnp.float32)
+    load = jnp.full(config.model.num_layers + config.model.ahead, jnp.nan, jnp.float32)
     entropy = load
     for name, count in counts.items():
         count_LE = _whole(count, stored[name])
+        count_LE = count_LE.reshape(-1, count_LE.shape[-1])  # that of an MTP module has no L
         rows = layers[name.partition(".")[0]] + np.arange(len(count_LE))
         share_LE = count_LE / count_LE.sum(-1, keepdims=True)
         load = load.at[rows].set((share_LE.max(-1) * share_LE.shape[-1]).astype(load.dtype))
@@ -74,8 +76,9 @@ def load_metrics(config: Config, counts: Params, stored: Mapping[str, Stored]) -
 
 
 def first_layers(config: Config) -> dict[str, int]:
-    """The number of each stack's first layer in the model."""
-    stacks: Sequence = architecture_of(config.model).stacks
+    """The number of each stack's first layer in the model; MTP modules are behind the last."""
+    parts = architecture_of(config.model)
+    stacks: Sequence = (*parts.stacks, *parts.layers_behind)
     ends = np.cumsum([stack.layers for stack in stacks])
     return {stack.name: int(end) - stack.layers for stack, end in zip(stacks, ends, strict=True)}
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 from reference.cases import (
+    AHEAD,
     BERT,
     GATED_SHARE,
     GEMMA2,
@@ -119,6 +120,11 @@ def test_other_options_step_as_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [LATENT, slow(LATENT_KEYS)], ids=str)
 def test_latent_attention_steps_as_the_reference(case: Case) -> None:
+    hold(case, Layout())
+
+
+@pytest.mark.parametrize("case", [*AHEAD[:2], *map(slow, AHEAD[2:])], ids=str)
+def test_several_tokens_ahead_step_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 
 

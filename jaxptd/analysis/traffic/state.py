@@ -55,7 +55,7 @@ def expert_counts(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
             if isinstance(stored, ShardShape):
                 gathered = elements_on_device(stored, layout) * stored.devices
                 yield Collective(ALL_GATHER, stored.along, 1, gathered * wide)
-            if stored.info.stack and layout.pp > 1:
+            if Axis.PP in stored.info.axes:
                 yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * layout.pp * wide)
 
 

@@ -139,8 +139,14 @@ class SelfAttention(Heads):
 
 
 def of_layer(x_L: np.ndarray, token_info: TokenInfo) -> Any:
-    """The row of the layer that reads the tokens; NumPy's if there is only one."""
-    return x_L[0] if len(x_L) == 1 else jnp.asarray(x_L)[token_info.layer]
+    """The row of the layer that reads the tokens; NumPy's if there is only one.
+
+    Layers behind the last, as those of MTP modules, have the last one's.
+    """
+    if len(x_L) == 1:
+        return x_L[0]
+    assert token_info.layer is not None
+    return jnp.asarray(x_L)[jnp.minimum(token_info.layer, len(x_L) - 1)]
 
 
 # ---- rotary positions ----------------------------------------------------------------------------

@@ -382,6 +382,31 @@ GPT_OSS = _experts(
         "tied": False,
     },
 )
+# Tokens further ahead: modules like the last layer, whose window and rotation differ from others'.
+AHEAD = (
+    Case(
+        "qwen3",
+        {**PATTERN.fields, "mtp.layers": 2, "mtp.weight": 0.7, "z_loss": 0.125},
+        {**PATTERN.options, "modules": 2, "ahead_weight": 0.7, "z_loss": 0.125},
+        apart=True,
+    ),
+    dataclasses.replace(
+        GEMMA2,
+        fields={**GEMMA2.fields, "mtp.layers": 1},
+        options={**GEMMA2.options, "modules": 1},
+    ),
+    dataclasses.replace(
+        SIGMOIDS,
+        fields={**SIGMOIDS.fields, "mtp.layers": 2, "tie_embeddings": False},
+        options={**SIGMOIDS.options, "modules": 2, "tied": False},
+    ),
+    dataclasses.replace(
+        LATENT,
+        fields={**LATENT.fields, "mtp.layers": 1, "mtp.weight": 0.1},
+        options={**LATENT.options, "modules": 1, "ahead_weight": 0.1},
+    ),
+    Case("gpt", {"norm_order": "output", "mtp.layers": 1}, {"output": True, "modules": 1}),
+)
 OTHERS = (MIXTRAL, GATED_SHARE, BEST_GROUP, EVERY_EXPERT, ONE_OF_ALL)
 WITH_EXPERTS = (SIGMOIDS, GPT_OSS, *OTHERS)
 WITH_LATENTS = (LATENT, LATENT_KEYS)

@@ -4,6 +4,7 @@ A family is a function of a few lines; `docs/models.md` lists the presets in `PR
 Letters: B batch, T position, D model, V vocabulary.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,7 +40,43 @@ def decoder(params: Params, batch: Batch, options: Options, masks: Masks) -> Los
         x = layers.block(x, own, Attending(seen), masks, of_layer, number, feed=routers)
     x = x if options.post else layers.norm(x, root.part("norm"), options)
     loss = _predicted(x, batch["targets"], params, options)
+    for k in range(1, options.modules + 1):
+        x, further = _ahead(x, k, params, batch, options, masks, routers)
+        loss = loss + further * (options.ahead_weight / options.modules)
     return loss + routers.loss(batch["targets"]), routers.counts
+
+
+def _ahead(
+    x: Value,
+    k: int,
+    params: Params,
+    batch: Batch,
+    options: Options,
+    masks: Masks,
+    routers: Routers,
+) -> tuple[Value, Value]:
+    """MTP module k: the stream that it hands on, and its loss: DeepSeek-V3, 2412.19437, 2.2.
+
+    x: the stream before it, the model's normalised one for k = 1.
+    """
+    root, own, T = Part(params, ""), Part(params, f"mtp_{k}."), x.shape[1]
+    number, last = options.layers + k - 1, options.of_layer(options.layers - 1)
+    token, target = np.zeros_like(batch["tokens"]), np.full_like(batch["targets"], -1)
+    token[:, : T - k], target[:, : T - k] = batch["tokens"][:, k:], batch["targets"][:, k:]
+    seen = layers.before(T, last.window)
+    if "segments" in batch:
+        document = batch["segments"]
+        seen = seen & layers.same_document(document, document)
+        target[:, : T - k][document[:, k:] != document[:, : T - k]] = -1
+    e = root("tokens.table")[token] * options.embedding_scale
+    e = e * masks.residual(number, DropoutSite.EMBEDDING, e.shape)
+    e = layers.norm(e, own.part("embedding_norm"), options)
+    h = layers.norm(x, own.part("stream_norm"), options)
+    both = own("join.w")
+    joined = einsum("BTD,DE->BTE", e, both[0]) + einsum("BTD,DE->BTE", h, both[1])
+    x = layers.block(joined, own, Attending(seen), masks, last, number, feed=routers)
+    plain = dataclasses.replace(options, z_loss=0.0)
+    return x, _predicted(layers.norm(x, own.part("norm"), options), target, params, plain)
 
 
 def _predicted(x: Value, targets: np.ndarray, params: Params, options: Options) -> Value:

@@ -101,6 +101,8 @@ class Options:
         start: id that T5's decoder reads first.
         dropout: dropout rate.
         moe: experts; None without.
+        modules: number of MTP modules.
+        ahead_weight: weight of the mean of their losses.
     """
 
     layers: int
@@ -129,6 +131,8 @@ class Options:
     start: int = 0
     dropout: float = 0.0
     moe: MoE | None = None
+    modules: int = 0
+    ahead_weight: float = 0.3
 
     def of_layer(self, number: int) -> "Options":
         """The options of one layer."""
@@ -145,12 +149,12 @@ Params = Mapping[str, Value]
 class Part:
     """The parameters with this prefix, sliced to one layer if they are stacked.
 
-    layer: index of the layer, or of the layer and an expert.
+    layer: index of the layer, or of an expert, or of the layer and an expert.
     """
 
     params: Params
     prefix: str
-    layer: int | tuple[int, int] | None = None
+    layer: int | tuple[int, ...] | None = None
 
     def __call__(self, name: str) -> Value:
         found = self.params[f"{self.prefix}{name}"]

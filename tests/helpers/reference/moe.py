@@ -52,13 +52,13 @@ class Routers:
         chosen = {place: choice(rank[place], moe) for place in places}
         self.count(chosen, own, rank)
         self.add_losses(logits, scores, chosen)
-        sums = []
+        sums, place = [], () if own.layer is None else (own.layer,)
         for b, t in places:
             total, y = constant(TINY), constant(0.0)
             for e in chosen[b, t]:
                 total = total + scores[b, t, e]
             for e in chosen[b, t]:
-                expert = Part(own.params, own.prefix, (own.layer, e))
+                expert = Part(own.params, own.prefix, (*place, e))
                 y_e = mlp(x[b : b + 1, t : t + 1], expert, self.options)
                 weight = scores[b, t, e] * (power(total, -1) if moe.normalize else 1.0)
                 y = y + y_e[0, 0] * weight * moe.scale
@@ -71,7 +71,7 @@ class Routers:
         layers = self.counts.setdefault(name, np.zeros(own.params[name].shape))
         for experts in chosen.values():
             for e in experts:
-                layers[own.layer, e] += 1
+                layers[e if own.layer is None else (own.layer, e)] += 1
         self.chosen.append(np.array(list(chosen.values())).reshape(*rank.shape[:2], -1))
 
     def add_losses(self, logits: Value, scores: Value, chosen: dict) -> None:

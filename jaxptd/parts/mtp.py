@@ -1,0 +1,102 @@
+"""A module that predicts one token further: its description and costs. The layer is `layers/mtp.py`.
+
+Letters: T tokens of a sequence, D model, V vocabulary, M micro-batches.
+Source: DeepSeek-V3, arXiv 2412.19437, section 2.2.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from jaxptd.costs.collective import Collective
+from jaxptd.parts.architecture import Stack
+from jaxptd.parts.ends import Embedding, End, EndBytes, Head, Norm
+from jaxptd.parts.grid import product
+from jaxptd.parts.parameters import LayoutSharding, Named, Sharding, inside, joined
+from jaxptd.parts.scenario import RECOMPUTED, Scenario
+from jaxptd.parts.sizes import Sizes, elements_on_device
+
+HALVES = 2  # of what its first matmul reads: the embedding of a token, and the stream before it
+
+
+@dataclasses.dataclass(frozen=True)
+class Module(End):
+    """A layer behind the last one, with norms and a matmul before it, and the head's matmul.
+
+    Head and table of tokens are the model's. A pipeline runs the module with the head, on the last
+    stage, forward and backward in one operation, so that nothing of it waits and nothing is sent.
+
+    Args:
+        layer: a stack of the one layer; its name is the prefix of all parameters' names.
+        vocab: V.
+    """
+
+    layer: Stack
+    vocab: int
+
+    @property
+    def hidden(self) -> int:
+        """D."""
+        return self.layer.hidden
+
+    @property
+    def norm(self) -> Norm:
+        """Each of its norms: of the stream, of embeddings, and the last."""
+        return self.layer.norm
+
+    @property
+    def head(self) -> Head:
+        """The output layer with the module's last norm."""
+        return Head(self.hidden, self.vocab, statistics=self.layer.statistics)
+
+    @property
+    def table(self) -> Embedding:
+        """The look-up of tokens."""
+        return Embedding(self.hidden, self.vocab, (self.layer.tokens,))
+
+    def multiplications(self, tokens: int) -> int:
+        return tokens * HALVES * self.hidden**2 + self.head.multiplications(tokens)
+
+    @property
+    def layers(self) -> tuple[Stack, ...]:
+        return (self.layer,)
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    def parameters(self, sharding: Sharding, vocab: int) -> Named:
+        return inside(self.layer.name, self._parameters(sharding))
+
+    def _parameters(self, sharding: Sharding) -> Named:
+        yield from self.layer.of_a_layer(sharding)
+        yield from inside("stream_norm", self.norm.parameters(sharding))
+        yield from inside("embedding_norm", self.norm.parameters(sharding))
+        yield from inside("join", joined(sharding, self.hidden))
+        yield from inside("norm", self.norm.parameters(sharding))
+
+    def end_bytes(self, sizes: Sizes) -> EndBytes:
+        """Logits are held beside those of the other heads until all losses are known."""
+        layout = sizes.config.layout
+        infos = dict(self.parameters(LayoutSharding(layout), sizes.vocab)).values()
+        elements = sum(elements_on_device(info, layout) for info in infos)
+        return EndBytes(
+            parameters=elements * sizes.master_itemsize, logits=self.head.end_bytes(sizes).logits
+        )
+
+    # ---- bytes sent ----------------------------------------------------------------------------
+
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
+        """Those of the look-up, of both matmuls before the layer, of the layer and of the head."""
+        step, M = dataclasses.replace(step, plan=None), step.micro_batches
+        step, hidden = step.with_tokens(self.layer.tokens), step.sizes.hidden
+        yield from self.table.collectives(step)
+        if step.config.layout.has_grid:
+            forwards, both = 1 + self._is_recomputed(step), HALVES * M
+            yield from product(step, hidden, hidden, forwards=forwards, times=both)
+            yield from self.norm.on_grid(step, forward=forwards * both, backward=both)
+        yield from self.layer.collectives(step)
+        yield from self.layer.along_cp(step)
+        yield from self.head.collectives(step)
+
+    def _is_recomputed(self, step: Scenario) -> bool:
+        """True if backward computes again what the layer takes."""
+        ((remat, _),) = step.config.model.remats(1)
+        return RECOMPUTED[remat].products
