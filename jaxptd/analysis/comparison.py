@@ -25,7 +25,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -342,17 +342,26 @@ class Choices:
         """
         near_L = (self.margins <= ROUNDINGS * self.noise).sum((0, 1))
         names = [name for name in expected.gradients if name.endswith("load_bias")]
-        differed = False
-        for name in sorted(names, key=_layer_number):
+        behind = len(near_L) - sum(map(bool, map(_MODULE.match, names)))
+        number, differed = partial(_layer_number, behind=behind), False
+        for name in sorted(names, key=number):
             change = np.abs(own.gradients[name] - expected.gradients[name]).sum() / 2
-            layer = _layer_number(name)
+            layer = number(name)
             allowed = math.inf if differed else float(near_L[layer] * self.experts.shape[-1])
             yield Row(name, "choices", float(change), allowed)
             differed = differed or bool(change > 0)
 
 
-def _layer_number(name: str) -> int:
-    """The number in the model of a parameter's layer: `blocks_2.1.mlp.up.w` is of layer 3."""
+_MODULE = re.compile(r"mtp_(\d+)\.")
+
+
+def _layer_number(name: str, behind: int) -> int:
+    """The number in the model of a parameter's layer: `blocks_2.1.mlp.up.w` is of layer 3.
+
+    behind: that of the first MTP module, which is a layer behind the last.
+    """
+    if module := _MODULE.match(name):
+        return behind + int(module[1]) - 1
     found = re.match(r"[a-z]+(?:_(\d+))?\.(\d+)\.", name)
     assert found is not None, name
     return int(found[1] or 0) + int(found[2])

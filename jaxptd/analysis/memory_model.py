@@ -160,6 +160,17 @@ def activations(config: Config, plan: Stages | None = None) -> int:
     )
 
 
+def behind(config: Config) -> int:
+    """Bytes that the layers of MTP modules save for one micro-batch, with what each takes.
+
+    They run with the head. A pipeline has their forward and backward in one operation.
+    """
+    layers, model = architecture_of(config.padded_model).layers_behind, config.model
+    ((remat, _),) = model.remats(1)
+    stream = sizes_of(config).stream
+    return sum(layer(config, stack, remat) + 2 * stream for stack in layers)
+
+
 def mail(config: Config, plan: Stages) -> int:
     """Bytes of activations and gradients that wait for their operation on a pipeline's stage."""
     streams = architecture_of(config.padded_model).streams(sizes_of(config))

@@ -72,7 +72,8 @@ def _activations(config: Config, mesh: Any) -> int:
     on_host = "activations" in config.layout.offloaded and not _on_cpu(mesh)
     plan = resolve(config, mesh).plan
     waiting = memory_model.mail(config, plan) if plan else 0
-    return (0 if on_host else memory_model.activations(config, plan)) + waiting
+    of_layers = 0 if on_host else memory_model.activations(config, plan)
+    return of_layers + memory_model.behind(config) + waiting
 
 
 def available(mesh: Any) -> int | None:

@@ -220,6 +220,8 @@ def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
         "formula": memory_model.activations(config, plan),
         "counted": counted(program),
     }
+    if behind := memory_model.behind(config):
+        yield {"part": "layers of MTP modules, with what they take", "formula": behind}
     if plan:
         yield {"part": "waiting for a stage", "formula": memory_model.mail(config, plan)}
 

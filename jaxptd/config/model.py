@@ -238,6 +238,11 @@ class ModelConfig:
         return self.mtp.layers if self.mtp else 0
 
     @property
+    def routed_layers(self) -> int:
+        """Layers that can have a router, with those of modules that predict tokens ahead."""
+        return self.num_layers + self.ahead
+
+    @property
     def windowed(self) -> tuple[bool, ...]:
         """For each layer, whether it has the window."""
         return by_layer(self.window_layers, self.num_layers)

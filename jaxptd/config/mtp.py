@@ -58,8 +58,8 @@ def check_mtp(model: Any) -> None:
             f"{NAME} with model.norm_order=post: its modules take what a norm after all layers "
             "returns; use model.norm_order=pre, output or both"
         )
-    if model.moe and model.moe.replay:
+    if model.moe and model.moe.upcycle:
         raise UserError(
-            f"{NAME} with model.moe.replay=true: a batch names no experts for its modules; leave "
-            "one of them out"
+            f"{NAME} with model.moe.upcycle=true: a dense model has no weights for its modules; "
+            "leave one of them out"
         )

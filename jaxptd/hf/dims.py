@@ -73,6 +73,11 @@ class Rule:
         """The number of dims of our parameter."""
         return len(self._ours)
 
+    def of_layer(self, ours: str, number: int) -> "Rule":
+        """The rule for a parameter of one layer, which has no dim of layers; ours: its name."""
+        name, dims = self.name.replace("{}", str(number), 1), self.dims.removeprefix("L ")
+        return dataclasses.replace(self, ours=ours, name=name, dims=dims, first=0, step=1)
+
     @cached_property
     def numbered(self) -> int:
         """The number of our dims that number tensors: 1 for layers, 2 for layers and experts."""

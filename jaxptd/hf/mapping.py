@@ -128,8 +128,8 @@ def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
         UserError: the family has no Hugging Face tensors, or none for a parameter, or the model
             lacks a parameter that it needs for them.
     """
-    tensors = tensors_of(family)
-    by_name = {name: _rules_for(name, shape, tensors.rules) for name, shape in ours.items()}
+    tensors, layers = tensors_of(family), _layers(ours)
+    by_name = {name: _rules_for(name, shape, tensors.rules, layers) for name, shape in ours.items()}
     if lacking := [name for name in tensors.needs if name not in ours]:
         raise UserError(
             f"model.family={family} without {lacking[0]} has no Hugging Face names; use as many "
@@ -145,6 +145,8 @@ def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
 
 
 _RUN = re.compile(r"blocks_(\d+)\.")  # begins the names of a run of layers, see `models/decoder.py`
+_MODULE = re.compile(r"mtp_(\d+)\.")  # begins the names of an MTP module
+OF_MODULE = "mtp."  # begins in a rule the names of what a module has besides a layer's parameters
 
 
 def _plain(name: str) -> tuple[str, int]:
@@ -153,13 +155,35 @@ def _plain(name: str) -> tuple[str, int]:
     return (f"blocks.{name[run.end() :]}", int(run[1])) if run else (name, 0)
 
 
-def _rules_for(name: str, shape: Sequence[int], rules: Sequence[Rule]) -> list[Rule]:
-    """The rules of one parameter, also of one that is in a run of layers."""
+def _layers(ours: Shapes) -> int:
+    """The number of a decoder's layers."""
+    stacks = {name.partition(".")[0]: shape[0] for name, shape in ours.items() if shape}
+    return sum(count for stack, count in stacks.items() if re.fullmatch(r"blocks(_\d+)?", stack))
+
+
+def _rules_for(name: str, shape: Sequence[int], rules: Sequence[Rule], layers: int) -> list[Rule]:
+    """The rules of one parameter, also of one that is in a run of layers or in an MTP module."""
+    if module := _MODULE.match(name):
+        rest, number = name[module.end() :], layers + int(module[1]) - 1
+        kinds = (f"{OF_MODULE}{rest}", len(shape)), (f"blocks.{rest}", len(shape) + 1)
+        return [r.of_layer(name, number) for r in rules if (r.ours, r.rank) in kinds]
     plain, first = _plain(name)
     found = [rule for rule in rules if (rule.ours, rule.rank) == (plain, len(shape))]
     if plain == name:
         return found
     return [dataclasses.replace(rule, ours=name, first=rule.first + first) for rule in found]
+
+
+def copies_of(family: str, ours: Shapes) -> dict[str, str]:
+    """Tensors that files have twice: a copy's name -> the other's; those of MTP modules' tables."""
+    head = "head.table" if "head.table" in ours else "tokens.table"
+    tables, rules, layers = tensors_of(family).of_modules, rules_of(family, ours), _layers(ours)
+    modules = sorted({int(found[1]) for name in ours if (found := _MODULE.match(name))})
+    return {
+        copy.format(layers + k - 1): rules[head if table == "head.table" else table][0].name
+        for k in modules
+        for copy, table in tables
+    }
 
 
 def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> Mapped:
@@ -186,6 +210,8 @@ def map_tensors(family: str, ours: Shapes, theirs: Shapes, *, where: object) -> 
     aliases = {
         name: real for name in others for real in kind.tensors.others(name) if real in wanted
     }
+    of_modules = copies_of(family, ours)
+    aliases |= {name: of_modules[name] for name in others if name in of_modules}
     ignored = _ignored(kind.tensors, [name for name in others if name not in aliases], where)
     names = {real: name for name, real in aliases.items()} | names
     for name, real in [*aliases.items(), *((name, real) for real, name in names.items())]:
@@ -211,7 +237,7 @@ def _as_stored(
     }
     found = dict(usual)
     for name, shape in ours.items():
-        other = _rules_for(name, shape, tensors.alternatives)
+        other = _rules_for(name, shape, tensors.alternatives, _layers(ours))
         if any(each in stored for rule in other for each in rule.names(shape)):
             found[name] = other
     return found

@@ -21,7 +21,7 @@ from jaxptd.errors import UserError
 from jaxptd.hf.base import Files, as_json, base_of, tokenizer_files, write_files
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import CONFIG, EXTRA, INDEX, SINGLE
-from jaxptd.hf.mapping import rules_of
+from jaxptd.hf.mapping import copies_of, rules_of
 from jaxptd.hf.sizes import config_json, config_over_base, generation_json
 from jaxptd.models.families import tokenizer_of
 from jaxptd.run.saved import SavedParams
@@ -63,14 +63,15 @@ def write_directory(
     kind = np.dtype(DTYPES[dtype]) if dtype else np.dtype(next(iter(saved.dtypes.values())))
     rules = rules_of(saved.config.model.family, saved.shapes)
     _check_zeros(saved, rules)
-    shards = _shards(_sizes(saved, rules, kind), shard_size)
+    copies = copies_of(saved.config.model.family, saved.shapes)
+    shards = _shards(_sizes(saved, rules, kind, copies), shard_size)
     files = _small_files(saved, dtype=kind.name)
     aside = out.with_name(f".{out.name}.partial")
     with explained(f"--out {shown(out)}", "use a writable directory"):
         shutil.rmtree(aside, ignore_errors=True)
         try:
             write_files(aside, files)
-            _write_shards(_tensors(saved, rules, kind), shards, aside)
+            _write_shards(_tensors(saved, rules, kind, copies), shards, aside)
             os.replace(aside, out)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -105,26 +106,33 @@ def _dtype_of(rule: Rule, saved: SavedParams, kind: np.dtype) -> np.dtype:
     return np.dtype(saved.dtypes[rule.ours]) if rule.exact else kind
 
 
+def _with_copies(name: str, copies: Mapping[str, str]) -> list[str]:
+    """The names under which files have a tensor."""
+    return [name, *(copy for copy, real in copies.items() if real == name)]
+
+
 def _sizes(
-    saved: SavedParams, rules: Mapping[str, list[Rule]], kind: np.dtype
+    saved: SavedParams, rules: Mapping[str, list[Rule]], kind: np.dtype, copies: Mapping[str, str]
 ) -> Iterator[tuple[str, int]]:
-    """The name and bytes of each tensor, in the order of writing."""
+    """The name and bytes of each tensor, in the order of writing; copies: as of `copies_of`."""
     for name, shape in saved.shapes.items():
         for rule in rules[name]:
             itemsize = _dtype_of(rule, saved, kind).itemsize
             size = int(np.prod(rule.shape(shape), dtype=np.int64)) * itemsize
-            yield from ((each, size) for each in rule.names(shape))
+            for each in rule.names(shape):
+                yield from ((name, size) for name in _with_copies(each, copies))
 
 
 def _tensors(
-    saved: SavedParams, rules: Mapping[str, list[Rule]], kind: np.dtype
+    saved: SavedParams, rules: Mapping[str, list[Rule]], kind: np.dtype, copies: Mapping[str, str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Each tensor with its name; only one parameter is in memory at a time."""
+    """Each tensor with its name, as `_sizes`; only one parameter is in memory at a time."""
     for name in saved.shapes:
         x = saved.read(name)
         for rule in rules[name]:
             for each, tensor in rule.tensors(x - rule.plus if rule.plus else x).items():
-                yield each, tensor.astype(_dtype_of(rule, saved, kind))
+                written = tensor.astype(_dtype_of(rule, saved, kind))
+                yield from ((copy, written) for copy in _with_copies(each, copies))
 
 
 def _shards(sizes: Iterable[tuple[str, int]], most: int) -> list[Shard]:

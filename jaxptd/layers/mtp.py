@@ -33,15 +33,14 @@ from jaxptd.remat import SAVED_MATMUL_OUT
 
 
 class Ahead(NamedTuple):
-    """What a module reads, shaped like the residual stream.
+    """What a module reads.
 
-    stream_BTD: the stream before it. token_BTD: embeddings of the tokens k ahead. terms_BTQ: what
-    its router adds to the loss begins with these, or None without such terms.
+    x: the residual stream before it, with what routers so far say where that is recorded.
+    token_BTD: embeddings of the tokens k ahead, shaped like the stream.
     """
 
-    stream_BTD: Array
+    x: Array | Routed
     token_BTD: Array
-    terms_BTQ: Array | None
 
 
 class Join(nnx.Module):
@@ -72,6 +71,7 @@ class MTPModule(Block):
     Args:
         stack: describes the block.
         config: of the model.
+        number: how many tokens further it predicts.
         tensor_parallel: how matrices are sharded.
         rngs: random keys of the initial parameters.
     """
@@ -81,23 +81,25 @@ class MTPModule(Block):
         stack: Stack,
         config: ModelConfig,
         *,
+        number: int,
         tensor_parallel: TensorParallel,
         rngs: nnx.Rngs,
     ) -> None:
         super().__init__(stack, config, tensor_parallel=tensor_parallel, rngs=rngs)
         size = config.hidden_size
-        norm = partial(
-            Norm, size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs
-        )
+        norm = partial(Norm, size, options=config.block, tensor_parallel=tensor_parallel, rngs=rngs)
         self.stream_norm, self.embedding_norm, self.norm = norm(), norm(), norm()
         self.join = Join(size, tensor_parallel=tensor_parallel, rngs=rngs)
+        self.number = number
         ((self.remat, _),) = config.remats(1)
 
     @jax.named_scope("mtp")
     def ahead(
-        self, x: Ahead, token_info: TokenInfo, layer: Array, cache: Cache | None
+        self, ahead: Ahead, token_info: TokenInfo, layer: Array, cache: Cache | None
     ) -> tuple[Array | Routed, Cache | None]:
-        """The stream behind the block, with routers' terms if there are any, and the cache."""
-        x_BTD = self.join(self.embedding_norm(x.token_BTD), self.stream_norm(x.stream_BTD))
-        routed = x_BTD if x.terms_BTQ is None else Routed(x_BTD, x.terms_BTQ)
-        return self(routed, token_info, layer, cache)
+        """x behind the block, and the cache."""
+        x = ahead.x
+        stream_BTD = x.x_BTD if isinstance(x, Routed) else x
+        joined_BTD = self.join(self.embedding_norm(ahead.token_BTD), self.stream_norm(stream_BTD))
+        x = x._replace(x_BTD=joined_BTD) if isinstance(x, Routed) else joined_BTD
+        return self(x, token_info, layer, cache)

@@ -84,7 +84,7 @@ def choices(model: ModelConfig) -> dict[str, Field]:
     """The field of given experts `[B, T, L, K]`, if routers read one; below 0: they choose."""
     if not (model.moe and model.moe.replay):
         return {}
-    sizes = ("num_layers", "moe.top_k")
+    sizes = ("routed_layers", "moe.top_k")
     return {CHOICES: Field("seq_length", end=model.moe.num_experts, others=sizes)}
 
 
@@ -135,7 +135,7 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
     ends = rng.random(targets.shape) < DOCUMENT_ENDS
     batch = {"tokens": rows_BT[:, :-1], "targets": targets, "segments": ends.cumsum(1)}
     if moe := config.model.moe:
-        shape = (*targets.shape, config.model.num_layers, moe.top_k)
+        shape = (*targets.shape, config.model.routed_layers, moe.top_k)
         batch[CHOICES] = np.full(shape, NOT_COUNTED)
     return {name: x.astype(np.int32) for name, x in batch.items()}
 
@@ -193,9 +193,7 @@ def layers_ahead(model: ModelConfig, statistics: int) -> list[Stack]:
     ]
 
 
-def _stack(
-    model: ModelConfig, name: str, layers: slice, statistics: int, sparse: bool
-) -> Stack:
+def _stack(model: ModelConfig, name: str, layers: slice, statistics: int, sparse: bool) -> Stack:
     """Layers of one kind; sparse: whether they have experts."""
     parts = attention_of(model, layers), MoEShape.of(model) if sparse else mlp_of(model)
     number = layers.stop - layers.start

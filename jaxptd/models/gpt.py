@@ -4,7 +4,7 @@ Letters: B batch, T position, D model, V vocabulary, Q terms of routers.
 Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.block import Routed
+from jaxptd.layers.block import Routed, Seen
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.layers.mtp import Ahead, MTPModule
@@ -31,9 +31,9 @@ class GPT(TextModel):
         self.head = None if config.tie_embeddings else self.table(rngs)
         layers = self.architecture(config).layers_behind
         self.module_names = tuple(layer.name for layer in layers)
-        for layer in layers:
-            module = MTPModule(layer, config, tensor_parallel=self.tensor_parallel, rngs=rngs)
-            setattr(self, layer.name, module)
+        for number, layer in enumerate(layers, 1):
+            own: Any = {"number": number, "tensor_parallel": self.tensor_parallel, "rngs": rngs}
+            setattr(self, layer.name, MTPModule(layer, config, **own))
 
     @property
     def modules_ahead(self) -> list[MTPModule]:
@@ -56,80 +56,74 @@ class GPT(TextModel):
         self, x: Array | Routed, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
         """x after all blocks -> `sums_over_targets`, of routers' losses and of tokens ahead."""
-        stream_BTD, terms_BTQ = _separate(x)
-        stream_BTD = self.last_norm(stream_BTD)
-        sums = self._of_next(stream_BTD, batch)
-        for name, module_sum, module_terms_BTQ in self._ahead(stream_BTD, batch, token_info):
-            sums[name] = module_sum
-            terms_BTQ = None if terms_BTQ is None else terms_BTQ + module_terms_BTQ
-        return sums | self._of_routers(terms_BTQ, batch)
+        x = self._normed(x)
+        sums = self._of_next(x, batch)
+        of_modules = zip(losses_ahead(self.config).items(), self.modules_ahead, strict=True)
+        for (name, loss), module in of_modules:
+            x = self._after(module, x, batch, token_info)
+            logits_BTV = self.logits(module.norm(_stream(x)))
+            axes, targets_BT = self.tensor_parallel.axes, batch[loss.targets]
+            own = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
+            sums[name] = own[CROSS_ENTROPY]
+        return sums | self._of_routers(x, batch)
 
     @jax.named_scope("loss")
     def evaluated(
         self, x: Array | Routed, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
         """The sums of `losses` without those of tokens ahead; there are no scores."""
-        stream_BTD, terms_BTQ = _separate(x)
-        sums = self._of_next(self.last_norm(stream_BTD), batch)
-        return sums | self._of_routers(terms_BTQ, batch)
+        x = self._normed(x)
+        return self._of_next(x, batch) | self._of_routers(x, batch)
 
-    def _of_next(self, x_BTD: Array, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def _normed(self, x: Array | Routed) -> Array | Routed:
+        """x after all blocks, its stream normalised."""
+        normed_BTD = self.last_norm(_stream(x))
+        return x._replace(x_BTD=normed_BTD) if isinstance(x, Routed) else normed_BTD
+
+    def _of_next(self, x: Array | Routed, batch: Mapping[str, Array]) -> dict[str, Array]:
         """`sums_over_targets` of the next tokens; x: normalised."""
         axes = self.tensor_parallel.axes
-        return sums_over_targets(self.logits(x_BTD), batch["targets"], self.config, axes)
+        return sums_over_targets(self.logits(_stream(x)), batch["targets"], self.config, axes)
 
-    def _of_routers(
-        self, terms_BTQ: Array | None, batch: Mapping[str, Array]
-    ) -> dict[str, Array]:
+    def _of_routers(self, x: Array | Routed, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The sum of each of the routers' losses over the tokens with targets."""
-        if terms_BTQ is None:
+        if not isinstance(x, Routed):
             return {}
         axes = self.tensor_parallel.axes
         own_BT = block_along(batch["targets"], axes.tokens, 1)
-        sum_Q = jnp.where(own_BT[..., None] >= 0, terms_BTQ, 0).sum((0, 1))
+        sum_Q = jnp.where(own_BT[..., None] >= 0, x.terms_BTQ, 0).sum((0, 1))
         names = router_losses(self.config)
         return dict(zip(names, axes.sum_over_tokens(sum_Q), strict=True))
 
     # ---- tokens further ahead -------------------------------------------------------------------
 
-    def _ahead(
-        self, stream_BTD: Array, batch: Mapping[str, Array], token_info: TokenInfo
-    ) -> Iterator[tuple[str, Array, Array | None]]:
-        """Yields for each MTP module its loss's name, the sum of it, and its router's terms.
+    def seen(self, x: Routed, batch: Mapping[str, Array], token_info: TokenInfo) -> Seen | None:
+        """x after all blocks -> what all routers chose, with those of MTP modules."""
+        normed: Any = self._normed(x)
+        for module in self.modules_ahead:
+            normed = self._after(module, normed, batch, token_info)
+        found: Seen | None = normed.seen
+        return found
 
-        stream_BTD: x after all blocks, normalised.
-        """
-        axes, first = self.tensor_parallel.axes, self.config.num_layers
-        for k, (name, module) in enumerate(
-            zip(losses_ahead(self.config), self.modules_ahead, strict=True), 1
-        ):
-            number = jnp.int32(first + k - 1)
-            token_BTD = self.looked_up(batch[f"tokens_{k}"], token_info, layer=first + k - 1)
-            terms_BTQ = self.no_terms(stream_BTD) if self.terms_of_loss else None
-            x = _run(module, (token_info, number), Ahead(stream_BTD, token_BTD, terms_BTQ))
-            stream_BTD, terms_BTQ = _separate(x)
-            logits_BTV = self.logits(module.norm(stream_BTD))
-            targets_BT = batch[f"targets_{k}"]
-            sums = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
-            yield name, sums[CROSS_ENTROPY], terms_BTQ
+    def _after(
+        self, module: MTPModule, x: Any, batch: Mapping[str, Array], token_info: TokenInfo
+    ) -> Any:
+        """x after an MTP module, which saves for backward what its policy says."""
+        layer = self.config.num_layers + module.number - 1
+        tokens_BT = batch[f"tokens_{module.number}"]
+        ahead = Ahead(x, self.looked_up(tokens_BT, token_info, layer=layer))
 
+        def run(module: MTPModule, inputs: tuple[TokenInfo, Array], ahead: Ahead) -> Any:
+            return module.ahead(ahead, *inputs, None)[0]
 
-def _run(module: MTPModule, inputs: tuple[TokenInfo, Array], x: Ahead) -> Array | Routed:
-    """x after a module, which saves for backward what its policy says."""
-
-    def plain(module: MTPModule, inputs: tuple[TokenInfo, Array], x: Ahead) -> Array | Routed:
-        return module.ahead(x, *inputs, None)[0]
-
-    if module.remat == "none":
-        return plain(module, inputs, x)
-    run: Any = with_remat(plain, module.remat, scanned=False)
-    after: Array | Routed = run(module, inputs, x)
-    return after
+        if module.remat != "none":
+            run = with_remat(run, module.remat, scanned=False)
+        return run(module, (token_info, jnp.int32(layer)), ahead)
 
 
-def _separate(x: Array | Routed) -> tuple[Array, Array | None]:
-    """(the residual stream, routers' terms if there are any)."""
-    return (x.x_BTD, x.terms_BTQ) if isinstance(x, Routed) else (x, None)
+def _stream(x: Array | Routed) -> Array:
+    """The residual stream."""
+    return x.x_BTD if isinstance(x, Routed) else x
 
 
 def sums_over_targets(

@@ -209,7 +209,10 @@ class TextModel(nnx.Module):
     @jax.named_scope("embedding")
     def looked_up(self, tokens_BT: Array, token_info: TokenInfo, *, layer: int) -> Array:
         """Embeddings of tokens without their positions; layer: whose dropout they use."""
-        x_BTD, scale = self.tokens(tokens_BT, jnp.dtype(self.config.dtype)), self.options.embedding_scale
+        x_BTD, scale = (
+            self.tokens(tokens_BT, jnp.dtype(self.config.dtype)),
+            self.options.embedding_scale,
+        )
         x_BTD = x_BTD if scale == 1 else x_BTD * scale
         return self._dropped(x_BTD, token_info, layer=layer)
 
@@ -221,6 +224,10 @@ class TextModel(nnx.Module):
         return drop_residual(
             x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
         )
+
+    def seen(self, x: Routed, batch: Mapping[str, Array], token_info: TokenInfo) -> Seen | None:
+        """x after all blocks -> what all routers chose."""
+        return x.seen
 
     def last_norm(self, x_BTD: Array) -> Array:
         """x after all blocks -> x for a head, normalised if the blocks do not do it."""

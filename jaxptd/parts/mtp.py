@@ -1,4 +1,6 @@
-"""A module that predicts one token further: its description and costs. The layer is `layers/mtp.py`.
+"""A module that predicts one token further: its description and costs.
+
+The layer is `layers/mtp.py`.
 
 Letters: T tokens of a sequence, D model, V vocabulary, M micro-batches.
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2.

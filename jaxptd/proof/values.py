@@ -121,6 +121,8 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.latent.nope_size": (None, 3, 6),
     "model.latent.rope_size": (None, 2),
     "model.latent.value_size": (None, 1, 5),
+    "model.mtp.layers": (None, 1, 2),
+    "model.mtp.weight": (None, 0.7),
     "data.documents": ("joined", "apart"),
     "optimizer.name": get_args(OptimizerName),
     "optimizer.decay": ("cosine", "linear", "wsd", "constant"),

@@ -156,13 +156,13 @@ class StepBody:
 
         def of_one(micro: MicroBatches) -> Seen:
             like = block_along(micro.batch["tokens"], tokens, 1)
-            shape = (*like.shape, resolved.model.num_layers)
+            shape = (*like.shape, resolved.model.routed_layers)
             margin_BTL = jnp.zeros(shape, resolved.master_dtype)
             empty = Seen(jnp.zeros((*shape, moe.top_k), jnp.int32), margin_BTL)
             seen = jax.tree.map(lambda x: as_varying(x, axes), empty)
             token_info = micro.token_info(shared)
             x, _ = run_layers(model, {**micro.batch, SEEN: seen}, token_info)
-            found: Seen = x.seen
+            found: Seen = model.seen(x, micro.batch, token_info)
             return found
 
         seen = lax.map(of_one, micro_batches)

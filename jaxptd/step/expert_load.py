@@ -61,7 +61,7 @@ def load_metrics(config: Config, counts: Params, stored: Mapping[str, Stored]) -
         stored: how the state holds each parameter.
     """
     layers = first_layers(config)
-    load = jnp.full(config.model.num_layers + config.model.ahead, jnp.nan, jnp.float32)
+    load = jnp.full(config.model.routed_layers, jnp.nan, jnp.float32)
     entropy = load
     for name, count in counts.items():
         count_LE = _whole(count, stored[name])

@@ -102,6 +102,7 @@ TARGETS += ("relative_distance=40", "output_scale=0.5")
 NEEDED = {
     "model.rope.scaling": ["--model.positions=rope"],
     "model.rope.window_theta": ["--model.positions=rope", "--model.window=5"],
+    "model.mtp.layers": ["--model.mtp.layers=1"],
 }
 
 
@@ -144,6 +145,7 @@ NEEDED = {
         *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32", "--model.mlp=own"),
         *(f"--model.images.{each} --model.family=swin-unet" for each in IMAGES),
         *(f"--model.latent.{each} --model.family=deepseek_v2" for each in LATENT),
+        *("--model.mtp.layers=2", "--model.mtp.weight=0.1 --model.mtp.layers=1"),
         "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",

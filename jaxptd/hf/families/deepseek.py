@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V3: multi-head latent attention, and experts in groups.
 
-Files may have layers behind the last, which predict further tokens. They are not read, as in
-transformers.
+Files of V3 may have layers behind the last, which predict further tokens. `model.mtp` reads them;
+transformers does not.
 
 Letters besides those of `Tensors`: R a latent vector's elements, S those with what is beside it.
 Sources: `modeling_deepseek_v2.py`, `modeling_deepseek_v3.py` and their configurations, transformers
@@ -46,7 +46,20 @@ def _tensors(rules: tuple[Rule, ...], **fields: Any) -> Tensors:
     )
 
 
-V3_TENSORS = _tensors(tuple(dataclasses.replace(each, exact=each.ours == _BIAS) for each in _USUAL))
+_MODULE = "model.layers.{}"  # behind the last layer
+_OF_MODULES = (
+    Rule("mtp.embedding_norm.w", "D", f"{_MODULE}.enorm.weight", "D"),
+    Rule("mtp.stream_norm.w", "D", f"{_MODULE}.hnorm.weight", "D"),
+    Rule("mtp.join.w", "2 D E", f"{_MODULE}.eh_proj.weight", "E (2 D)"),
+    Rule("mtp.norm.w", "D", f"{_MODULE}.shared_head.norm.weight", "D"),
+)
+V3_TENSORS = _tensors(
+    tuple(dataclasses.replace(each, exact=each.ours == _BIAS) for each in _USUAL) + _OF_MODULES,
+    of_modules=(
+        (f"{_MODULE}.embed_tokens.weight", "tokens.table"),
+        (f"{_MODULE}.shared_head.head.weight", "head.table"),
+    ),
+)
 V2_TENSORS = _tensors(
     tuple(dataclasses.replace(each, exact=False) for each in _USUAL if each.ours != _BIAS),
     zeros=(_BIAS,),
@@ -64,7 +77,7 @@ def _remarks(config: Json) -> list[str]:
     if layers := config.get(FURTHER):
         lines.append(
             f"{FURTHER}={quoted(layers)}: layers behind the last, which predict further tokens, "
-            "are not read, as in transformers"
+            "are read only with model.mtp.layers"
         )
     return lines
 
@@ -161,7 +174,7 @@ def _write_groups(model: ModelConfig) -> Json:
     return {"topk_method": method, "n_group": groups, "topk_group": chosen}
 
 
-_FURTHER = Keys(lambda config: {}, lambda model: {FURTHER: 0})
+_FURTHER = Keys(lambda config: {}, lambda model: {FURTHER: model.ahead})
 _SIZES: dict[str, Any] = {
     "head_size": None,
     "num_kv_heads": ("num_key_value_heads", None),

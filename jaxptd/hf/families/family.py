@@ -67,7 +67,9 @@ class Tensors:
             ones. They are read, and never written.
         zeros: our parameters that no file has, because they are zero in every such model.
         further: names of tensors that only layers behind the last have, for other predictions.
-            Nothing of such a layer is read.
+            Nothing of such a layer is read without `model.mtp`.
+        of_modules: copies of tables in each of these layers, with a `{}` for its number, and our
+            name of the table.
     """
 
     prefix: str
@@ -78,6 +80,7 @@ class Tensors:
     alternatives: tuple[Rule, ...] = ()
     zeros: tuple[str, ...] = ()
     further: tuple[str, ...] = ()
+    of_modules: tuple[tuple[str, str], ...] = ()
 
     def others(self, name: str) -> Iterator[str]:
         """The names that a file's name may stand for, with or without the prefix."""

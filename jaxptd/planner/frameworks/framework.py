@@ -322,6 +322,7 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         f"model.norm_order={options.norm_order}": options.norm_order != "pre",
         "model.attention_sinks=true": options.attention_sinks,
         "latent attention (model.latent)": bool(model.latent),
+        f"model.mtp.layers={model.ahead}": model.ahead > 0,
         "a window in some layers only (model.window_layers)": not all(model.windowed),
         "rotary positions by layer (model.rope.layers, model.rope.window_theta)": bool(
             model.rope and (model.rope.layers or model.rope.window_theta is not None)

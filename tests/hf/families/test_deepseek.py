@@ -149,6 +149,63 @@ def test_weights_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
     check_there_and_back(there, tensors, tmp_path)
 
 
+def with_modules(count: int = 2) -> tuple[dict[str, np.ndarray], dict]:
+    """The tensors of a DeepSeek-V3 with modules that predict further tokens, and its config."""
+    rng = np.random.default_rng(7)
+    tensors, config = experts.expert_tensors("deepseek_v3"), experts.CONFIGS["deepseek_v3"]
+    size, layers = config["hidden_size"], config["num_hidden_layers"]
+    shapes = {"enorm": (size,), "hnorm": (size,), "shared_head.norm": (size,)}
+    shapes["eh_proj"] = (size, 2 * size)
+    last, further = f"model.layers.{layers - 1}.", {}
+    for number in range(layers, layers + count):
+        own = f"model.layers.{number}."
+        for name in [each for each in tensors if each.startswith(last)]:
+            further[name.replace(last, own)] = rng.normal(size=tensors[name].shape)
+        for name, shape in shapes.items():
+            further[f"{own}{name}.weight"] = rng.normal(size=shape)
+        further[f"{own}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+        head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+        further[f"{own}shared_head.head.weight"] = head
+    further = {name: np.asarray(x, np.float32) for name, x in further.items()}
+    return tensors | further, config | {"num_nextn_predict_layers": count}
+
+
+def test_modules_that_predict_further_tokens_come_back_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, config = with_modules()
+    there = write_directory(tmp_path / "there", tensors, base=config)
+    run = jaxptd.from_hf(there, platform="cpu", mtp={"layers": 2})
+    params, size = run.program.canonical(run.state["params"]), config["hidden_size"]
+    w, eh_proj = np.asarray(params["mtp_1.join.w"]), tensors["model.layers.3.eh_proj.weight"]
+    assert (w[0] == eh_proj[:, :size].T).all()  # of the embedding, which comes first
+    assert (w[1] == eh_proj[:, size:].T).all()
+    monkeypatch.chdir(tmp_path)
+    run.save()
+    convert(["--to-hf", str(run.run_dir.path), "--out", "back", "--quiet"])
+    back = Directory(tmp_path / "back")
+    assert set(back.shapes) == set(tensors)
+    for name, x in tensors.items():
+        assert back.tensor(name)[(slice(None),) * x.ndim].tobytes() == x.tobytes(), name
+    assert back.config["num_nextn_predict_layers"] == 2
+
+
+def test_a_module_with_tables_of_its_own_is_refused(tmp_path: Path) -> None:
+    tensors, config = with_modules(1)
+    name = "model.layers.3.embed_tokens.weight"
+    there = write_directory(tmp_path / "there", tensors | {name: tensors[name] + 1}, base=config)
+    with pytest.raises(UserError, match=rf"{name} and model.embed_tokens.weight differ"):
+        jaxptd.from_hf(there, platform="cpu", mtp={"layers": 1})
+    jaxptd.from_hf(there, platform="cpu")  # which reads no module
+
+
+def test_files_without_modules_are_named(tmp_path: Path) -> None:
+    tensors, config = with_modules(1)
+    there = write_directory(tmp_path / "there", tensors, base=config)
+    with pytest.raises(UserError, match=r"has no tensor .*model.layers.4"):
+        jaxptd.from_hf(there, platform="cpu", mtp={"layers": 2})
+
+
 def test_layers_behind_the_last_are_named_and_not_read(tmp_path: Path) -> None:
     """A layer that predicts further tokens has tensors of a usual one as well."""
     kind = "deepseek_v3"
