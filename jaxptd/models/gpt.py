@@ -13,13 +13,14 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
+from jaxptd.layers.attention import Cache
 from jaxptd.layers.block import Routed, Seen
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.layers.mtp import Ahead, MTPModule
 from jaxptd.layers.tensor_parallel import ShardingAxes, block_along
 from jaxptd.models.decoder import CROSS_ENTROPY, Z_LOSS, losses_ahead, router_losses
-from jaxptd.models.model import TextModel
+from jaxptd.models.model import TextModel, empty_layer_cache
 from jaxptd.remat import with_remat
 
 
@@ -104,6 +105,29 @@ class GPT(TextModel):
             normed = self._after(module, normed, batch, token_info)
         found: Seen | None = normed.seen
         return found
+
+    def output_and_stream(self, x: Array) -> tuple[Array, Array]:
+        """x after all blocks -> `output`, and what the first MTP module takes."""
+        x_BTD = self.last_norm(x)
+        return self.logits(x_BTD), x_BTD
+
+    def draft(
+        self, number: int, x_BTD: Array, tokens_BT: Array, token_info: TokenInfo, cache: Cache
+    ) -> tuple[Array, Array, Cache]:
+        """x before an MTP module -> (its logits, x after it, its cache), in generation.
+
+        number: the module's. tokens_BT: those this many places ahead.
+        """
+        module, layer = self.modules_ahead[number - 1], self.config.num_layers + number - 1
+        ahead = Ahead(x_BTD, self.looked_up(tokens_BT, token_info, layer=layer))
+        x, new = module.ahead(ahead, token_info, jnp.int32(layer), cache)
+        assert new is not None
+        return self.logits(module.norm(_stream(x))), _stream(x), new
+
+    def empty_drafts(self, batch: int) -> list[Cache]:
+        """The empty cache of each MTP module."""
+        modules = self.modules_ahead
+        return [empty_layer_cache(each.attention, self.config, batch) for each in modules]
 
     def _after(
         self, module: MTPModule, x: Any, batch: Mapping[str, Array], token_info: TokenInfo

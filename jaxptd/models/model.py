@@ -270,7 +270,13 @@ def empty_cache(attention: Heads, config: ModelConfig, batch: int) -> Cache:
 
     attention: the layers', with parameters `[L, ...]`.
     """
-    layers, sizes = attention.out.w.shape[0], attention.cached
-    shapes = [(layers, batch, config.seq_length, *each) for each in sizes]
-    k_LBSNH, v_LBSNH = (jnp.zeros(shape, config.dtype) for shape in shapes)
-    return Cache(k_LBSNH, v_LBSNH, jnp.zeros(layers, jnp.int32))
+    layers = attention.out.w.shape[0]
+    one = empty_layer_cache(attention, config, batch)
+    return Cache(*(jnp.zeros((layers, *x.shape), x.dtype) for x in one))
+
+
+def empty_layer_cache(attention: Heads, config: ModelConfig, batch: int) -> Cache:
+    """The cache of one layer; arguments as of `empty_cache`."""
+    shapes = [(batch, config.seq_length, *each) for each in attention.cached]
+    k_BSNH, v_BSNH = (jnp.zeros(shape, config.dtype) for shape in shapes)
+    return Cache(k_BSNH, v_BSNH, jnp.zeros((), jnp.int32))

@@ -26,6 +26,7 @@ from jaxptd.matmul.precision import exact_products
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Writing
 from jaxptd.params import Params
+from jaxptd.run.speculative import Drafts, Speculation
 from jaxptd.step import Batch, Program
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig, resolve_for_decoding
@@ -67,17 +68,36 @@ class Generator:
         vocab_size: only ids below this are drawn.
         sampling: how tokens are drawn.
         ends: ids that end a text when drawn; the end itself is left out.
+        drafts: counts, if MTP modules draft tokens that the model checks; None: they do not.
+
+    Raises:
+        UserError: with drafts, the model has no MTP modules.
     """
 
     program: Program
     vocab_size: int
     sampling: Sampling
     ends: tuple[int, ...] = ()
+    drafts: Drafts | None = None
+
+    def __post_init__(self) -> None:
+        if self.drafts is not None and not self._model.ahead:
+            raise UserError(
+                "speculative generation needs the modules of model.mtp, which this model does not "
+                "have; leave it out, or train a model with model.mtp.layers=1"
+            )
 
     @cached_property
     def _resolved(self) -> ResolvedConfig:
-        """The program's resolved choices, without sharded tokens."""
-        return resolve_for_decoding(self.program.config, self.program.mesh)
+        """The program's resolved choices, without sharded tokens.
+
+        Caches have room for drafts behind the last token.
+        """
+        resolved = resolve_for_decoding(self.program.config, self.program.mesh)
+        if self.drafts is None:
+            return resolved
+        longer = resolved.model.with_lengths(lambda length: length + self._model.ahead)
+        return dataclasses.replace(resolved, model=longer)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates `tokens` ids that follow the prompt, or fewer if the text ends.
@@ -135,6 +155,9 @@ class Generator:
         given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=NONE)
         batch = self._writing.first(self._model, prompt)
         key = jax.random.fold_in(jax.random.key(self.sampling.seed), place)
+        if self.drafts is not None and count and not given:
+            ids_N, *counts = self._write_ahead(params, batch, key, np.zeros(count, np.int32))
+            return self._counted(np.asarray(ids_N).tolist(), *map(int, counts), count)
         written = np.asarray(self._write(params, batch, key, given_N))[:, 0]
         return [token for token in written.tolist() if token != NONE]
 
@@ -177,6 +200,54 @@ class Generator:
         first = forward(batch, jnp.int32(0), passes.empty_state(params, size))
         none_NB = jnp.full((len(given_N), size), NONE, jnp.int32)
         return lax.while_loop(goes_on, advance, (jnp.int32(0), none_NB, *first))[1]
+
+    # ---- with drafts ----------------------------------------------------------------------------
+
+    def _counted(
+        self, ids: list[int], written: int, rounds: int, kept: int, count: int
+    ) -> list[int]:
+        """The ids up to the text's end; adds the counts of its rounds to `drafts`."""
+        assert self.drafts is not None
+        self.drafts.rounds += rounds
+        self.drafts.drafted += rounds * self._model.ahead
+        self.drafts.kept += kept
+        text = ids[: min(written, count)]
+        end = next((i for i, token in enumerate(text) if token in self.ends), len(text))
+        return text[:end]
+
+    @cached_property
+    def _write_ahead(self) -> Callable[..., tuple[Array, Array, Array, Array]]:
+        """(params, first batch, key, [N]) -> `Speculation.run`; compiled once for each shape."""
+        specs = (self.program.states.specs["params"], P(), P(), P())
+        mesh = self.program.mesh
+        return jax.jit(
+            jax.shard_map(self._run_ahead, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=True)
+        )
+
+    def _run_ahead(
+        self, params: Params, batch: Batch, key: Array, like_N: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """Arguments and results as of `_write_ahead`."""
+        passes, field = make_passes(self._resolved), self._writing.field
+        params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
+        compute = exact_products(passes.logits, self._model.dtype, self.program.mesh)
+
+        def of(model: Any, x: Any) -> Any:
+            return model.output_and_stream(x)
+
+        def forward(tokens_BT: Array, start: Array, state: Any) -> Any:
+            batch = {field: tokens_BT}
+            return compute(params, batch, self._places(batch, start), state, of=of)
+
+        rounds = Speculation(
+            self._resolved.blueprint.build(params),
+            forward,
+            lambda tokens_BT, start: self._places({field: tokens_BT}, start),
+            lambda logits, place: as_same(self._draw(logits, jax.random.fold_in(key, place))),
+            self.ends,
+        )
+        run = exact_products(rounds.run, self._model.dtype, self.program.mesh)
+        return run(batch[field], passes.empty_state(params, 1), len(like_N))
 
     def _places(self, batch: Batch, start: Array) -> TokenInfo:
         """The positions of a batch's sequences, from `start` for the first token."""

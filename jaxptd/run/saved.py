@@ -53,7 +53,7 @@ _NO_WEIGHTS = frozenset(
         *("remat", "remat_layers", "attention", "kernels", "scan_layers"),
         "images.drop_path",
         *("moe.bias_rate", "moe.balance_loss", "moe.z_loss"),
-        *("moe.chunk", "moe.replay", "moe.upcycle"),
+        *("moe.chunk", "moe.replay", "moe.upcycle", "mtp.weight"),
     }
 )
 

@@ -13,7 +13,7 @@ import functools
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jaxptd.layers.dropout import TokenInfo
 from jaxptd.models.model import GenerationState, Model, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
+from jaxptd.pipeline.pools import X
 from jaxptd.step.batch import Batch
 from jaxptd.zero.zero import (
     StepParams,
@@ -66,6 +67,12 @@ Losses = dict[str, Array]  # by name: sums over targets, or weights
 Terms = Callable[[Model], Callable[..., Losses]]
 LOSSES: Terms = operator.attrgetter("losses")
 EVALUATED: Terms = operator.attrgetter("evaluated")
+Output = Callable[[Any, X], Any]  # (the model, x after all layers) -> logits, or more
+
+
+def output(model: Model, x: X) -> Array:
+    """The logits."""
+    return model.output(x)
 
 
 class ForwardBackward(Protocol):
@@ -90,9 +97,17 @@ class ForwardBackward(Protocol):
         """The state before the first token, for the layers of this device: `Model.empty_state`."""
 
     def logits(
-        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
-    ) -> tuple[Array, GenerationState]:
-        """The logits, the same on every stage, and the state with these tokens."""
+        self,
+        params: StepParams,
+        batch: Batch,
+        token_info: TokenInfo,
+        state: GenerationState,
+        of: Output = output,
+    ) -> tuple[Any, GenerationState]:
+        """The logits, the same on every stage, and the state with these tokens.
+
+        of: what to return in place of logits.
+        """
 
 
 def in_total(losses: Losses, weights: Losses) -> tuple[Array, Losses]:
@@ -179,11 +194,16 @@ class GradientAccumulation:
         return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
-    ) -> tuple[Array, GenerationState]:
+        self,
+        params: StepParams,
+        batch: Batch,
+        token_info: TokenInfo,
+        state: GenerationState,
+        of: Output = output,
+    ) -> tuple[Any, GenerationState]:
         model = self.blueprint.build(params)
         x, state = run_layers(model, batch, token_info, state)
-        return model.output(x), state
+        return of(model, x), state
 
     def _terms(
         self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, *, of: Terms

@@ -30,8 +30,10 @@ from jaxptd.step.passes import (
     GradientAccumulation,
     Losses,
     MicroBatches,
+    Output,
     Terms,
     in_total,
+    output,
 )
 from jaxptd.step.resolved import ResolvedConfig
 from jaxptd.zero.shards import on_device, on_host
@@ -121,13 +123,18 @@ class PipelineSchedule:
         return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: GenerationState
-    ) -> tuple[Array, GenerationState]:
+        self,
+        params: StepParams,
+        batch: Batch,
+        token_info: TokenInfo,
+        state: GenerationState,
+        of: Output = output,
+    ) -> tuple[Any, GenerationState]:
         """Runs one micro-batch, and sends the logits from the last stage to all others."""
         outside = self.blueprint.build
 
-        def head(ends: Params, micro: MicroBatches, x: X) -> Array:
-            return outside(ends).output(x)
+        def head(ends: Params, micro: MicroBatches, x: X) -> Any:
+            return of(outside(ends), x)
 
         segments, info = [token_info.segment_BCT], token_info.source
         while info is not None:
@@ -137,8 +144,8 @@ class PipelineSchedule:
         functions = self._functions(outside, self._layers(), head)
         arrays = self._arrays(params, micro, token_info)
         plan = self.plan.forward_only(micro_batches=1)
-        logits_BTV, state = executor.forward(functions, plan, arrays, state)
-        return lax.psum(logits_BTV, Axis.PP), state
+        logits, state = executor.forward(functions, plan, arrays, state)
+        return lax.psum(logits, Axis.PP), state
 
     # ---- the model's functions --------------------------------------------------------------
 
