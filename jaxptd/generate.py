@@ -6,6 +6,7 @@ An encoder-decoder answers the prompt instead. An image model writes the classes
 files, each with an overlay, or prints the classes of whole images.
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -32,6 +33,7 @@ from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.params import Params
 from jaxptd.run.generator import Generator, Sampling
 from jaxptd.run.progress import printable
+from jaxptd.run.speculative import Drafts
 from jaxptd.step import Program
 from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
@@ -40,7 +42,7 @@ __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser"
 MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
 # Options that apply only to text, and only to images.
-OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed", "stop")
+OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed", "stop", "speculative")
 OF_IMAGES = ("images", "samples", "out")
 AXES = ("tp", "pp", "row", "col", "cp", "ep")  # devices along cp and ep generate the same text
 
@@ -54,16 +56,17 @@ def write_text(
     tokens: int,
     sampling: Sampling,
     stop: Sequence[str] = (),
+    drafts: Drafts | None = None,
 ) -> str:
     """The prompt and the text that the model adds. An empty prompt starts a new document.
 
     The text ends before the first end token or the first of the texts in `stop`. For an
     encoder-decoder only the answer is returned, and the prompt may name special tokens such as
-    <extra_id_0>.
+    <extra_id_0>. `drafts` counts those of MTP modules; None: they make none.
 
     Raises:
         UserError: the model does not write text, its vocabulary lacks an id of the prompt, or the
-            prompt is too long.
+            prompt is too long; or with drafts, the model has no MTP modules.
     """
     family = family_of(program.config.model)
     if family.writing is None:
@@ -81,7 +84,8 @@ def write_text(
             f"{vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or use the "
             "tokenizer that the model was trained with"
         )
-    tokens_written = Generator(program, vocab_size, sampling, tokenizer.ends)(params, ids, tokens)
+    write = Generator(program, vocab_size, sampling, tokenizer.ends, drafts)
+    tokens_written = write(params, ids, tokens)
     text = (
         continuation(tokenizer, ids, tokens_written)
         if continues
@@ -117,6 +121,7 @@ def generate(
     seed: int = 0,
     tp: int = 1,
     stop: Sequence[str] = (),
+    speculative: bool = False,
     layout: Layout | None = None,
     platform: Literal["auto", "cpu"] = "auto",
 ) -> str:
@@ -138,6 +143,8 @@ def generate(
         seed: seed for sampling.
         tp: number of devices to split the model over.
         stop: strings that also end the text; they are left out.
+        speculative: whether the modules of `model.mtp` draft tokens that the model checks, several
+            in one pass; the text is the same.
         layout: layout with other axes than tp.
         platform: as `train.platform`.
 
@@ -147,9 +154,12 @@ def generate(
     check_tokens("tokens", tokens)
     sampling = Sampling(temperature, top_k, seed)
     layout = layout or Layout(tp=tp)
-    program, params = load_model(Path(run_dir), layout=layout, platform=platform)
+    program, params = load_model(
+        Path(run_dir), layout=layout, platform=platform, modules=speculative
+    )
     write = partial(write_text, program, params, tokenizer_of(program.config))
-    return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
+    drafts = Drafts() if speculative else None
+    return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop, drafts=drafts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -157,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     check_options(args)
     layout = Layout(**{axis: getattr(args, axis) for axis in AXES})
-    program, params = load_model(_run_dir(args), layout=layout, platform=args.platform)
+    program, params = load_model(
+        _run_dir(args), layout=layout, platform=args.platform, modules=bool(args.speculative)
+    )
     family = family_of(program.config.model)
     unused, words = (OF_TEXT, "text") if family.classes else (OF_IMAGES, "images")
     if given := [name for name in unused if getattr(args, name) is not None]:
@@ -190,12 +202,17 @@ def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
     """Yields what the command prints for text."""
     prompt, tokens = args.prompt or "", args.tokens or DEFAULT_TOKENS
     write = partial(write_text, program, params, tokenizer_of(program.config))
-    text = write(prompt=prompt, tokens=tokens, sampling=_sampling(args), stop=args.stop or ())
+    drafts = Drafts() if args.speculative else None
+    sampling, stop = _sampling(args), args.stop or ()
+    text = write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop, drafts=drafts)
     if args.json:
-        yield json.dumps({"prompt": prompt, "text": text})
-    else:
-        text = text.removeprefix(prompt) if args.quiet else text
-        yield printable(text, sys.stdout.encoding)
+        counts = {"drafts": dataclasses.asdict(drafts)} if drafts else {}
+        yield json.dumps({"prompt": prompt, "text": text} | counts)
+        return
+    text = text.removeprefix(prompt) if args.quiet else text
+    yield printable(text, sys.stdout.encoding)
+    if drafts and not args.quiet:
+        print(drafts, file=sys.stderr)
 
 
 def _classes(args: Any, program: Program, params: Params) -> Iterator[str]:
@@ -232,6 +249,8 @@ def parser() -> Parser:
     add("--seed", type=int, metavar="N", help=f"seed of the sampling; default: {Sampling.seed}")
     help_text = "stop before this text, as at the model's end tokens; repeatable"
     add("--stop", action="append", metavar="TEXT", help=help_text)
+    help_text = "let the modules of model.mtp draft tokens that the model checks; the same text"
+    add("--speculative", action="store_true", default=None, help=help_text)
     help_text = "image models: .npz, .npy or .png files, or folders of them"
     add("--images", type=path_option, nargs="+", metavar="F", help=help_text)
     help_text = f"image models: number of held-out images to use; default: {DEFAULT_IMAGES}"

@@ -17,7 +17,7 @@ from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.read import read_params, remarks_of, sizes_of, sizes_without_weights
-from jaxptd.hf.sizes import check_sizes
+from jaxptd.hf.sizes import FURTHER, check_sizes
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import FAMILIES, family_of
 from jaxptd.params import Params
@@ -193,8 +193,13 @@ def program_of(directory: Directory, run_dir: Path) -> Program:
     return Program(config, make_mesh(config.layout))
 
 
-def load_model(path: Path, *, layout: Layout, platform: Any) -> tuple[Program, Params]:
+def load_model(
+    path: Path, *, layout: Layout, platform: Any, modules: bool = False
+) -> tuple[Program, Params]:
     """Loads the model of a Hugging Face directory, or of a run's newest good checkpoint.
+
+    modules: whether a directory's layers behind the last are read too, which predict further
+    tokens; a run's are its model's.
 
     Raises:
         UserError: it is neither of these, it is damaged, or there are too few devices.
@@ -202,5 +207,7 @@ def load_model(path: Path, *, layout: Layout, platform: Any) -> tuple[Program, P
     if not is_directory(path):
         return load_run(path, layout=layout, platform=platform)
     directory = Directory(path)
-    program = program_to_generate(config_of(directory), layout=layout, platform=platform)
+    further: dict[str, Any] = {"mtp": {"layers": directory.config.get(FURTHER) or 0}}
+    config = config_of(directory, **(further if modules else {}))
+    program = program_to_generate(config, layout=layout, platform=platform)
     return program, read_params(program, directory)

@@ -18,7 +18,7 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_i
 # Keys of a base that an export drops, because its weights have other code and precision.
 _NEVER_KEPT = frozenset({"auto_map", "quantization_config", "dtype", "torch_dtype"})
 # Layers behind the last, which no export has; a base's number of them does not stay.
-_FURTHER = "num_nextn_predict_layers"
+FURTHER = "num_nextn_predict_layers"
 _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"})
 _ROPE |= {"original_max_position_embeddings"}
 LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary models allow 131072
@@ -200,7 +200,7 @@ def config_over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     kept = {key: value for key, value in base.items() if key not in _NEVER_KEPT}
     dtype = "dtype" if "dtype" in base else "torch_dtype"
     always = {"architectures": ours["architectures"], dtype: ours["torch_dtype"]}
-    always |= {_FURTHER: ours[_FURTHER]} if _FURTHER in ours else {}
+    always |= {FURTHER: ours[FURTHER]} if FURTHER in ours else {}
     _, family = family_named(model.family)
     name, usual = family.keys.get("max_positions", ("", None))
     # Where transformers always ties them, a missing key means nothing.

@@ -4,6 +4,7 @@ Letters: B batch (one text), T position, V vocabulary, K most likely tokens, N g
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -156,8 +157,8 @@ class Generator:
         batch = self._writing.first(self._model, prompt)
         key = jax.random.fold_in(jax.random.key(self.sampling.seed), place)
         if self.drafts is not None and count and not given:
-            ids_N, *counts = self._write_ahead(params, batch, key, np.zeros(count, np.int32))
-            return self._counted(np.asarray(ids_N).tolist(), *map(int, counts), count)
+            found = self._write_ahead(params, batch, key, np.zeros(count, np.int32))
+            return self._counted(*found)[:count]
         written = np.asarray(self._write(params, batch, key, given_N))[:, 0]
         return [token for token in written.tolist() if token != NONE]
 
@@ -203,17 +204,14 @@ class Generator:
 
     # ---- with drafts ----------------------------------------------------------------------------
 
-    def _counted(
-        self, ids: list[int], written: int, rounds: int, kept: int, count: int
-    ) -> list[int]:
+    def _counted(self, ids_N: Array, written: Array, rounds: Array, kept: Array) -> list[int]:
         """The ids up to the text's end; adds the counts of its rounds to `drafts`."""
         assert self.drafts is not None
-        self.drafts.rounds += rounds
-        self.drafts.drafted += rounds * self._model.ahead
-        self.drafts.kept += kept
-        text = ids[: min(written, count)]
-        end = next((i for i, token in enumerate(text) if token in self.ends), len(text))
-        return text[:end]
+        self.drafts.rounds += int(rounds)
+        self.drafts.drafted += int(rounds) * self._model.ahead
+        self.drafts.kept += int(kept)
+        text: list[int] = np.asarray(ids_N)[: int(written)].tolist()
+        return list(itertools.takewhile(lambda token: token not in self.ends, text))
 
     @cached_property
     def _write_ahead(self) -> Callable[..., tuple[Array, Array, Array, Array]]:
