@@ -35,7 +35,7 @@ class Section:
 
     @property
     def is_there(self) -> bool:
-        """Whether a model with these options has what the section describes."""
+        """True if a model with these options has what the section describes."""
         return True
 
 

@@ -131,8 +131,8 @@ def _tensors(
         x = saved.read(name)
         for rule in rules[name]:
             for each, tensor in rule.tensors(x - rule.plus if rule.plus else x).items():
-                written = tensor.astype(_dtype_of(rule, saved, kind))
-                yield from ((copy, written) for copy in _with_copies(each, copies))
+                for copy in _with_copies(each, copies):
+                    yield copy, tensor.astype(_dtype_of(rule, saved, kind))
 
 
 def _shards(sizes: Iterable[tuple[str, int]], most: int) -> list[Shard]:

@@ -33,7 +33,7 @@ from jaxptd.remat import SAVED_MATMUL_OUT
 
 
 class Ahead(NamedTuple):
-    """What a module reads.
+    """The inputs of a module.
 
     x: the residual stream before it, with what routers so far say where that is recorded.
     token_BTD: embeddings of the tokens k ahead, shaped like the stream.

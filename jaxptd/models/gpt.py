@@ -30,9 +30,9 @@ class GPT(TextModel):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, **others: Any) -> None:
         super().__init__(config, rngs=rngs, **others)
         self.head = None if config.tie_embeddings else self.table(rngs)
-        layers = self.architecture(config).layers_behind
-        self.module_names = tuple(layer.name for layer in layers)
-        for number, layer in enumerate(layers, 1):
+        self.losses_ahead = tuple(losses_ahead(config).items())
+        self.module_names = tuple(x.name for x in self.architecture(config).layers_behind)
+        for number, layer in enumerate(self.architecture(config).layers_behind, 1):
             own: Any = {"number": number, "tensor_parallel": self.tensor_parallel, "rngs": rngs}
             setattr(self, layer.name, MTPModule(layer, config, **own))
 
@@ -56,40 +56,27 @@ class GPT(TextModel):
     def losses(
         self, x: Array | Routed, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
-        """x after all blocks -> `sums_over_targets`, of routers' losses and of tokens ahead."""
-        x = self._normed(x)
-        sums = self._of_next(x, batch)
-        of_modules = zip(losses_ahead(self.config).items(), self.modules_ahead, strict=True)
-        for (name, loss), module in of_modules:
-            x = self._after(module, x, batch, token_info)
-            logits_BTV = self.logits(module.norm(_stream(x)))
-            axes, targets_BT = self.tensor_parallel.axes, batch[loss.targets]
-            own = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
-            sums[name] = own[CROSS_ENTROPY]
-        return sums | self._of_routers(x, batch)
+        """x after all blocks -> `sums_over_targets`, of routers' losses and of tokens ahead.
 
-    @jax.named_scope("loss")
+        Of the last only if the batch has them.
+        """
+        x_BTD = self.last_norm(x.x_BTD if isinstance(x, Routed) else x)
+        axes, targets_BT = self.tensor_parallel.axes, batch["targets"]
+        sums = sums_over_targets(self.logits(x_BTD), targets_BT, self.config, axes)
+        x = x._replace(x_BTD=x_BTD) if isinstance(x, Routed) else x_BTD
+        if self.losses_ahead and "tokens_1" in batch:
+            x, more = self._of_modules(x, batch, token_info)
+            sums |= more
+        return sums | self._of_routers(x, batch) if isinstance(x, Routed) else sums
+
     def evaluated(
         self, x: Array | Routed, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
         """The sums of `losses` without those of tokens ahead; there are no scores."""
-        x = self._normed(x)
-        return self._of_next(x, batch) | self._of_routers(x, batch)
+        return self.losses(x, {"targets": batch["targets"]}, token_info)
 
-    def _normed(self, x: Array | Routed) -> Array | Routed:
-        """x after all blocks, its stream normalised."""
-        normed_BTD = self.last_norm(_stream(x))
-        return x._replace(x_BTD=normed_BTD) if isinstance(x, Routed) else normed_BTD
-
-    def _of_next(self, x: Array | Routed, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """`sums_over_targets` of the next tokens; x: normalised."""
-        axes = self.tensor_parallel.axes
-        return sums_over_targets(self.logits(_stream(x)), batch["targets"], self.config, axes)
-
-    def _of_routers(self, x: Array | Routed, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def _of_routers(self, x: Routed, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The sum of each of the routers' losses over the tokens with targets."""
-        if not isinstance(x, Routed):
-            return {}
         axes = self.tensor_parallel.axes
         own_BT = block_along(batch["targets"], axes.tokens, 1)
         sum_Q = jnp.where(own_BT[..., None] >= 0, x.terms_BTQ, 0).sum((0, 1))
@@ -98,9 +85,21 @@ class GPT(TextModel):
 
     # ---- tokens further ahead -------------------------------------------------------------------
 
+    def _of_modules(
+        self, x: Array | Routed, batch: Mapping[str, Array], token_info: TokenInfo
+    ) -> tuple[Array | Routed, dict[str, Array]]:
+        """x, normalised -> (x after all MTP modules, the sum of each one's cross-entropy)."""
+        sums, axes = {}, self.tensor_parallel.axes
+        for (name, loss), module in zip(self.losses_ahead, self.modules_ahead, strict=True):
+            x = self._after(module, x, batch, token_info)
+            logits_BTV, targets_BT = self.logits(module.norm(_stream(x))), batch[loss.targets]
+            own = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
+            sums[name] = own[CROSS_ENTROPY]
+        return x, sums
+
     def seen(self, x: Routed, batch: Mapping[str, Array], token_info: TokenInfo) -> Seen | None:
         """x after all blocks -> what all routers chose, with those of MTP modules."""
-        normed: Any = self._normed(x)
+        normed: Any = x._replace(x_BTD=self.last_norm(x.x_BTD))
         for module in self.modules_ahead:
             normed = self._after(module, normed, batch, token_info)
         found: Seen | None = normed.seen

@@ -185,12 +185,8 @@ class TextModel(nnx.Module):
         x_BTD, seen = self.embedded(batch, token_info), cast(Seen | None, batch.get(SEEN))
         if seen is None and (not self.terms_of_loss or "targets" not in batch):
             return x_BTD
-        return Routed(x_BTD, self.no_terms(x_BTD), seen)
-
-    def no_terms(self, x_BTD: Array) -> Array:
-        """Zeros `[B, T, Q]` for what routers will add to the loss of x's tokens."""
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
-        return jnp.zeros_like(x_BTD[..., : self.terms_of_loss], dtype=wide)
+        return Routed(x_BTD, jnp.zeros_like(x_BTD[..., : self.terms_of_loss], dtype=wide), seen)
 
     def embedded(self, batch: Mapping[str, Array], token_info: TokenInfo) -> Array:
         """A batch with tokens[B, T] -> the residual stream."""
@@ -204,7 +200,12 @@ class TextModel(nnx.Module):
         x_BTD = x_BTD if scale == 1 else x_BTD * scale
         if not self.norms_last:
             x_BTD = self.norm(x_BTD)
-        return self._dropped(x_BTD, token_info, layer=0)
+        if not self.config.dropout:
+            return x_BTD
+        embedded = token_info.at(0, DropoutSite.EMBEDDING)
+        return drop_residual(
+            x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
+        )
 
     @jax.named_scope("embedding")
     def looked_up(self, tokens_BT: Array, token_info: TokenInfo, *, layer: int) -> Array:
@@ -214,16 +215,8 @@ class TextModel(nnx.Module):
             self.options.embedding_scale,
         )
         x_BTD = x_BTD if scale == 1 else x_BTD * scale
-        return self._dropped(x_BTD, token_info, layer=layer)
-
-    def _dropped(self, x_BTD: Array, token_info: TokenInfo, *, layer: int) -> Array:
-        """Embeddings after dropout; layer: the first one after them."""
-        if not self.config.dropout:
-            return x_BTD
-        embedded = token_info.at(layer, DropoutSite.EMBEDDING)
-        return drop_residual(
-            x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=self.config.dropout
-        )
+        embedded, rate = token_info.at(layer, DropoutSite.EMBEDDING), self.config.dropout
+        return drop_residual(x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=rate)
 
     def seen(self, x: Routed, batch: Mapping[str, Array], token_info: TokenInfo) -> Seen | None:
         """x after all blocks -> what all routers chose."""

@@ -92,7 +92,7 @@ class Generator:
     def _resolved(self) -> ResolvedConfig:
         """The program's resolved choices, without sharded tokens.
 
-        Caches have room for drafts behind the last token.
+        Caches are long enough for drafts behind the last token.
         """
         resolved = resolve_for_decoding(self.program.config, self.program.mesh)
         if self.drafts is None:

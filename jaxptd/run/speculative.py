@@ -53,7 +53,7 @@ class Drafts:
 class Carry(NamedTuple):
     """A round's result.
 
-    written: number of ids in the text, of which `ids_N` has room for more. token_B: the token drawn
+    written: number of ids in the text, which begin `ids_N`. token_B: the token drawn
     last. drafts_BD: drafts of those after it. state: the model's caches. caches: the modules'.
     rounds, kept: as in `Drafts`. ended: whether the text has.
     """
