@@ -225,7 +225,7 @@ def _check_no_others(batch: WholeBatch, fields: Mapping[str, Field], config: Con
 def _check_targets(batch: Mapping[str, np.ndarray], config: Config) -> None:
     """Raises UserError if a loss has no target to average over."""
     for term, loss in family_of(config.model).losses(config.model).items():
-        if (batch[loss.targets] < 0).all():
+        if not loss.optional and (batch[loss.targets] < 0).all():
             raise UserError(
                 f"a batch has no valid target in {loss.targets} for the loss {term}; use targets "
                 "of 0 or more"

@@ -101,11 +101,10 @@ def losses_ahead(model: ModelConfig) -> dict[str, Loss]:
     """The cross-entropy of each MTP module, with an equal share of `model.mtp.weight`."""
     if model.mtp is None:
         return {}
-    modules = range(1, model.ahead + 1)
-    weight = model.mtp.weight / model.ahead
+    share: Any = {"weight": model.mtp.weight / model.ahead, "evaluated": False, "optional": True}
     return {
-        MTP_LOSS if k == 1 else f"{MTP_LOSS}_{k}": Loss(f"targets_{k}", weight, evaluated=False)
-        for k in modules
+        MTP_LOSS if k == 1 else f"{MTP_LOSS}_{k}": Loss(f"targets_{k}", **share)
+        for k in range(1, model.ahead + 1)
     }
 
 

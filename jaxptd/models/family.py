@@ -36,12 +36,14 @@ class Loss(NamedTuple):
         weight: the term's factor.
         evaluated: whether evaluations report it; otherwise it only guides training.
         trained: whether it guides training; otherwise it is a score of evaluations.
+        optional: whether a batch may have none of these targets; the term is 0 then.
     """
 
     targets: str
     weight: float = 1.0
     evaluated: bool = True
     trained: bool = True
+    optional: bool = False
 
 
 class Writing(NamedTuple):

@@ -81,7 +81,9 @@ class StepBody:
         counts, dtype = self._counts(batch), resolved.master_dtype
         scale = guard["scale"].astype(dtype)  # a weight times float32 would be rounded to it
         weights = {
-            name: term.weight * scale / counts[term.targets].astype(dtype)
+            name: term.weight
+            * scale
+            / jnp.maximum(counts[term.targets], int(term.optional)).astype(dtype)
             for name, term in self.terms.items()
             if term.trained
         }

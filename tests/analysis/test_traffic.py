@@ -180,6 +180,16 @@ LATENTS = [
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=2), LATENT | {"optimizer": "muon"}),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=1), LATENT | {"optimizer": "adafactor"}),
 ]
+AHEAD = {"mtp.layers": 2}
+MODULES = [  # which run with the head
+    (Layout(pp=2, cp=2, tp=2, schedule="zb-h1"), FOUR | AHEAD | {"remat": "dots"}),
+    (Layout(dp=2, ep=2, tp=2, zero=3), LATENT | AHEAD | {"moe.balance_loss": 0.1}),
+    slow(Layout(row=2, col=2, matmul2d="summa"), AHEAD | {"remat": "full"}),
+    slow(RING_STEPS, AHEAD | {"remat": "full"}),
+    slow(Layout(cp=2, ulysses=2), AHEAD | {"remat": "attention", "norm_order": "output"}),
+    slow(Layout(pp=2, ep=2, zero=1), FOUR | LATENT | AHEAD | {"moe.bias_rate": 0.1}),
+    slow(Layout(pp=2, row=2, col=2, attention2d="blocks"), AHEAD | {"tie_embeddings": False}),
+]
 # One layer without a window makes blocks travel to all devices in every layer.
 PATTERN = {"window": 3, "window_layers": (True, False)}
 SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
@@ -320,6 +330,7 @@ ALL = (
     + OPTIONS
     + EXPERTS
     + LATENTS
+    + MODULES
     + WINDOWS
     + HEADS
     + ENCODERS

@@ -51,6 +51,7 @@ def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
         slow(Layout(cp=2, row=2, col=2), BERT),
         slow(Layout(dp=2), APART),
         slow(Layout(cp=2), APART),
+        slow(Layout(cp=2), APART | {"mtp.layers": 2}),
     ],
     ids=str,
 )

@@ -1,5 +1,7 @@
 """Modules that predict several tokens ahead: their batches, losses, parameters and costs."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -68,6 +70,18 @@ def test_metrics_name_the_losses_and_evaluations_only_the_models_own() -> None:
     own = jax.device_put(own, shardings(plain.states.stored, plain.mesh))
     expected = plain.eval_step(own, batch)["cross_entropy"]
     assert float(found["cross_entropy"]["sum"]) == float(expected["sum"])
+
+
+def test_a_batch_may_have_no_target_ahead() -> None:
+    """Fine-tuning on one token at the end of each sequence, for instance."""
+    program = tiny.program(Layout(), **{"mtp.layers": 1})
+    batch = tiny.batch()
+    last = np.where(np.arange(8) == 7, batch["targets"], -1)
+    first = np.where(np.arange(8) == 0, batch["targets"], -1)  # which no token is one before
+    for targets, some in ((last, True), (first, False)):
+        _, metrics = program.train_step(program.init_state(), {**batch, "targets": targets})
+        assert math.isfinite(float(metrics["grad_norm"]))
+        assert (float(metrics["mtp_loss"]) > 0) is some
 
 
 @pytest.mark.parametrize(
