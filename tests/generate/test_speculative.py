@@ -4,16 +4,18 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 from turns import slow
 
 from jaxptd.errors import UserError
+from jaxptd.layers.attention import Cache
 from jaxptd.mesh import Layout
 from jaxptd.params import shardings
 from jaxptd.run.generator import Generator, Sampling
-from jaxptd.run.speculative import Drafts
+from jaxptd.run.speculative import Drafts, Speculation
 from jaxptd.step import Program
 
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.0, seed=3)
@@ -88,6 +90,40 @@ def test_a_trained_model_keeps_drafts(layout: Layout) -> None:
     assert alone[:8] == [*PATTERN, *PATTERN][3:11]
     assert drafts.share > 0.8
     assert drafts.per_pass > 2.5
+
+
+def follows(token: Any) -> Any:
+    """The token that a scripted model draws after one."""
+    return (3 * token + 1) % 13
+
+
+class Scripted:
+    """Two modules: the first is always wrong, and the second drafts what would follow its draft."""
+
+    modules_ahead = (1, 2)
+
+    def empty_drafts(self, batch: int) -> list[Cache]:
+        return [Cache(jnp.zeros(0), jnp.zeros(0), jnp.int32(0)) for _ in self.modules_ahead]
+
+    def draft(self, number: int, x: Any, following: Any, info: None, cache: Cache) -> Any:
+        drafted = follows(following) + (number == 1)
+        return jax.nn.one_hot(drafted % 13, 13), x, cache
+
+
+def test_no_draft_behind_a_wrong_one_is_kept() -> None:
+    rounds = Speculation(
+        Scripted(),
+        lambda tokens, start, state: ((jax.nn.one_hot(follows(tokens), 13), tokens), state),
+        lambda tokens, start: None,  # type: ignore[arg-type, return-value]
+        lambda logits, place: jnp.argmax(logits[:, -1], -1).astype(jnp.int32),
+        ends=(),
+    )
+    ids, written, passes, kept = rounds.run(jnp.array([[1, 2]], jnp.int32), {}, 6)
+    expected = [follows(2)]
+    while len(expected) < 6:
+        expected.append(follows(expected[-1]))
+    assert ids[:6].tolist() == expected
+    assert (int(written), int(passes), int(kept)) == (6, 6, 0)
 
 
 def test_a_model_without_modules_is_refused() -> None:
