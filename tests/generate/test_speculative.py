@@ -40,7 +40,7 @@ def both(made: Program, params: Any, prompt: list[int], sampling: Sampling) -> D
     return drafts
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("sampling", [GREEDY, slow(WARM)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize(
     ("layout", "modules", "model"),
     [

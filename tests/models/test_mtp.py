@@ -88,7 +88,7 @@ def test_a_batch_may_have_no_target_ahead() -> None:
     ("layout", "choice"),
     [
         (Layout(dp=2, tp=2, sequence_parallel=True), {"remat": "dots", "dropout": 0.1}),
-        (Layout(pp=2, cp=2, schedule="zb-h1"), {"documents": "apart", "num_layers": 4}),
+        slow(Layout(pp=2, cp=2, schedule="zb-h1"), {"documents": "apart", "num_layers": 4}),
         (Layout(pp=2, ep=2, zero=1), {**tiny.LATENT, "moe.balance_loss": 0.1}),
         slow(Layout(row=2, col=2), {"remat": "full"}),
         slow(Layout(cp=3, tp=2), {"seq_length": 10, "num_heads": 3, "hidden_size": 6}),

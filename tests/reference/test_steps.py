@@ -123,7 +123,7 @@ def test_latent_attention_steps_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 
 
-@pytest.mark.parametrize("case", [*AHEAD[:2], *map(slow, AHEAD[2:])], ids=str)
+@pytest.mark.parametrize("case", [AHEAD[0], *map(slow, AHEAD[1:])], ids=str)
 def test_several_tokens_ahead_step_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 
