@@ -17,8 +17,12 @@ from jaxptd import ModelConfig, UserError
 from jaxptd.config import nested, option
 from jaxptd.hf.convert import main as convert
 from jaxptd.hf.directory import Directory
+from jaxptd.hf.load import load_model
 from jaxptd.hf.read import remarks_of
 from jaxptd.hf.sizes import config_json, read_sizes
+from jaxptd.mesh import Layout
+from jaxptd.run.generator import Generator, Sampling
+from jaxptd.run.speculative import Drafts
 
 KINDS = ("deepseek_v2", "deepseek_v3")
 # Of DeepSeek-V3's `config.json`, where `mscale` and `mscale_all_dim` leave rotated vectors as they
@@ -188,6 +192,18 @@ def test_modules_that_predict_further_tokens_come_back_as_they_were(
     for name, x in tensors.items():
         assert back.tensor(name)[(slice(None),) * x.ndim].tobytes() == x.tobytes(), name
     assert back.config["num_nextn_predict_layers"] == 2
+
+
+def test_modules_of_a_directory_draft_its_text(tmp_path: Path) -> None:
+    tensors, config = with_modules(1)
+    there = write_directory(tmp_path / "there", tensors, base=config)
+    alone, params = load_model(there, layout=Layout(), platform="cpu")
+    assert not alone.config.model.ahead
+    program, own = load_model(there, layout=Layout(), platform="cpu", modules=True)
+    assert program.config.model.ahead == 1
+    greedy, vocab = Sampling(temperature=0), program.config.model.vocab_size or 0
+    expected = Generator(alone, vocab, greedy)(params, [1, 2], 5)
+    assert Generator(program, vocab, greedy, drafts=Drafts())(own, [1, 2], 5) == expected
 
 
 def test_a_module_with_tables_of_its_own_is_refused(tmp_path: Path) -> None:
