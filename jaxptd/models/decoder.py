@@ -177,7 +177,8 @@ def stacks(model: ModelConfig, statistics: int) -> tuple[Stack, ...]:
     made, first = [], 0
     for sparse, layers in runs:
         name = "blocks" if len(runs) == 1 else f"blocks_{first}"
-        made.append(_stack(model, name, slice(first, first + layers), statistics, sparse))
+        own = slice(first, first + layers)
+        made.append(_stack(model, name, own, statistics=statistics, sparse=sparse))
         first += layers
     return tuple(made)
 
@@ -187,12 +188,12 @@ def layers_ahead(model: ModelConfig, statistics: int) -> list[Stack]:
     last = model.num_layers - 1
     sparse = bool(model.moe and model.moe.is_sparse(last))
     return [
-        _stack(model, f"mtp_{k}", slice(last, last + 1), statistics, sparse)
+        _stack(model, f"mtp_{k}", slice(last, last + 1), statistics=statistics, sparse=sparse)
         for k in range(1, model.ahead + 1)
     ]
 
 
-def _stack(model: ModelConfig, name: str, layers: slice, statistics: int, sparse: bool) -> Stack:
+def _stack(model: ModelConfig, name: str, layers: slice, *, statistics: int, sparse: bool) -> Stack:
     """Layers of one kind; sparse: whether they have experts."""
     parts = attention_of(model, layers), MoEShape.of(model) if sparse else mlp_of(model)
     number = layers.stop - layers.start

@@ -210,10 +210,8 @@ class TextModel(nnx.Module):
     @jax.named_scope("embedding")
     def looked_up(self, tokens_BT: Array, token_info: TokenInfo, *, layer: int) -> Array:
         """Embeddings of tokens without their positions; layer: whose dropout they use."""
-        x_BTD, scale = (
-            self.tokens(tokens_BT, jnp.dtype(self.config.dtype)),
-            self.options.embedding_scale,
-        )
+        x_BTD = self.tokens(tokens_BT, jnp.dtype(self.config.dtype))
+        scale = self.options.embedding_scale
         x_BTD = x_BTD if scale == 1 else x_BTD * scale
         embedded, rate = token_info.at(layer, DropoutSite.EMBEDDING), self.config.dropout
         return drop_residual(x_BTD, embedded, tensor_parallel=self.tensor_parallel, rate=rate)
