@@ -255,7 +255,7 @@ def sent_by(
     """Least seconds for what a ZeRO stage sends; fewer devices have the same experts than the rest.
 
     What has the same devices is sent in one message. Shards of gradients are added up over replicas
-    once a step, those of layers beside the layers where these send theirs once, too.
+    once a step, those of layers beside the layers where these send gradients once.
     """
     layout, p = mesh_shape.layer_layout.layout, mesh_shape.pp
     inside = layout.tp * layout.row * layout.col
