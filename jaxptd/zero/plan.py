@@ -160,7 +160,7 @@ def layers_plan(config: Config) -> ParamPlan:
 
 
 def layers_are_alone(config: Config) -> bool:
-    """True if no other device along the axes of samples has the same layers."""
+    """True if no other device along ZeRO's axes has the same layers."""
     return config.layout.zero_shards == 1
 
 
@@ -275,7 +275,7 @@ def _reduce(config: Config, runs: Runs, gather: Gather, *, alone: bool) -> tuple
         if alone and not layers_are_alone(config):
             return "end", "no other device along dp and cp has these experts"
         return "last_microbatch", f"layout.zero=1: once for {many} micro-batches, beside the layers"
-    if layers_are_alone(config):
+    if config.layout.batch_shards == 1:
         return "end", "no other device along dp, ep or cp has a part of the sum"
     return "end", f"layout.zero={zero}: once a step"
 
