@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 315,
-    "lines": 61_500,
+    "lines": 61_600,
 }
 
 
