@@ -27,7 +27,7 @@ WINDOWS = {"family": "gemma3_text", "window": 3, "window_layers": (True, False)}
 
 def program(layout: Layout, modules: int, **model: Any) -> Program:
     own = {"mtp.layers": modules, "seq_length": 24, **model}
-    return tiny.program(layout, batch=layout.replicas, micro_batches=1, **own)
+    return tiny.program(layout, batch=layout.sample_shards, micro_batches=1, **own)
 
 
 def both(made: Program, params: Any, prompt: list[int], sampling: Sampling) -> Drafts:
