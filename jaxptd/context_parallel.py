@@ -100,11 +100,14 @@ class Exchange:
         whole_rows: whether a device forms the scores of its queries with all keys, visible or not,
             and saves their probabilities, without a fused kernel. Otherwise a kernel visits the
             blocks that they see.
+        expands: whether latent vectors can move instead of keys and values, which each device then
+            computes where it visits them.
     """
 
     attend: Callable[..., Any]
     costs: Callable[..., Any] = Imported("jaxptd.parts.exchange", "Blocks")
     whole_rows: bool = False
+    expands: bool = True
 
 
 BLOCKS = Exchange(Imported("jaxptd.ring_attention", "attend_blocks"))
@@ -112,6 +115,7 @@ ROWS = Exchange(
     Imported("jaxptd.attention.rsa", "attend_rsa"),
     Imported("jaxptd.parts.exchange", "WholeRows"),
     whole_rows=True,
+    expands=False,
 )
 GATHERED = Exchange(
     Imported("jaxptd.attention.gather", "attend_gathered"),

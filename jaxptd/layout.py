@@ -39,6 +39,7 @@ BATCH_AXES = (*SAMPLE_AXES, *SEQUENCE_AXES)  # ZeRO shards the state over them
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ExpertSplit = Literal["cut", "whole"]
+LatentExchange = Literal["compressed", "expanded"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offloaded = Literal["optimizer", "parameters", "activations"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
@@ -80,6 +81,9 @@ class Layout:
         ring: attention over cp (and row): a ring, zigzag (balanced) or blockwise (contiguous
             shards); rsa (whole rows of scores, as first published); or gather (all keys and values
             gathered, balanced).
+        latent_exchange: what latent attention moves over cp and ulysses: compressed (the latent
+            vectors of tokens, from which each device computes keys and values wherever it meets
+            them), or expanded (keys and values of all heads; always with rsa).
         matmul2d: matmuls on the grid: gather, summa, or, on a square grid, fox or cannon.
         matmul2d_slices: slices in which gather works, each gathered during the matmul of the one
             before.
@@ -114,6 +118,7 @@ class Layout:
     collective_matmul: bool = False
     keep_gathered: bool = False
     ring: RingKind = "zigzag"
+    latent_exchange: LatentExchange = "compressed"
     matmul2d: Matmul2D = "gather"
     matmul2d_slices: int = 1
     attention2d: Attention2D = "heads"
@@ -251,6 +256,12 @@ class Layout:
     def context_parallel(self) -> ContextParallel:
         """The strategy by which the devices of a ring share a sequence."""
         return STRATEGIES[self.ring]
+
+    @property
+    def exchanges_latents(self) -> bool:
+        """Devices that share a sequence exchange latent vectors in latent attention."""
+        expands = self.ring_size == 1 or self.context_parallel.exchange.expands
+        return self.latent_exchange == "compressed" and expands and self.sequence_shards > 1
 
     @property
     def gathers_inputs(self) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.attention.expansion import Expansion, Unchanged
 from jaxptd.attention.kernel import (
     Gradients,
     Kernel,
@@ -48,6 +49,7 @@ class AttentionInputs(NamedTuple):
     `kernel.ScoreCoordinates`, or None. seed_BN2: dropout seeds, or None. bias_NR: of the scores by
     distance, as in `kernel.ScoreCoordinates`, or None. windowed: whether this layer has the window
     of the scores; None: it has. sink_N: a logit of each head beside its scores, or None.
+    expansion: makes keys and values from the k and v that devices exchange.
     """
 
     query_segment_BCT: Array | None = None
@@ -56,6 +58,7 @@ class AttentionInputs(NamedTuple):
     bias_NR: Array | None = None
     windowed: Array | None = None
     sink_N: Array | None = None
+    expansion: Expansion = Unchanged()
 
     def of_heads(self, axis: str) -> "AttentionInputs":
         """Takes those of this device's share of the heads along `axis`."""
@@ -63,7 +66,10 @@ class AttentionInputs(NamedTuple):
             None if x is None else local_block(x, axis, dim)
             for x, dim in ((self.seed_BN2, 1), (self.bias_NR, 0), (self.sink_N, 0))
         )
-        return self._replace(seed_BN2=seed_BN2, bias_NR=bias_NR, sink_N=sink_N)
+        expansion = self.expansion.of_heads(axis)
+        return self._replace(
+            seed_BN2=seed_BN2, bias_NR=bias_NR, sink_N=sink_N, expansion=expansion
+        )
 
     def furthest(self, scores: Scores) -> Scores:
         """The scores of the layer that sees the furthest."""
@@ -88,6 +94,7 @@ class Ring:
         kind: the name of the strategy.
         heads: a mesh axis along which devices split each block further, except in attention, where
             they split heads; or None.
+        latents: whether latent attention exchanges latent vectors instead of keys and values.
 
     Attributes:
         strategy: the order of tokens, and how queries meet the keys of other devices.
@@ -99,6 +106,7 @@ class Ring:
     axis: Axes
     kind: RingKind = "zigzag"
     heads: str | None = None
+    latents: bool = False
     strategy: ContextParallel = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -221,9 +229,10 @@ def attend(
     Args:
         q: local queries, `[B, T, N, H]`.
         k: local keys, `[B, S, K, H]`; K divides N, see `attention/kernel.py`. S differs from T if
-            they are those of another sequence.
-        v: local values, shaped as the keys.
-        inputs: their documents, dropout seeds, and a bias of the scores.
+            they are those of another sequence. They may be what keys are made of, see
+            `attention/expansion.py`.
+        v: local values, shaped as the keys, or what values are made of.
+        inputs: their documents, dropout seeds, a bias of the scores, and an expansion of k and v.
         ring: the devices that share the sequence; possibly a single one. With `ring.heads` q, k, v
             and o are of this device's share of its block.
         kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.
@@ -233,7 +242,7 @@ def attend(
         ValueError: causal attention of two lengths, or a bias with too few distances.
     """
     if ring.heads is not None:
-        q, (k, v) = to_heads(q, ring.heads), to_heads(jnp.stack((k, v)), ring.heads)
+        q, (k, v) = to_heads(q, ring.heads), inputs.expansion.all_tokens(k, v, ring.heads)
         own, whole = inputs.of_heads(ring.heads), dataclasses.replace(ring, heads=None)
         o_BTNH = attend(q, k, v, own, ring=whole, kernel=kernel, scores=scores)
         return to_tokens(o_BTNH, ring.heads)
@@ -245,6 +254,8 @@ def attend(
         inputs = inputs._replace(bias_NR=varying_with(q, inputs.bias_NR))
     if inputs.sink_N is not None:
         inputs = inputs._replace(sink_N=varying_with(q, inputs.sink_N))
+    expansion = jax.tree.map(partial(varying_with, q), inputs.expansion)
+    inputs = inputs._replace(expansion=expansion)
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
     if devices == 1:
         return _alone(q, k, v, inputs, spec)
@@ -286,7 +297,8 @@ def recomputing(forward: Callable[..., Any], backward: Callable[..., Any]) -> At
     Args:
         forward: (q, k, v, inputs, spec) -> the output and the logsumexp of whole rows.
         backward: (saved, gradient of the output, inputs, spec) -> gradients of q, k, v and the
-            bias, `Gradients`. It need not know of sinks, see `kernel.with_sinks`.
+            bias, `Gradients`, and of the expansion. It need not know of sinks, see
+            `kernel.with_sinks`.
     """
 
     @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -312,11 +324,12 @@ def recomputing(forward: Callable[..., Any], backward: Callable[..., Any]) -> At
         # Scores wait for do, or XLA would compute them in forward; keys may move earlier.
         q, do = lax.optimization_barrier((saved.q, do))
         saved = saved._replace(q=q)
-        gradients = backward(saved, do, inputs, spec)
-        primals = (saved.q, saved.k, saved.v, inputs.bias_NR)
-        dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
+        gradients, expansion = backward(saved, do, inputs, spec)
+        primals = (saved.q, saved.k, saved.v, inputs.bias_NR, inputs.expansion)
+        found = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, (*gradients, expansion))
+        dq, dk, dv, bias, expansion = found
         sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
-        return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
+        return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink, expansion=expansion)
 
     attention.defvjp(save, restore)
     return attention
@@ -328,13 +341,19 @@ def recomputing(forward: Callable[..., Any], backward: Callable[..., Any]) -> At
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, Array]:
+    k, v = inputs.expansion.expand(k, v)
     fwd = partial(spec.kernel.fwd, q, k, v, _coordinates(q, k, inputs))
     return by_window(inputs.windowed, spec.scores, lambda scores: fwd(scores=scores))
 
 
-def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
-    bwd = partial(spec.kernel.bwd, saved, do, _coordinates(saved.q, saved.k, inputs))
-    return by_window(inputs.windowed, spec.scores, lambda scores: bwd(scores=scores))
+def _backward(
+    saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Gradients, Expansion]:
+    k, v = inputs.expansion.expand(saved.k, saved.v)
+    bwd = partial(spec.kernel.bwd, saved._replace(k=k, v=v), do, _coordinates(saved.q, k, inputs))
+    dq, dk, dv, bias = by_window(inputs.windowed, spec.scores, lambda scores: bwd(scores=scores))
+    dk, dv, expansion = inputs.expansion.contract((saved.k, saved.v), dk, dv)
+    return Gradients(dq, dk, dv, bias), expansion
 
 
 def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinates:

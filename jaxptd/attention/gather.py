@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, recomputing
+from jaxptd.attention.expansion import Expansion
 from jaxptd.attention.kernel import Gradients, Lengths, Saved, ScoreCoordinates
 from jaxptd.attention.ring import (
     ScoreTile,
@@ -43,7 +44,9 @@ from jaxptd.collectives import all_gather, reduce_scatter
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, Array]:
-    rows: tuple[Array, Array] = of_layer(_attend, inputs, spec)(q, _gather(k, v, spec.ring))
+    expansion = inputs.expansion
+    kv = expansion.heads(_gather(expansion.join(k, v), spec.ring))
+    rows: tuple[Array, Array] = of_layer(_attend, inputs, spec)(q, kv)
     return rows
 
 
@@ -58,11 +61,16 @@ def _attend(
     return rows
 
 
-def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
-    ring, kv = spec.ring, _gather(saved.k, saved.v, spec.ring)
-    sums, dkv = of_layer(_attend_back, inputs, spec)(saved, kv, do)
-    dk, dv = reduce_scatter(_in_order(dkv, ring, dim=2, order=_held(ring)), ring.axis, 2)
-    return Gradients(sums.q, dk, dv, sums.bias)
+def _backward(
+    saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Gradients, Expansion]:
+    ring, expansion = spec.ring, inputs.expansion
+    x = _gather(expansion.join(saved.k, saved.v), ring)
+    sums, dkv = of_layer(_attend_back, inputs, spec)(saved, expansion.heads(x), do)
+    dx, of_expansion = expansion.gradients(x, dkv)
+    dx = reduce_scatter(_in_order(dx, ring, dim=2, order=_held(ring)), ring.axis, 2)
+    dk, dv = expansion.split(dx)
+    return Gradients(sums.q, dk, dv, sums.bias), of_expansion
 
 
 def _attend_back(
@@ -96,9 +104,9 @@ def _in_order(x: Array, ring: Ring, *, dim: int, order: np.ndarray) -> Array:
     return jnp.take(split, order, dim, mode="clip").reshape(x.shape)
 
 
-def _gather(k: Array, v: Array, ring: Ring) -> Array:
-    """Local k, v `[B, S, K, H]` -> those of all devices in one array, `[2, B, C * S, K, H]`."""
-    every = all_gather(jnp.stack((k, v)), ring.axis, 2)
+def _gather(x: Array, ring: Ring) -> Array:
+    """What a device exchanges, `[P, B, S, K, H]` -> of all devices, `[P, B, C * S, K, H]`."""
+    every = all_gather(x, ring.axis, 2)
     return _in_order(every, ring, dim=2, order=np.argsort(_held(ring)))
 
 

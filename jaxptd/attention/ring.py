@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring
+from jaxptd.attention.expansion import Expansion, Unchanged
 from jaxptd.attention.kernel import (
     Lengths,
     Saved,
@@ -283,6 +284,11 @@ class Sums(NamedTuple):
 
     q: Array
     bias: Array | None
+    expansion: Expansion = Unchanged()
+
+    def with_expansion(self, gradient: Any) -> "Sums":
+        """Adds a gradient of the expansion."""
+        return self._replace(expansion=jax.tree.map(jnp.add, self.expansion, gradient))
 
 
 def zero_sums(like: Any, saved: Saved) -> Any:
@@ -339,7 +345,8 @@ def add_tile(
         for number, x in enumerate((gradients.k, gradients.v)):
             dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
         bias = add_gradients(sums.bias, gradients.bias)
-        return Sums(add_at(sums.q, gradients.q, (0, tile.query, 0, 0)), bias), dkv
+        dq = add_at(sums.q, gradients.q, (0, tile.query, 0, 0))
+        return sums._replace(q=dq, bias=bias), dkv
 
     return _where_documents_meet(added, total, of_tile)
 

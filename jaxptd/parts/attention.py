@@ -119,6 +119,10 @@ class AttentionShape(Part):
         """True if the output projection takes a part of each head of attention's output."""
         return False
 
+    def exchanged(self, own: "HeadSizes") -> int:
+        """Elements for each token that devices exchange if they share sequences."""
+        return 2 * own.sent_keys
+
     def of_keys(self, tokens: int) -> int:
         """Number of tokens with keys and values, for `tokens` queries."""
         return tokens * self.key_tokens // self.tokens
@@ -494,7 +498,13 @@ class HeadSizes:
 
     @property
     def taken_kv(self) -> int:
-        """Bytes of the keys and values with which a device attends, of a ring its own block's."""
+        """Bytes of what attention takes for keys and values, of a ring a device's own block."""
+        tokens = self.part.of_keys(self.sizes.rows)
+        return tokens * self.part.exchanged(self) * self.sizes.itemsize
+
+    @property
+    def visited_kv(self) -> int:
+        """Bytes of the keys and values of as many tokens, with which a device attends."""
         return 2 * self.part.of_keys(self.sizes.rows) * self.sent_keys * self.sizes.itemsize
 
     @property

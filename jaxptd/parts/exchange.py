@@ -33,9 +33,9 @@ class Blocks:
         return (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
 
     def block(self, step: Scenario) -> int:
-        """Elements of a device's keys and values in attention."""
+        """Elements that a device exchanges in attention: keys and values, or latent vectors."""
         tokens = step.sizes.tokens * step.config.layout.cp // step.config.layout.ring_size
-        return 2 * self.own.part.of_keys(tokens) * self.own.sent_keys
+        return self.own.part.of_keys(tokens) * self.own.part.exchanged(self.own)
 
     def passes_again(self, again: Recomputed) -> int:
         """Forward passes of its rings that backward repeats."""
@@ -45,7 +45,7 @@ class Blocks:
         """The blocks that travel.
 
         Each has b*S*K*H/(cp*tp) elements, or b*S*K*H/(cp*row*col). Ulysses splits heads instead of
-        tokens, which changes no block.
+        tokens, which changes no block, except of latent vectors, which all heads share.
         """
         layout, sizes, rings = step.config.layout, step.sizes, self.rings
         axes, row = self.axes(layout), layout.ring_size // layout.cp

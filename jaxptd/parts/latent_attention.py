@@ -15,7 +15,14 @@ from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.costs.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+)
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.layout import Axis
@@ -134,6 +141,13 @@ class LatentAttentionShape(AttentionShape):
             vectors["q_latent"] = Compressed(self.hidden, self.q_rank)
         return vectors
 
+    def exchanged(self, own: HeadSizes) -> int:
+        """A latent vector, and the keys' part that all heads share; with Ulysses for all heads."""
+        layout = own.sizes.config.layout
+        if layout.exchanges_latents:
+            return (self.kv_rank + self.rope_size) * layout.ulysses
+        return super().exchanged(own)
+
     @property
     def compressing_weights(self) -> int:
         """Elements of the matrices that every device has whole."""
@@ -227,19 +241,25 @@ class LatentAttentionShape(AttentionShape):
             again = by("attention") if normed and config.gathers_again else {}
             copies = SOME if sizes.copies_taken else again
             yield Kept("x beside its tokens on all devices", sizes.stream, copies)
-        for each in self.compressed.values():
+        exchanges = sizes.config.layout.exchanges_latents
+        for name, each in self.compressed.items():
             yield Kept("a latent vector before its norm", rows * each.rank * size, MOST)
             yield Kept("statistics of its norm", rows * sizes.master_itemsize, MOST)
+            if exchanges and name == "kv_latent":
+                continue  # no matmul before attention
             taken = sizes.with_tokens(sizes.length, each.rank).taken
             yield Kept("a latent vector", taken, SOME)
 
     def _queries_keys_values(self, own: HeadSizes, queries: int) -> Iterator[Kept]:
         """The projections' result and the keys of all heads, or what follows from them."""
-        sizes = own.sizes
+        sizes, layout = own.sizes, own.sizes.config.layout
         made = sizes.rows * self.first(sizes) * sizes.itemsize // sizes.matrix_shards
-        rope = sizes.rows * self.rope_size * sizes.itemsize
+        shared = self.rope_size
+        if layout.exchanges_latents:
+            made, shared = queries, self.rope_size + self.kv_rank
+        of_all = sizes.rows * shared * sizes.itemsize
         yield Kept("q, k, v of latent vectors", made, by("attention", "dots"))
-        yield Kept("the key of all heads", rope, by("attention", "dots"))
+        yield Kept("the key of all heads, or what devices exchange", of_all, by("attention", "dots"))
         yield Kept("q, k, v as attention takes them", queries + own.taken_kv, by("none"))
 
     def _core_kept(self, own: HeadSizes, output: int) -> Iterator[Kept]:
@@ -272,8 +292,10 @@ class LatentAttentionShape(AttentionShape):
         """
         sizes, layout = step.sizes, step.config.layout
         x, token = sizes.activations, sizes.tokens * sizes.itemsize
-        taken = (token * self.kv_rank, token * self.q_rank or x)
+        taken: tuple[int, ...] = (token * self.kv_rank, token * self.q_rank or x)
         key, tp = token * self.rope_size, layout.tp
+        if layout.exchanges_latents:  # in one array, which no matmul takes before attention
+            taken, key = taken[1:], key + taken[0]
         ends = BACKWARD + FORWARD + again.last_product
         if layout.collective_matmul:
             splits = step.plan is not None and step.plan.schedule.splits
@@ -294,6 +316,20 @@ class LatentAttentionShape(AttentionShape):
             gathers = FORWARD + again.products
             yield _tp(ALL_GATHER, times, (gathers, gathers * key))
             yield _tp(REDUCE_SCATTER, times, (BACKWARD, key))
+
+    def _exchanged_heads(
+        self, step: Scenario, own: HeadSizes, again: Recomputed, times: int
+    ) -> Iterator[Collective]:
+        """All-to-alls of queries and outputs; latent vectors are gathered for the heads."""
+        if not step.config.layout.exchanges_latents:
+            yield from super()._exchanged_heads(step, own, again, times)
+            return
+        sizes, forwards = step.sizes, times * (2 - again.nothing)
+        queries = sizes.rows * own.heads * own.head * sizes.itemsize
+        moves, axes = 2 * (forwards + times), (Axis.ULYSSES,)
+        yield Collective(ALL_TO_ALL, axes, moves, moves * queries)
+        yield Collective(ALL_GATHER, axes, forwards, forwards * own.taken_kv)
+        yield Collective(REDUCE_SCATTER, axes, times, times * own.taken_kv)
 
     # ---- seconds -------------------------------------------------------------------------------
 

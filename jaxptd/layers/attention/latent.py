@@ -22,6 +22,7 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.attention.expansion import Expansion, FromLatents, Unchanged
 from jaxptd.collectives import alike
 from jaxptd.config import ModelConfig
 from jaxptd.config.block import rotations
@@ -72,7 +73,8 @@ class Compression(nnx.Module):
 class LatentAttention(SelfAttention):
     """Multi-head latent attention, causal.
 
-    Values are padded with zeros to the width of keys, because kernels and rings take both alike.
+    Values are padded with zeros to the width of keys, because kernels take both alike. Devices that
+    share a sequence exchange latent vectors, or keys and values (`layout.latent_exchange`).
     In generation the cache has latent vectors. W_kv is then multiplied with queries and with
     attention's output, so that one key of R + rope elements serves all heads.
 
@@ -131,8 +133,9 @@ class LatentAttention(SelfAttention):
         every = self.windowed
         windowed = None if every is None else of_layer(np.array(every), token_info)
         if cache is None:
-            qkv = q_BTNH, *self._keys_values(latent_BTR, rope_BT1H)
-            o_BTNH = self._attend(*qkv, token_info, bias_NR, windowed)
+            kv, expansion = self._exchanged(latent_BTR, rope_BT1H)
+            inputs = self._inputs(q_BTNH, token_info, bias_NR, windowed)
+            o_BTNH = self._attend(q_BTNH, *kv, inputs._replace(expansion=expansion))
             o_BTNH = o_BTNH[..., : self.shape.value_size]
         else:
             cache = cache.append(latent_BTR[:, :, None], rope_BT1H)
@@ -162,6 +165,18 @@ class LatentAttention(SelfAttention):
         turns, length = (of_layer(each, token_info) for each in rotations(self.config))
         number_H = jnp.arange(self.shape.rope_size, dtype=jnp.int32)
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
+
+    def _exchanged(
+        self, latent_BTR: Array, rope_BT1H: Array
+    ) -> tuple[tuple[Array, Array], Expansion]:
+        """What attention takes: keys and values, or what they are made of."""
+        if not self.tensor_parallel.ring.latents:
+            return self._keys_values(latent_BTR, rope_BT1H), Unchanged()
+        both_BTR = jnp.concatenate([latent_BTR[:, :, None], rope_BT1H], -1)
+        both_BTR = checkpoint_name(self.tensor_parallel.axes.for_heads(both_BTR), SAVED_MATMUL_OUT)
+        shape = self.shape
+        expansion = FromLatents(self.kv_up.w[...], shape.nope_size, shape.head_size)
+        return expansion.split(both_BTR[None]), expansion
 
     def _keys_values(self, latent_BTR: Array, rope_BT1H: Array) -> tuple[Array, Array]:
         """Keys and padded values of this device's heads, of all tokens."""
