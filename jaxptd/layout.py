@@ -258,10 +258,15 @@ class Layout:
         return STRATEGIES[self.ring]
 
     @property
-    def exchanges_latents(self) -> bool:
-        """Devices that share a sequence exchange latent vectors in latent attention."""
+    def expands_latents(self) -> bool:
+        """Devices share sequences in a way that can exchange latent vectors."""
         expands = self.ring_size == 1 or self.context_parallel.exchange.expands
-        return self.latent_exchange == "compressed" and expands and self.sequence_shards > 1
+        return self.sequence_shards > 1 and expands
+
+    @property
+    def exchanges_latents(self) -> bool:
+        """Devices that share sequences exchange latent vectors, in models that have them."""
+        return self.expands_latents and self.latent_exchange == "compressed"
 
     @property
     def gathers_inputs(self) -> bool:
@@ -324,6 +329,8 @@ class Layout:
         grid = [f"{self.matmul2d}{slices}", str(self.attention2d)] if self.has_grid else []
         sequence += ["experts=whole"] if self.experts == "whole" else []
         ring = [str(self.ring)] if self.ring_size > 1 else []
+        expanded = self.expands_latents and not self.exchanges_latents
+        ring += ["latent_exchange=expanded"] if expanded else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []
         hosted = [name for name in get_args(Offloaded) if name in self.offloaded]

@@ -67,9 +67,7 @@ class AttentionInputs(NamedTuple):
             for x, dim in ((self.seed_BN2, 1), (self.bias_NR, 0), (self.sink_N, 0))
         )
         expansion = self.expansion.of_heads(axis)
-        return self._replace(
-            seed_BN2=seed_BN2, bias_NR=bias_NR, sink_N=sink_N, expansion=expansion
-        )
+        return self._replace(seed_BN2=seed_BN2, bias_NR=bias_NR, sink_N=sink_N, expansion=expansion)
 
     def furthest(self, scores: Scores) -> Scores:
         """The scores of the layer that sees the furthest."""

@@ -269,11 +269,11 @@ class AttentionShape(Part):
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
         own = HeadSizes(self, sizes)
         queries = sizes.tokens * sizes.itemsize * own.inner // sizes.matrix_shards
-        scores, core = not sizes.is_fused, self._core_bytes(own, queries, own.taken_kv)
+        scores, core = not sizes.is_fused, self._core_bytes(own, queries)
         first = queries + own.made_kv
         return AttentionBytes.of(self, sizes, first=first, core=core, has_scores=scores)
 
-    def _core_bytes(self, own: "HeadSizes", queries: int, kv: int) -> int:
+    def _core_bytes(self, own: "HeadSizes", queries: int) -> int:
         """Besides q, k and v: a ring's arrays, and a kernel's chunks of scores."""
         sizes, layout = own.sizes, own.sizes.config.layout
         narrow, wide = sizes.itemsize, sizes.master_itemsize
@@ -283,14 +283,14 @@ class AttentionShape(Part):
             return rows * self.key_tokens * 2 * wide
         total = 0
         if ring > 1:
-            total = own.exchange.in_backward(queries, kv)
+            total = own.exchange.in_backward(queries, own.taken_kv)
         if not sizes.is_fused and not layout.context_parallel.exchange.whole_rows * (ring > 1):
             halves = 1 + (ring > 1 and self.causal)  # of a block, see `attend._at_once`
             queries_at_once = min(CHUNK, -(-self.tokens // ring // halves))
             keys_at_once = min(CHUNK, -(-self.key_tokens // ring // halves))
             total += sizes.sequences * own.attended * queries_at_once * keys_at_once * SCORES * both
             if queries_at_once < self.tokens // ring:  # sums over chunks
-                total += (queries + kv) * wide // narrow
+                total += (queries + own.visited_kv) * wide // narrow
         return total
 
     def turned_weights(self) -> int:

@@ -59,6 +59,10 @@ class Blocks:
             once = times * rings * number if hops else 0
             yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
 
+    def at_once(self, layout: Layout) -> int:
+        """Devices whose keys and values a device has at the same time."""
+        return 1
+
     def kept(self, output: int) -> Iterator[Kept]:
         """Tensors saved for backward; output: bytes of attention's output."""
         return self.own.kernel_kept(output)
@@ -68,7 +72,7 @@ class Blocks:
 
         Args:
             queries: bytes of a device's queries.
-            kv: bytes of a device's keys and values.
+            kv: bytes of a device's keys and values, or of what it exchanges instead.
         """
         sizes = self.own.sizes
         sums = queries + kv * (2 if sizes.config.layout.ring_size > 2 else 1)
@@ -104,6 +108,9 @@ class Gathered(Blocks):
         passes = times * (2 + self.passes_again(again))
         yield Collective(ALL_GATHER, axes, passes, passes * whole * sizes.itemsize)
         yield Collective(REDUCE_SCATTER, axes, times, times * whole * sizes.master_itemsize)
+
+    def at_once(self, layout: Layout) -> int:
+        return layout.ring_size
 
     def in_backward(self, queries: int, kv: int) -> int:
         """Bytes of whole keys and values, of their gradient sums, and of the queries'."""

@@ -23,8 +23,10 @@ from jaxptd.costs.collective import (
     REDUCE_SCATTER,
     Collective,
 )
+from jaxptd.costs import kernels
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
+from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis
 from jaxptd.parts.attention import AttentionBytes, AttentionShape, HeadSizes
 from jaxptd.parts.cross_attention import SOURCE_ROUNDS
@@ -259,8 +261,12 @@ class LatentAttentionShape(AttentionShape):
             made, shared = queries, self.rope_size + self.kv_rank
         of_all = sizes.rows * shared * sizes.itemsize
         yield Kept("q, k, v of latent vectors", made, by("attention", "dots"))
-        yield Kept("the key of all heads, or what devices exchange", of_all, by("attention", "dots"))
+        yield Kept("what all heads share", of_all, by("attention", "dots"))
         yield Kept("q, k, v as attention takes them", queries + own.taken_kv, by("none"))
+        if layout.exchanges_latents and layout.ulysses > 1:
+            size = sizes.itemsize if sizes.casts else sizes.master_itemsize
+            columns = own.attended * (self.nope_size + self.value_size)
+            yield Kept("k, v matrix of its heads", self.kv_rank * columns * size, by("none"))
 
     def _core_kept(self, own: HeadSizes, output: int) -> Iterator[Kept]:
         """Adds the output without the padding of values, as the output projection takes it."""
@@ -275,13 +281,24 @@ class LatentAttentionShape(AttentionShape):
         own, size = HeadSizes(self, sizes), sizes.itemsize
         queries = sizes.tokens * size * own.inner // sizes.matrix_shards
         made = sizes.tokens * size * self.first(sizes) // sizes.matrix_shards
+        made = queries if sizes.config.layout.exchanges_latents else made
         vectors = sum(each.columns for each in self.compressed.values())
         vectors *= (sizes.stream_rows + sizes.tokens) * size
         joined = queries + own.taken_kv  # rotated, and values padded
-        core, scores = self._core_bytes(own, queries, own.taken_kv), not sizes.is_fused
+        core, scores = self._core_bytes(own, queries), not sizes.is_fused
         found = AttentionBytes.of(self, sizes, first=made + vectors, core=core + joined)
         largest = max(self.first_weights, self.hidden * self.inner) * size // sizes.matrix_shards
         return dataclasses.replace(found, weight=0 if sizes.casts else largest, has_scores=scores)
+
+    def _core_bytes(self, own: HeadSizes, queries: int) -> int:
+        """Adds what a visit expands: keys, values and their gradients, and those of the matrix."""
+        found, sizes, layout = super()._core_bytes(own, queries), own.sizes, own.sizes.config.layout
+        if not layout.exchanges_latents:
+            return found
+        narrow, wide = sizes.itemsize, sizes.master_itemsize
+        visited = own.visited_kv * (own.exchange.at_once(layout) if layout.ring_size > 1 else 1)
+        matrix = self.kv_rank * own.attended * (self.nope_size + self.value_size)
+        return found + visited + visited * wide // narrow + matrix * wide
 
     # ---- bytes sent ----------------------------------------------------------------------------
 
@@ -340,7 +357,32 @@ class LatentAttentionShape(AttentionShape):
         heads = self.heads // devices
         source, key_value = self.q_rank or self.hidden, self.nope_size + self.value_size
         yield Product("q of heads", work.tokens, source, heads * self.head_size)
-        yield Product("k, v of heads", work.tokens, self.kv_rank, heads * key_value)
+        if not work.parallelism.latents:
+            yield Product("k, v of heads", work.tokens, self.kv_rank, heads * key_value)
+
+    def core_forward(self, work: Work) -> list[Term]:
+        """Adds the keys and values that a device makes of the latent vectors that it visits."""
+        return [*super().core_forward(work), *self._expansions(work, "forward")]
+
+    def core_backward(self, work: Work) -> list[Term]:
+        """Adds the same again, and the gradients of vectors and matrix."""
+        return [*super().core_backward(work), *self._expansions(work, "backward")]
+
+    def _expansions(self, work: Work, name: str) -> Iterator[Term]:
+        """Matmuls with the tokens of each device that it visits, and passes over their results."""
+        parallelism, a = work.parallelism, work.accelerator
+        if not parallelism.latents:
+            return
+        T, K = work.tokens * parallelism.ulysses, self.kv_rank
+        heads = self.heads // (parallelism.inner * parallelism.ulysses)
+        N, backward = heads * (self.nope_size + self.value_size), name == "backward"
+        for each in ((T, N, K), (T, K, N), (K, N, T))[: 3 if backward else 1]:
+            term = kernels.product(a, *each).times(parallelism.cp)
+            yield term.named(f"k, v of latent vectors {name}", "attention")
+        # Keys joined and values padded; in backward also their float32 gradients to 16 bits.
+        moves = T * heads * 2 * self.head_size * (4 + 6 * backward)
+        passes = kernels.moved(a, moves, 2 + backward).times(parallelism.cp)
+        yield passes.named(f"k, v of latent vectors joined {name}", "attention")
 
     def moved_forward(self, implementation: Implementation) -> int:
         """Queries and keys joined of their parts, one rotated, and values padded and cut."""

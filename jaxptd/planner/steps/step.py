@@ -116,6 +116,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         ep=layout.ep,
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
+        latents=layout.exchanges_latents,
     )
 
 
@@ -326,6 +327,7 @@ def _spread_alone(layout: Layout) -> Parallelism:
         ep=layout.ep,
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
+        latents=layout.exchanges_latents,
     )
 
 
