@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig
 from jaxptd.context_parallel import Imported
+from jaxptd.costs import kernels
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -23,7 +24,6 @@ from jaxptd.costs.collective import (
     REDUCE_SCATTER,
     Collective,
 )
-from jaxptd.costs import kernels
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
