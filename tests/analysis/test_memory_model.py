@@ -76,6 +76,8 @@ QUICK = [
     (Layout(ep=2), tiny.MOE | {"remat": "dots", "products": "fp8"}),
     (Layout(ep=2, tp=2, sequence_parallel=True), LATENT | {"remat": "dots"}),
     (Layout(cp=2, tp=2, ring="rsa"), LATENT | {"dropout": 0.1}),
+    (Layout(cp=2, tp=2), LATENT | {"remat": "dots"}),
+    (Layout(ulysses=2), LATENT),
     (tiny.SEQUENCE_PARALLEL, PLAIN_QUERIES | {"remat": "attention"}),
 ]
 SLOW = [
@@ -85,6 +87,10 @@ SLOW = [
     *every(RING_STEPS, **LATENT),
     *every(Layout(tp=4), **LATENT | {"num_heads": 6}),
     *every(Layout(cp=2, tp=2), **LATENT, attention_sinks=True),
+    *every(Layout(cp=2, tp=2, latent_exchange="expanded"), **LATENT),
+    *every(Layout(cp=2, tp=2, sequence_parallel=True), **PLAIN_QUERIES),
+    *every(Layout(ulysses=2, tp=2, zero=1), **LATENT, dtype="bfloat16"),
+    *every(Layout(ulysses=2, latent_exchange="expanded"), **LATENT),
     *every(Layout(cp=2, tp=2, ring="rsa"), **LATENT)[1:],
     *every(Layout(cp=2, tp=2, ring="gather"), **WIDE_VALUES),
     *every(Layout(ulysses=2, tp=2), **LATENT),

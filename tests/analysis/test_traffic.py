@@ -177,6 +177,13 @@ LATENTS = [
     slow(Layout(dp=2, ulysses=2, tp=2, zero=2), LATENT | {"moe.first_dense": 1}),
     slow(Layout(cp=4, ring="gather", zero=3), LATENT | {"dtype": "bfloat16"}),
     slow(Layout(cp=4, ring="blockwise"), LATENT | {"window": 4}),
+    (Layout(cp=2, ulysses=2, tp=2), LATENT | {"remat": "dots"}),
+    slow(Layout(cp=2, tp=2, latent_exchange="expanded"), LATENT),
+    slow(Layout(ulysses=2, tp=2, latent_exchange="expanded"), LATENT | {"remat": "full"}),
+    *(
+        slow(Layout(cp=2, tp=2, sequence_parallel=True, collective_matmul=True), each)
+        for each in (LATENT, PLAIN_QUERIES | {"remat": "full"})
+    ),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=2), LATENT | {"optimizer": "muon"}),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=1), LATENT | {"optimizer": "adafactor"}),
 ]
