@@ -1,4 +1,4 @@
-"""What the devices that share a sequence exchange, and how keys and values follow from it.
+"""Exchanges of attention that move keys and values, or smaller vectors from which both follow.
 
 Most attention exchanges keys and values themselves. In latent attention both follow from a small
 vector of each token, the same for all heads, by a matrix of which every device has its own heads.
@@ -26,7 +26,7 @@ from jaxptd.collectives import all_gather, local_block
 
 
 class Expansion(abc.ABC):
-    """How keys and values follow from what devices exchange; a pytree of the matrices for it.
+    """Makes keys and values of what devices exchange; a pytree of the matrices for it.
 
     k and v are this device's, each `[B, S, K, H]` with an H of its own. Joined they are one array
     that moves, `[P, B, S, K, H]`.
