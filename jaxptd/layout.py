@@ -260,8 +260,7 @@ class Layout:
     @property
     def expands_latents(self) -> bool:
         """Devices share sequences in a way that can exchange latent vectors."""
-        expands = self.ring_size == 1 or self.context_parallel.exchange.expands
-        return self.sequence_shards > 1 and expands
+        return self.sequence_shards > 1 and self.context_parallel.exchange.expands
 
     @property
     def exchanges_latents(self) -> bool:

@@ -28,8 +28,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, attend, recomputing
-from jaxptd.attention.expansion import Expansion
+from jaxptd.attention.attend import (
+    AttentionInputs,
+    AttentionSpec,
+    Expansion,
+    Ring,
+    attend,
+    recomputing,
+)
 from jaxptd.attention.kernel import Gradients, Kernel, Lengths, Saved, ScoreCoordinates, Scores
 from jaxptd.attention.ring import (
     Sums,

@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 311,
-    "lines": 60_600,
+    "lines": 61_000,
 }
 
 

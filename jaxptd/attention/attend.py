@@ -22,7 +22,6 @@ import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.expansion import Expansion, Unchanged
 from jaxptd.attention.kernel import (
     Gradients,
     Kernel,
@@ -42,6 +41,49 @@ from jaxptd.context_parallel import STRATEGIES, ContextParallel, RingKind
 from jaxptd.remat import SAVED_ATTENTION_OUT
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Expansion:
+    """Makes keys and values of the k and v that devices exchange; here they are these themselves.
+
+    A subclass makes them of smaller arrays, so that fewer bytes move, and each device repeats the
+    matmuls for the tokens that it visits. It is a pytree of their matrices. k and v are a device's,
+    each `[B, S, K, H]` with an H of its own; joined they are one array, `[P, B, S, K, H]`.
+    """
+
+    def join(self, k: Array, v: Array) -> Array:
+        """The array that moves."""
+        return jnp.stack((k, v))
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        """Undoes `join`."""
+        k, v = x
+        return k, v
+
+    def expand(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Keys and values of all heads."""
+        return k, v
+
+    def heads(self, x: Array) -> Array:
+        """Those of joined arrays, `[2, B, S, N, H]`."""
+        return x
+
+    def gradients(self, x: Array, dkv: Array) -> tuple[Array, Any]:
+        """Gradients of `heads`: of x, and of the expansion, in the precision of `dkv`."""
+        return dkv, self
+
+    def all_tokens(self, k: Array, v: Array, axis: str) -> tuple[Array, Array]:
+        """k and v for this device's share of the heads along `axis`, of all tokens there."""
+        return self.split(to_heads(self.join(k, v), axis))
+
+    def of_heads(self, axis: str) -> "Expansion":
+        """The expansion for this device's share of the heads along `axis`."""
+        return self
+
+
+UNCHANGED = Expansion()
+
+
 class AttentionInputs(NamedTuple):
     """Documents, dropout seeds and bias; attention knows the tokens' positions itself.
 
@@ -58,7 +100,7 @@ class AttentionInputs(NamedTuple):
     bias_NR: Array | None = None
     windowed: Array | None = None
     sink_N: Array | None = None
-    expansion: Expansion = Unchanged()
+    expansion: Expansion = UNCHANGED
 
     def of_heads(self, axis: str) -> "AttentionInputs":
         """Takes those of this device's share of the heads along `axis`."""
@@ -227,10 +269,10 @@ def attend(
     Args:
         q: local queries, `[B, T, N, H]`.
         k: local keys, `[B, S, K, H]`; K divides N, see `attention/kernel.py`. S differs from T if
-            they are those of another sequence. They may be what keys are made of, see
-            `attention/expansion.py`.
-        v: local values, shaped as the keys, or what values are made of.
-        inputs: their documents, dropout seeds, a bias of the scores, and an expansion of k and v.
+            they are those of another sequence.
+        v: local values, shaped as the keys.
+        inputs: their documents, dropout seeds, a bias of the scores, and an expansion of k and v,
+            which are then what keys and values are made of.
         ring: the devices that share the sequence; possibly a single one. With `ring.heads` q, k, v
             and o are of this device's share of its block.
         kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.
@@ -255,7 +297,8 @@ def attend(
     expansion = jax.tree.map(partial(varying_with, q), inputs.expansion)
     inputs = inputs._replace(expansion=expansion)
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
-    if devices == 1:
+    # A device that expands latent vectors does so as a ring does its local block.
+    if devices == 1 and not jax.tree.leaves(expansion):
         return _alone(q, k, v, inputs, spec)
     spec = spec._replace(kernel=kernel.within(_at_once(max(lengths), scores)))
     o: Array = ring.strategy.exchange.attend(q, k, v, inputs, spec)
@@ -339,7 +382,6 @@ def recomputing(forward: Callable[..., Any], backward: Callable[..., Any]) -> At
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, Array]:
-    k, v = inputs.expansion.expand(k, v)
     fwd = partial(spec.kernel.fwd, q, k, v, _coordinates(q, k, inputs))
     return by_window(inputs.windowed, spec.scores, lambda scores: fwd(scores=scores))
 
@@ -347,11 +389,9 @@ def _forward(
 def _backward(
     saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Gradients, Expansion]:
-    k, v = inputs.expansion.expand(saved.k, saved.v)
-    bwd = partial(spec.kernel.bwd, saved._replace(k=k, v=v), do, _coordinates(saved.q, k, inputs))
-    dq, dk, dv, bias = by_window(inputs.windowed, spec.scores, lambda scores: bwd(scores=scores))
-    dk, dv, expansion = inputs.expansion.contract((saved.k, saved.v), dk, dv)
-    return Gradients(dq, dk, dv, bias), expansion
+    bwd = partial(spec.kernel.bwd, saved, do, _coordinates(saved.q, saved.k, inputs))
+    gradients = by_window(inputs.windowed, spec.scores, lambda scores: bwd(scores=scores))
+    return gradients, inputs.expansion
 
 
 def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinates:

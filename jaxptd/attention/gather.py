@@ -24,8 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, recomputing
-from jaxptd.attention.expansion import Expansion
+from jaxptd.attention.attend import (
+    AttentionInputs,
+    AttentionSpec,
+    Expansion,
+    Ring,
+    recomputing,
+)
 from jaxptd.attention.kernel import Gradients, Lengths, Saved, ScoreCoordinates
 from jaxptd.attention.ring import (
     ScoreTile,
@@ -105,7 +110,7 @@ def _in_order(x: Array, ring: Ring, *, dim: int, order: np.ndarray) -> Array:
 
 
 def _gather(x: Array, ring: Ring) -> Array:
-    """What a device exchanges, `[P, B, S, K, H]` -> of all devices, `[P, B, C * S, K, H]`."""
+    """Joins what devices exchange: `[P, B, S, K, H]` of each -> `[P, B, C * S, K, H]`."""
     every = all_gather(x, ring.axis, 2)
     return _in_order(every, ring, dim=2, order=np.argsort(_held(ring)))
 

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring
-from jaxptd.attention.expansion import Expansion, Unchanged
+from jaxptd.attention.attend import UNCHANGED, AttentionInputs, AttentionSpec, Expansion, Ring
 from jaxptd.attention.kernel import (
     Lengths,
     Saved,
@@ -284,7 +283,7 @@ class Sums(NamedTuple):
 
     q: Array
     bias: Array | None
-    expansion: Expansion = Unchanged()
+    expansion: Expansion = UNCHANGED
 
     def with_expansion(self, gradient: Any) -> "Sums":
         """Adds a gradient of the expansion."""

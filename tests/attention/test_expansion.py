@@ -16,10 +16,10 @@ from turns import slow
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.attention.attend import AttentionInputs, attend
-from jaxptd.attention.expansion import FromLatents
 from jaxptd.attention.xla import Xla
 from jaxptd.collectives import as_varying
 from jaxptd.costs.collective import Collective, add_up, subtract
+from jaxptd.layers.attention.latent import FromLatents
 from jaxptd.mesh import SEQUENCE_AXES, Axis, Layout
 from tests.attention.test_kernel import Dropout, difference, mixed, plain
 from tests.test_ring_attention import TENSOR, B, Case, H, T

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs
+from jaxptd.attention.attend import UNCHANGED, AttentionInputs, Expansion
 from jaxptd.attention.kernel import ScoreCoordinates
 from jaxptd.config.block import rotations
 from jaxptd.layers.attention.heads import Heads
@@ -80,31 +80,29 @@ class SelfAttention(Heads):
         every = self.windowed
         windowed = None if every is None else of_layer(np.array(every), token_info)
         if cache is None:
-            inputs = self._inputs(q_BTNH, token_info, bias_NR, windowed)
-            o_BTNH = self._attend(q_BTNH, k_BTKH, v_BTKH, inputs)
+            qkv = q_BTNH, k_BTKH, v_BTKH
+            o_BTNH = self._attend(*qkv, token_info, bias_NR, windowed)
         else:
             q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in (q_BTNH, k_BTKH, v_BTKH))
             cache = cache.append(k_BTKH, v_BTKH)
             o_BTNH = self._attend_cache(q_BTNH, cache, token_info, bias_NR, windowed)
         return self.out(o_BTNH), cache
 
-    def _inputs(
+    def _attend(
         self,
         q_BTNH: Array,
+        k_BTKH: Array,
+        v_BTKH: Array,
         token_info: TokenInfo,
         bias_NR: Array | None,
         windowed: Array | None,
-    ) -> AttentionInputs:
-        """What attention takes besides queries, keys and values."""
+        expansion: Expansion = UNCHANGED,
+    ) -> Array:
+        """Attends from the tokens of a sequence to those on all devices that share it."""
         segment = token_info.segment_BCT
         seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
         sink_N = None if self.sinks is None else self.sinks[...]
-        return AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N)
-
-    def _attend(
-        self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, inputs: AttentionInputs
-    ) -> Array:
-        """Attends from the tokens of a sequence to those on all devices that share it."""
+        inputs = AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N, expansion)
         return self.tensor_parallel.attend(
             q_BTNH, k_BTKH, v_BTKH, inputs, kernel=self.kernel, scores=self.scores
         )
