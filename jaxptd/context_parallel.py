@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 RingKind = Literal["zigzag", "blockwise", "rsa", "gather"]
+CHUNK = 512  # queries and keys per matmul in `attention/xla.py`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +101,14 @@ class Exchange:
         whole_rows: whether a device forms the scores of its queries with all keys, visible or not,
             and saves their probabilities, without a fused kernel. Otherwise a kernel visits the
             blocks that they see.
+        any_order: whether devices may hold any tokens, other ones in each sample, whose positions
+            come with the batch.
     """
 
     attend: Callable[..., Any]
     costs: Callable[..., Any] = Imported("jaxptd.parts.exchange", "Blocks")
     whole_rows: bool = False
+    any_order: bool = False
 
 
 BLOCKS = Exchange(Imported("jaxptd.ring_attention", "attend_blocks"))
@@ -116,6 +120,7 @@ ROWS = Exchange(
 GATHERED = Exchange(
     Imported("jaxptd.attention.gather", "attend_gathered"),
     Imported("jaxptd.parts.exchange", "Gathered"),
+    any_order=True,
 )
 
 
@@ -142,3 +147,11 @@ STRATEGIES: dict[str, ContextParallel] = {
     "rsa": ContextParallel(CONTIGUOUS, ROWS),
     "gather": ContextParallel(ZIGZAG, GATHERED),
 }
+
+
+def placed_blocks(length: int, devices: int) -> int:
+    """Blocks into which a sequence is cut where any device may hold any of them.
+
+    At least two for each device, and chunks of attention if a device holds more tokens.
+    """
+    return devices * max(2, -(-length // (devices * CHUNK)))

@@ -3,6 +3,7 @@
 The query heads that share a kv head are rows of the same product: `_flat`.
 Letters: B batch, T query position, S key position, N heads, K heads of keys and values, H head
 size, G batch and kv heads.
+Only scores `[B, N, CHUNK, CHUNK]` exist at a time.
 Source: Dao et al., arXiv 2205.14135.
 """
 
@@ -37,8 +38,8 @@ from jaxptd.attention.kernel import (
     visible,
 )
 from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.context_parallel import CHUNK
 
-CHUNK = 512  # queries and keys per product; only scores [B, N, CHUNK, CHUNK] exist at a time
 AT_MOST = "at_most_{}_trips"  # scope of a loop whose trips depend on data
 
 
@@ -116,13 +117,31 @@ class _Grid:
         query_BIT, key_BJS = (
             x.reshape(x.shape[0], n, -1) for x, n in zip((query_BT, key_BS), counts, strict=True)
         )
-        met_P = documents_meet(query_BIT[:, query_P], key_BJS[:, key_P])
+        before_BP = self._earlier(coordinates, query_P, key_P)
+        met_P = documents_meet(query_BIT[:, query_P], key_BJS[:, key_P], before_BP)
         order_P = jnp.argsort(~met_P, stable=True)
         query_P, key_P = query_P[order_P], key_P[order_P]
         with jax.named_scope(AT_MOST.format(len(query_P))):
             return lax.fori_loop(
                 0, met_P.sum(), lambda n, total: visit(total, query_P[n], key_P[n]), total
             )
+
+    def _earlier(self, coordinates: ScoreCoordinates, query_P: Array, key_P: Array) -> Array | None:
+        """Whether a query of each pair sees the position of a key, `[B, P]`; None: all pairs may.
+
+        Where each sample has positions of its own, these are in any order.
+        """
+        if coordinates.query_T.ndim == 1:
+            return None
+        query_BIT, key_BJS = (
+            x.reshape(x.shape[0], each.count, -1)
+            for x, each in zip(coordinates[:2], (self.queries, self.keys), strict=True)
+        )
+        earlier_BP = key_BJS.min(-1)[:, key_P] <= query_BIT.max(-1)[:, query_P]
+        window = self.scores.window
+        if window is None:
+            return earlier_BP
+        return earlier_BP & (key_BJS.max(-1)[:, key_P] > query_BIT.min(-1)[:, query_P] - window)
 
     def pad_sites(self, coordinates: ScoreCoordinates) -> ScoreCoordinates:
         return coordinates.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))

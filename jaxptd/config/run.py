@@ -6,6 +6,7 @@ reads configs from YAML and options.
 
 import dataclasses
 import ipaddress
+import math
 import re
 import typing
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from jaxptd.config.training import (
     OptimizerConfig,
     TrainConfig,
 )
+from jaxptd.context_parallel import CHUNK, placed_blocks
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, meant_field, named_fields
@@ -121,6 +123,7 @@ class Config:
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         self._check_update()
+        self._check_balance()
         slices = self.layout.replicas * self.train.micro_batches
         replicas = f"layout.dp={self.layout.dp}"
         replicas += f" x layout.ep={self.layout.ep}" if self.layout.ep > 1 else ""
@@ -137,6 +140,37 @@ class Config:
             raise UserError(
                 f"layout.update_on=host with optimizer.name={name}: it needs whole matrices, but "
                 "devices hold shards; use adamw, lion or sgd, or layout.update_on=device"
+            )
+
+    def _check_balance(self) -> None:
+        layout, length = self.layout, self.model.seq_length
+        chosen = f"layout.balance={layout.balance}"
+        if layout.balance == "none":
+            return
+        if self.data.documents != "apart":
+            raise UserError(
+                f"{chosen} arranges work that differs by documents; use data.documents=apart, or "
+                "leave it out"
+            )
+        if not layout.places_tokens:
+            return
+        if layout.has_grid:
+            raise UserError(
+                f"{chosen} with a grid (layout.row, layout.col), whose rows hold fixed parts of a "
+                "sequence; use layout.tp instead of the grid, or layout.balance=samples"
+            )
+        if not layout.context_parallel.exchange.any_order:
+            raise UserError(
+                f"{chosen} with layout.ring={layout.ring}, whose devices hold fixed chunks; use "
+                "layout.ring=gather, or layout.ulysses instead of layout.cp, which is balanced"
+            )
+        blocks = placed_blocks(length, layout.ring_size)
+        if length % math.lcm(blocks, layout.sequence_unit):
+            block = CHUNK if blocks > 2 * layout.ring_size else 2
+            unit = math.lcm(block * layout.ring_size, layout.sequence_unit)
+            raise UserError(
+                f"{chosen} cuts sequences into {blocks} blocks for layout.cp={layout.cp}, which "
+                f"model.seq_length={length} does not split into; use a multiple of {unit}"
             )
 
     def _check_positions(self) -> None:

@@ -407,11 +407,11 @@ class Derived(NamedTuple):
     """The rule for a field that is computed from another one, and that users do not give.
 
     Args:
-        field: the other one.
-        make: its rows in text order, `[n, T]` -> those of this field.
+        field: the other one; None: the numbers of its samples in the global batch.
+        make: its rows in text order, `[n, T]`, or these numbers `[n]` -> those of this field.
     """
 
-    field: str
+    field: str | None
     make: Callable[[np.ndarray], np.ndarray]
 
 
