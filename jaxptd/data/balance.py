@@ -52,20 +52,22 @@ def sample_work(segment_BT: np.ndarray, *, reach: int | None = None) -> np.ndarr
 def shares(work_n: np.ndarray, count: int) -> np.ndarray:
     """Splits pieces into `count` shares with equally many pieces and as equal work as may be.
 
-    The largest piece goes first, each to the share with the least work that has room: within a few
-    percent of equal where no piece is large. Equal pieces stay in their order.
+    The largest piece goes first, each to the share that lacks most for each piece that it still
+    takes. A share with one very large piece thus gets small ones. Equal pieces stay in their order.
 
     Returns:
         the numbers of the pieces, ascending in each share, int64[count, n / count].
     """
-    room = len(work_n) // count
+    room, whole = len(work_n) // count, float(work_n.sum()) / count
     found: list[list[int]] = [[] for _ in range(count)]
-    least = [(0, share) for share in range(count)]  # a heap of the shares that have room
+    lacking = [(-whole / room, share) for share in range(count)]  # a heap of those with room
+    lacks = [whole] * count
     for piece in np.argsort(-work_n, kind="stable").tolist():
-        load, share = heapq.heappop(least)
+        share = heapq.heappop(lacking)[1]
         found[share].append(piece)
-        if len(found[share]) < room:
-            heapq.heappush(least, (load + int(work_n[piece]), share))
+        lacks[share] -= float(work_n[piece])
+        if left := room - len(found[share]):
+            heapq.heappush(lacking, (-lacks[share] / left, share))
     return np.sort(np.array(found, np.int64), axis=1)
 
 

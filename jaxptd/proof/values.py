@@ -14,7 +14,7 @@ from jaxptd.config.block import FAMILIES, SECTIONS, NormOrder
 from jaxptd.config.moe import GroupScore, RouterScore
 from jaxptd.config.written import field_types
 from jaxptd.context_parallel import STRATEGIES
-from jaxptd.layout import SCHEDULES, Attention2D, Axis, ExpertSplit, Matmul2D
+from jaxptd.layout import SCHEDULES, Attention2D, Axis, Balance, ExpertSplit, Matmul2D
 
 Values = Mapping[str, Any]  # of fields, by `section.name`
 
@@ -30,6 +30,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "layout.keep_gathered": (False, True),
     "layout.experts": get_args(ExpertSplit),
     "layout.ring": tuple(STRATEGIES),
+    "layout.balance": get_args(Balance),
     "layout.matmul2d": get_args(Matmul2D),
     "layout.matmul2d_slices": (1, 2, 3),
     "layout.attention2d": get_args(Attention2D),
