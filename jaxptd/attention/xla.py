@@ -127,7 +127,7 @@ class _Grid:
             )
 
     def _earlier(self, coordinates: ScoreCoordinates, query_P: Array, key_P: Array) -> Array | None:
-        """Whether a query of each pair sees the position of a key, `[B, P]`; None: all pairs may.
+        """True where a query of a pair sees the position of a key, `[B, P]`; None: all pairs may.
 
         Where each sample has positions of its own, these are in any order.
         """
