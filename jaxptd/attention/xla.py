@@ -137,11 +137,13 @@ class _Grid:
             x.reshape(x.shape[0], each.count, -1)
             for x, each in zip(coordinates[:2], (self.queries, self.keys), strict=True)
         )
-        earlier_BP = key_BJS.min(-1)[:, key_P] <= query_BIT.max(-1)[:, query_P]
-        window = self.scores.window
-        if window is None:
-            return earlier_BP
-        return earlier_BP & (key_BJS.max(-1)[:, key_P] > query_BIT.min(-1)[:, query_P] - window)
+        first_BI, last_BI, first_BJ, last_BJ = (
+            end for x in (query_BIT, key_BJS) for end in (x.min(-1), x.max(-1))
+        )
+        seen_BP = first_BJ[:, key_P] <= last_BI[:, query_P]
+        if self.scores.window is None:
+            return seen_BP
+        return seen_BP & (last_BJ[:, key_P] > first_BI[:, query_P] - self.scores.window)
 
     def pad_sites(self, coordinates: ScoreCoordinates) -> ScoreCoordinates:
         return coordinates.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))

@@ -101,16 +101,19 @@ class Batches:
             rows_of: (field, numbers of rows in the global batch `[n]`) -> these rows, `[n, T, ..]`
                 in text order, or `[n]`.
         """
-        fields, shapes, row_B = self.fields, self.shapes, self._dealt(rows_of)
+        fields, shapes = self.fields, self.shapes
+        row_B = np.arange(self.config.train.global_batch_size)
+        if self.config.layout.balance != "none":
+            row_B = self._dealt(rows_of, row_B)
         orders = functools.cache(partial(self._orders, rows_of))
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
             derived, numbers = fields[field].derived, row_B[index[0]]
-            given = derived.field if derived else field
-            rows = numbers
-            if given is not None:
-                rows = rows_of(given, numbers)
-                rows = fields[given].padded(rows, (len(rows), *shapes[given][1:]))
+            if derived and derived.field is None:
+                return derived.make(numbers)
+            given = (derived.field if derived else None) or field
+            rows = rows_of(given, numbers)
+            rows = fields[given].padded(rows, (len(rows), *shapes[given][1:]))
             rows = derived.make(rows) if derived else rows
             if len(index) == 1:
                 return rows
@@ -124,14 +127,12 @@ class Batches:
             for name, shape in shapes.items()
         }
 
-    def _dealt(self, rows_of: Callable[[str, np.ndarray], np.ndarray]) -> np.ndarray:
-        """The row of the global batch, as it is given, in each row on the mesh, `[B]`."""
-        train, layout = self.config.train, self.config.layout
-        number_B = np.arange(train.global_batch_size)
-        if layout.balance == "none":
-            return number_B
-        work_B = sample_work(rows_of(SEGMENTS, number_B), reach=self._reach)
-        return dealt(work_B, layout.replicas, train.micro_batches)
+    def _dealt(
+        self, rows_of: Callable[[str, np.ndarray], np.ndarray], row_B: np.ndarray
+    ) -> np.ndarray:
+        """The row of the given batch in each row on the mesh, `[B]`; row_B: those of all."""
+        work_B = sample_work(rows_of(SEGMENTS, row_B), reach=self._reach)
+        return dealt(work_B, self.config.layout.replicas, self.config.train.micro_batches)
 
     def _orders(
         self, rows_of: Callable[[str, np.ndarray], np.ndarray], numbers: tuple[int, ...]
