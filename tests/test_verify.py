@@ -66,6 +66,8 @@ TOKENS = Layout(cp=2, ring="gather", balance="tokens")
         slow(dataclasses.replace(TOKENS, cp=4), {"family": "llama", "num_kv_heads": 2}),
         slow(dataclasses.replace(TOKENS, ep=2, tp=2), tiny.MOE),
         slow(dataclasses.replace(TOKENS, dp=2), tiny.LATENT),
+        slow(dataclasses.replace(TOKENS, dp=2), {"restart_positions": True}),
+        slow(Layout(pp=2, tp=2, balance="samples"), {"num_layers": 4, "restart_positions": True}),
         slow(Layout(dp=4, tp=2, balance="samples"), {}),
         slow(Layout(dp=2, cp=2, row=2, balance="samples"), {}),
         slow(Layout(pp=2, dp=2, balance="samples", zero=2), {"num_layers": 4}),

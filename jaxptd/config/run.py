@@ -175,10 +175,27 @@ class Config:
 
     def _check_positions(self) -> None:
         model = self.model
+        if self.data.restart_positions:
+            self._check_restart()
         if model.block.positions == "learned" and model.seq_length > model.num_positions:
             raise UserError(
                 f"model.seq_length={model.seq_length} is more than model.max_positions="
                 f"{model.max_positions}; use a shorter one, or model.positions=rope"
+            )
+
+    def _check_restart(self) -> None:
+        chosen, positions = "data.restart_positions=true", self.model.block.positions
+        if self.data.documents != "apart":
+            raise UserError(f"{chosen} begins at each document; use data.documents=apart as well")
+        if positions != "learned":
+            raise UserError(
+                f"{chosen} has no effect with model.positions={positions}, which know only how far "
+                "two tokens of a document are apart; leave it out"
+            )
+        if self.layout.has_grid:
+            raise UserError(
+                f"{chosen} with a grid (layout.row, layout.col), whose rows look up the same "
+                "positions in all sequences; use layout.tp instead of the grid"
             )
 
     @property

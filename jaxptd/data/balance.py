@@ -18,6 +18,7 @@ import heapq
 import numpy as np
 
 from jaxptd.context_parallel import CHUNK, placed_blocks
+from jaxptd.data.batches import document_starts
 
 COARSE = 16  # blocks at least into which a sample is cut, to compare it with others
 
@@ -30,15 +31,11 @@ def visits(segment_BT: np.ndarray, block: int, *, reach: int | None = None) -> n
         block: tokens of a block; the last one of a sequence may be shorter.
         reach: tokens that a query sees at most, itself included; None: all before it.
     """
-    place_T = np.arange(segment_BT.shape[1])
-    begins = np.ones(segment_BT.shape, bool)
-    begins[:, 1:] = segment_BT[:, 1:] != segment_BT[:, :-1]
-    begin_BT = np.maximum.accumulate(np.where(begins, place_T, 0), axis=1)
-    first_T = place_T[::block]
-    seen_Bn = begin_BT[:, ::block]
+    first_n = np.arange(0, segment_BT.shape[1], block)
+    seen_Bn = document_starts(segment_BT)[:, ::block]
     if reach is not None:
-        seen_Bn = np.maximum(seen_Bn, first_T - reach + 1)
-    met_Bn: np.ndarray = first_T // block - seen_Bn // block + 1
+        seen_Bn = np.maximum(seen_Bn, first_n - reach + 1)
+    met_Bn: np.ndarray = first_n // block - seen_Bn // block + 1
     return met_Bn
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.data import NOT_COUNTED, Derived, Field, number_documents
+from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts, number_documents
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Writing
@@ -25,6 +25,7 @@ CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 CHOICES = "choices"  # the field of given experts
 SEGMENTS = "segments"  # the field of documents
 SAMPLE, POSITION = "sample", "position"  # fields that say where `layout.balance` put what
+IN_DOCUMENT = "position_in_document"
 BALANCE_LOSS, ROUTER_Z_LOSS = "balance_loss", "router_z_loss"
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
 
@@ -32,7 +33,7 @@ DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
 def fields(config: Config) -> Mapping[str, Field]:
     """Fields tokens, targets (below 0: ignored), and the number of each token's document.
 
-    Documents only where attention is masked by them.
+    Documents only where attention is masked by them; positions in them where they are read.
     """
     size = config.model.vocab_size
     shapes = {
@@ -40,6 +41,10 @@ def fields(config: Config) -> Mapping[str, Field]:
         "targets": Field("seq_length", end=size),
     }
     segments = {SEGMENTS: Field("seq_length")} if config.data.documents == "apart" else {}
+    if config.data.restart_positions:
+        segments[IN_DOCUMENT] = Field(
+            "seq_length", lowest=0, derived=Derived(SEGMENTS, _in_documents)
+        )
     return shapes | segments | choices(config.model) | arranged(config.layout)
 
 
@@ -71,6 +76,11 @@ def choices(model: ModelConfig) -> dict[str, Field]:
         return {}
     sizes = ("num_layers", "moe.top_k")
     return {CHOICES: Field("seq_length", end=model.moe.num_experts, others=sizes)}
+
+
+def _in_documents(segment_BT: np.ndarray) -> np.ndarray:
+    position_BT: np.ndarray = np.arange(segment_BT.shape[1]) - document_starts(segment_BT)
+    return position_BT.astype(np.int32)
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:

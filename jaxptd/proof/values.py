@@ -123,6 +123,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.latent.rope_size": (None, 2),
     "model.latent.value_size": (None, 1, 5),
     "data.documents": ("joined", "apart"),
+    "data.restart_positions": (False, True),
     "optimizer.name": get_args(OptimizerName),
     "optimizer.decay": ("cosine", "linear", "wsd", "constant"),
     "optimizer.weight_decay": (0.1, 0.0),

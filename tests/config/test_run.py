@@ -29,6 +29,7 @@ CHANGED = Config(
 
 
 APART = {"data": {"documents": "apart"}}
+RESTART = {"data": {"documents": "apart", "restart_positions": True}}
 PLACED = {"cp": 2, "ring": "gather", "balance": "tokens"}
 
 
@@ -59,6 +60,12 @@ def test_omitted_fields_have_their_defaults():
             {"layout": {"balance": "samples"}},
             "layout.balance=samples arranges work that differs b",
         ),
+        ({"data": {"restart_positions": True}}, "use data.documents=apart as well"),
+        (
+            RESTART | {"model": {"positions": "rope"}},
+            "has no effect with model.positions=rope, wh",
+        ),
+        (RESTART | {"layout": {"col": 2}}, "data.restart_positions=true with a grid (layout.row"),
         (APART | {"layout": PLACED | {"ring": "rsa"}}, "use layout.ring=gather, or layout.ulysses"),
         (APART | {"layout": PLACED | {"row": 2}}, "layout.balance=tokens with a grid (layout.row"),
         (
