@@ -1,9 +1,11 @@
-"""Ways to share one sequence among 64 H200s in 8 nodes, by Llama 3 8B: predicted, and compiled.
+"""Long sequences on H200s in nodes of 8, predicted and compiled: Llama 3 8B, and Qwen3 235B.
 
 `python -m benchmarks.context.exchanges [--lengths 131072 1048576] [--out FILE]` compiles a step of
-one sequence for each way and length, and estimates its time as `benchmarks/gpu/estimate.py` does;
-no GPU is needed, and nothing is run. *Predicted* is what `jaxptd plan` says before compiling. MFU
-counts six FLOPs per token and weight, and the scores of all tokens (`Architecture.flops`).
+one sequence of Llama 3 8B on 64 GPUs for each way to share it and each length. With `--experts` it
+compiles Qwen3 235B A22B on 256 GPUs at three lengths, with 2,097,152 tokens a step. It estimates
+times as `benchmarks/gpu/estimate.py` does; no GPU is needed, and nothing is run. *Predicted* is
+what `jaxptd plan` says before compiling. MFU counts six FLOPs per token and weight, and the scores
+of all tokens (`Architecture.flops`).
 `benchmarks/gpu/compile_gpu.py` says what compiling needs.
 """
 
@@ -28,6 +30,9 @@ EXCHANGES = {
     "Ulysses in a node, a ring between nodes": Layout(cp=8, ulysses=8, zero=3),
     "Ulysses over four nodes": Layout(cp=2, ulysses=32, zero=3),
 }
+# By length: dp and cp. Experts are on the 8 devices of ep, samples fill the step.
+EXPERTS = {4096: (32, 1), 32_768: (8, 4), 131_072: (2, 16)}
+TOKENS = 2**21  # of a step with experts
 H200 = Cluster(find_accelerator("h200"))
 HEAD = ("way", "layout", "T", "matmuls, attention s", "others s", "sent s", "hidden", "step s")
 HEAD += ("MFU", "predicted", "peak GiB")
@@ -41,17 +46,25 @@ def config_of(layout: Layout, length: int) -> Config:
     return dataclasses.replace(base, model=model, layout=layout, train=train)
 
 
+def config_of_experts(length: int) -> Config:
+    """A step of 2,097,152 tokens of Qwen3 235B A22B."""
+    base, (dp, cp) = load_config("qwen3-235b-131k"), EXPERTS[length]
+    model = dataclasses.replace(base.model, seq_length=length)
+    train = dataclasses.replace(base.train, global_batch_size=TOKENS // length)
+    layout = dataclasses.replace(base.layout, dp=dp, cp=cp)
+    return dataclasses.replace(base, model=model, layout=layout, train=train)
+
+
 def mfu(config: Config, seconds: float) -> float:
     """Share of the GPUs' peak."""
-    flops = architecture_of(config.model).flops / config.layout.num_devices
-    return flops / seconds / H200.accelerator.bf16_flops
+    flops = architecture_of(config.model).flops * config.train.global_batch_size
+    return flops / config.layout.num_devices / seconds / H200.accelerator.bf16_flops
 
 
-def row(name: str, layout: Layout, length: int) -> list[str]:
-    config = config_of(layout, length)
+def row(name: str, config: Config) -> list[str]:
     found, predicted = measure(config), predict(config, H200).seconds
     return [
-        *(name, str(layout), f"{length:,}"),
+        *(name, str(config.layout), f"{config.model.seq_length:,}"),
         *cells(found.times),
         *(f"{found.seconds:.3f}", f"{mfu(config, found.seconds):.1%}"),
         *(f"{mfu(config, predicted):.1%}", f"{found.peak / 2**30:.1f}"),
@@ -62,11 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compares ways to share a long sequence, in programs compiled for H200s."""
     made = parser("context.exchanges", main)
     made.add_argument("--lengths", nargs="+", type=int, default=[2**17, 2**20], help="tokens")
+    made.add_argument("--experts", action="store_true", help="Qwen3 235B A22B on 256 GPUs")
     options = made.parse_args(argv)
     compile_only()
-    ways = [(*way, length) for length in options.lengths for way in EXCHANGES.items()]
-    rows = printed(row(*each) for each in ways)
-    title = head("Long sequences on 64 H200s", "context.exchanges")
+    cases = [(f"{TOKENS // each} sequences", config_of_experts(each)) for each in EXPERTS]
+    if not options.experts:
+        ways = [(*way, length) for length in options.lengths for way in EXCHANGES.items()]
+        cases = [(name, config_of(layout, length)) for name, layout, length in ways]
+    rows = printed(row(*each) for each in cases)
+    title = head("Long sequences on H200s", "context.exchanges")
     append(options.out, title, joined(versions(*PACKAGES), table([HEAD, *rows])))
     return 0
 

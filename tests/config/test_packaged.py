@@ -55,6 +55,7 @@ def parameters_of(name):
         ("qwen3-0.6b", 596_049_920),
         ("mixtral-8x7b", 46_702_792_704),
         ("qwen3-30b-a3b", 30_532_122_624),
+        ("qwen3-235b-131k", 235_093_634_560),
     ],
 )
 def test_a_published_model_has_as_many_parameters_as_published(name, parameters):
