@@ -6,19 +6,27 @@ chunks of 512 x 512 scores that attention visits, and in scores. Needs no device
 
 A device's work is what it computes in all. A ring also waits at each hop for the device that
 computes most; the second number adds these up. Orders of documents are the best that exchanging
-two documents at random finds, for a zigzag.
+two documents at random finds, for a zigzag. `--timed` also times each device's attention, forward
+and backward, on this CPU: 8,192 tokens on four devices, processor seconds, the least of three runs.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from benchmarks.context.documents import KERNEL, SCORES, H, N
 from benchmarks.lib.pages import head, joined, parser, printed, renew
 from jaxptd.analysis.report import table, versions
+from jaxptd.attention.attend import Ring
+from jaxptd.attention.kernel import Gradients, Saved, ScoreCoordinates
 from jaxptd.context_parallel import CHUNK, STRATEGIES, TokenOrder, placed_blocks
-from jaxptd.data.balance import dealt, sample_work, shares, visits
+from jaxptd.data.balance import dealt, sample_work, shares, token_orders, visits
 from jaxptd.errors import run_command
 
 T, GOAL = 32_768, 1.10
@@ -176,11 +184,60 @@ def of_batches(documents: Iterable[Lengths], count: int) -> Iterable[Sequence[st
             )
 
 
+# ---- seconds of each device's attention ----------------------------------------------------------
+
+LENGTH, DEVICES = 8192, 4  # of one sequence, and of those that share it
+
+
+@jax.jit
+def _both_passes(qdo: Array, kv: Array, coordinates: ScoreCoordinates) -> Gradients:
+    """Gradients of a device's queries `[2, 1, T, N, H]`, with do, and of all keys and values."""
+    (q, do), (k, v) = qdo, kv
+    o, lse = KERNEL.fwd(q, k, v, coordinates, scores=SCORES)
+    return KERNEL.bwd(Saved(q, k, v, o, lse), do, coordinates, scores=SCORES)
+
+
+def seconds(segment_T: np.ndarray, order_T: np.ndarray) -> list[float]:
+    """Processor seconds of each device, whose tokens have these positions one after the other."""
+    draw, found = np.random.default_rng(0).standard_normal, []
+    kv = jnp.asarray(draw((2, 1, LENGTH, N, H)), jnp.float32)
+    keys, documents = (jnp.asarray(x[None], jnp.int32) for x in (order_T, segment_T[order_T]))
+    for own_T in order_T.reshape(DEVICES, -1):
+        queries, own = (jnp.asarray(x[None], jnp.int32) for x in (own_T, segment_T[own_T]))
+        qdo = jnp.asarray(draw((2, 1, len(own_T), N, H)), jnp.float32)
+        arguments = (qdo, kv, ScoreCoordinates(queries, keys, own, documents))
+        times = []
+        for _ in range(4):  # the first one compiles
+            begin = time.process_time()
+            jax.block_until_ready(_both_passes(*arguments))
+            times.append(time.process_time() - begin)
+        found.append(min(times[1:]))
+    return found
+
+
+def of_seconds(documents: Iterable[Lengths]) -> Iterable[Sequence[str]]:
+    """Rows of the table of times: largest over mean, counted and timed, and the mean."""
+    for lengths in documents:
+        segment_T = lengths.sequences(1)[0, :LENGTH]
+        zigzag_T = Ring("cp").order(LENGTH, DEVICES)
+        for name, order_T in (
+            ("zigzag", zigzag_T),
+            ("`balance: tokens`", token_orders(segment_T[None], DEVICES)[0]),
+        ):
+            work_T = visits(segment_T[None], CHUNK)[0].repeat(CHUNK)
+            work = work_T[order_T].reshape(DEVICES, -1).sum(1)
+            timed = np.array(seconds(segment_T, order_T))
+            each = [f"{x.max() / x.mean():.2f}" for x in (work, timed)]
+            yield (f"{lengths.median:,}, {lengths.sigma}", name, *each, f"{timed.mean():.2f}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Counts the work of packed documents on each device."""
     made = parser("context.balance", main)
     made.add_argument("--sequences", type=int, default=200, help="drawn for each row")
+    made.add_argument("--timed", action="store_true", help="also time attention on this CPU")
     options = made.parse_args(argv)
+    timed = printed(of_seconds(DOCUMENTS[:3])) if options.timed else []
     rings = printed(of_rings(DOCUMENTS, options.sequences))
     batches = printed(of_batches(DOCUMENTS, options.sequences))
     of_documents = "documents: median, sigma"
@@ -193,7 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         *("as read: a step / each micro-batch", "`balance: samples`", "a step, at least"),
     )
     if options.out:
-        page = joined(versions(), table([columns, *rings]), table([waits, *batches]))
+        times = (of_documents, "tokens", "counted", "timed", "mean, s")
+        tables = [table(x) for x in ([columns, *rings], [waits, *batches], [times, *timed])]
+        page = joined(versions(), *tables[: 3 if timed else 2])
         renew(Path(options.out), head("Work of packed documents", "context.balance") + page)
     return 0
 
