@@ -209,23 +209,31 @@ def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
     return (seen_TS & seen_BTS)[:, None]
 
 
-def documents_meet(query_BXT: Array, key_BXS: Array, also_BX: Array | None = None) -> Array:
+Ends = tuple[Array, Array]
+
+
+def document_ends(segment_BXT: Array) -> Ends:
+    """The lowest and the highest document of each block X of tokens, `[B, X]` each.
+
+    segment_BXT: documents; negative or `NOWHERE` for padding.
+    """
+    real = (segment_BXT >= 0) & (segment_BXT != NOWHERE)
+    lowest = jnp.where(real, segment_BXT, NOWHERE).min(-1)
+    return lowest, jnp.where(real, segment_BXT, -1).max(-1)
+
+
+def documents_meet(query: Ends, key: Ends, also_BX: Array | None = None) -> Array:
     """True where queries and keys may have a document in common in any sample, `[X]`.
 
     False only if the numbers of their documents have separate ranges, as those of packed sequences
     have far from the diagonal: no query then sees a key.
 
     Args:
-        query_BXT: documents of queries in blocks X; negative or `NOWHERE` for padding.
-        key_BXS: documents of keys.
+        query: documents of queries, see `document_ends`.
+        key: documents of keys.
         also_BX: another condition, of the same sample; None: there is none.
     """
-
-    def ends(x: Array) -> tuple[Array, Array]:
-        real = (x >= 0) & (x != NOWHERE)
-        return jnp.where(real, x, NOWHERE).min(-1), jnp.where(real, x, -1).max(-1)
-
-    (first_query, last_query), (first_key, last_key) = ends(query_BXT), ends(key_BXS)
+    (first_query, last_query), (first_key, last_key) = query, key
     meet_BX = (first_query <= last_key) & (first_key <= last_query)
     return (meet_BX if also_BX is None else meet_BX & also_BX).any(0)
 

@@ -28,6 +28,7 @@ from jaxptd.attention.kernel import (
     add_bias,
     add_gradients,
     bias_gradient,
+    document_ends,
     documents_meet,
     drop_groups,
     finite,
@@ -113,12 +114,13 @@ class _Grid:
                 return visit(total, *pair), None
 
             return lax.scan(step, total, (query_P, key_P))[0]
-        counts = self.queries.count, self.keys.count
-        query_BIT, key_BJS = (
-            x.reshape(x.shape[0], n, -1) for x, n in zip((query_BT, key_BS), counts, strict=True)
+        chunks = (query_BT, self.queries.count, query_P), (key_BS, self.keys.count, key_P)
+        query, key = (
+            (first_BX[:, pair_P], last_BX[:, pair_P])
+            for x, count, pair_P in chunks
+            for first_BX, last_BX in [document_ends(x.reshape(x.shape[0], count, -1))]
         )
-        before_BP = self._earlier(coordinates, query_P, key_P)
-        met_P = documents_meet(query_BIT[:, query_P], key_BJS[:, key_P], before_BP)
+        met_P = documents_meet(query, key, self._earlier(coordinates, query_P, key_P))
         order_P = jnp.argsort(~met_P, stable=True)
         query_P, key_P = query_P[order_P], key_P[order_P]
         with jax.named_scope(AT_MOST.format(len(query_P))):
