@@ -1,8 +1,8 @@
 """The axes of the mesh, and `Layout`, which says how a model is spread over devices.
 
 The only place that spells an axis. Axes from the slowest link to the fastest, in Megatron's rank
-order (tp fastest, then cp, ep, dp, pp): `pp, dp, ep, cp, ulysses, row, col, tp`. All are always in
-the mesh, most of them with size 1.
+order (tp fastest, then cp, ep, dp, pp): `pp, replicas, dp, ep, cp, ulysses, row, col, tp`. All are
+always in the mesh, most of them with size 1.
 
 Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 """
@@ -24,6 +24,7 @@ class Axis(StrEnum):
     """An axis of the device mesh, declared in mesh order: the first spans the slowest links."""
 
     PP = "pp"  # pipeline stages
+    REPLICAS = "replicas"  # shards the batch as dp does, but ZeRO shards nothing over it
     DP = "dp"  # data parallelism: shards the batch
     EP = "ep"  # expert parallelism: shards experts; to everything else it is more of dp
     CP = "cp"  # context parallelism: shards the sequence, for ring attention
@@ -33,9 +34,10 @@ class Axis(StrEnum):
     TP = "tp"  # Megatron's tensor parallelism: shards weight matrices along one dimension
 
 
-SAMPLE_AXES = (Axis.DP, Axis.EP)  # they shard the samples of a batch
+SAMPLE_AXES = (Axis.REPLICAS, Axis.DP, Axis.EP)  # they shard the samples of a batch
 SEQUENCE_AXES = (Axis.CP, Axis.ULYSSES)  # they shard its sequences, whatever the layer
-BATCH_AXES = (*SAMPLE_AXES, *SEQUENCE_AXES)  # ZeRO shards the state over them
+BATCH_AXES = (*SAMPLE_AXES, *SEQUENCE_AXES)
+ZERO_AXES = BATCH_AXES[1:]  # ZeRO shards the state over them, each replica's by itself
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ExpertSplit = Literal["cut", "whole"]
@@ -71,6 +73,9 @@ class Layout:
         row: rows of the grid that shards every matrix in blocks; also shards the sequence.
         col: columns of that grid; also shards hidden units.
         ep: devices that split the experts of each layer, and take a share of the batch as dp does.
+        replicas: copies of a state that ZeRO shards (HSDP, hybrid sharding). Each shards it over
+            its own dp x ep x cp x ulysses devices, which are neighbours, such as those of a node;
+            between replicas only shards of gradients are added up, once a step.
         experts: experts over tp: cut (each device has a slice of every expert's hidden units), or
             whole (each has other experts, with larger matmuls where experts are narrow).
         sequence_parallel: also shard the sequence over tp, between the matmuls.
@@ -113,6 +118,7 @@ class Layout:
     row: int = 1
     col: int = 1
     ep: int = 1
+    replicas: int = 1
     experts: ExpertSplit = "cut"
     sequence_parallel: bool = False
     collective_matmul: bool = False
@@ -213,9 +219,9 @@ class Layout:
         return self.row * self.col > 1
 
     @property
-    def replicas(self) -> int:
-        """Devices that split the samples of a batch: dp x ep."""
-        return self.dp * self.ep
+    def sample_shards(self) -> int:
+        """Devices that split the samples of a batch: replicas x dp x ep."""
+        return self.replicas * self.dp * self.ep
 
     @property
     def sequence_shards(self) -> int:
@@ -224,8 +230,13 @@ class Layout:
 
     @property
     def batch_shards(self) -> int:
-        """Devices that split the tokens of a batch: dp x ep x cp x ulysses."""
-        return self.replicas * self.sequence_shards
+        """Devices that split the tokens of a batch: replicas x dp x ep x cp x ulysses."""
+        return self.sample_shards * self.sequence_shards
+
+    @property
+    def zero_shards(self) -> int:
+        """Devices over which ZeRO shards a state: dp x ep x cp x ulysses."""
+        return self.batch_shards // self.replicas
 
     @property
     def expert_axes(self) -> tuple[Axis, ...]:

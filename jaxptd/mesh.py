@@ -25,6 +25,7 @@ from jaxptd.layout import (
     SCHEDULES,
     SEQUENCE_AXES,
     SQUARE,
+    ZERO_AXES,
     Axis,
     Layout,
     Matmul2D,
@@ -36,6 +37,7 @@ __all__ = [
     "SCHEDULES",
     "SEQUENCE_AXES",
     "SQUARE",
+    "ZERO_AXES",
     "Axis",
     "Layout",
     "Matmul2D",
@@ -112,9 +114,9 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
 
     `model` lists the devices of one replica, `embedding` the first and last stage of each pipeline,
     which share tied weights, and `position_embedding` the first stage. A decoder's first stage also
-    embeds, and is in both. Megatron's data-parallel devices are ours along `dp` and `ep`, and its
-    context-parallel ones ours along `cp` and `ulysses`; the devices of `dp_modulo_ep` share the
-    same experts, and sum their gradients.
+    embeds, and is in both. Megatron's data-parallel devices are ours along `replicas`, `dp` and
+    `ep`, and its context-parallel ones ours along `cp` and `ulysses`; the devices of
+    `dp_modulo_ep` share the same experts, and sum their gradients.
 
     Args:
         layout: the layout to list.
@@ -139,7 +141,8 @@ def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, G
         "ep": ranks_along(layout, Axis.EP),
         "tp_dp": ranks_along(layout, *SAMPLE_AXES, Axis.TP),
         "tp_ep": ranks_along(layout, Axis.EP, Axis.TP),
-        "dp_modulo_ep": ranks_along(layout, Axis.DP, *SEQUENCE_AXES),
+        "dp_modulo_ep": ranks_along(layout, Axis.REPLICAS, Axis.DP, *SEQUENCE_AXES),
+        "replicas": ranks_along(layout, Axis.REPLICAS),
         "ulysses": ranks_along(layout, Axis.ULYSSES),
         "row": ranks_along(layout, Axis.ROW),
         "col": ranks_along(layout, Axis.COL),
@@ -223,9 +226,9 @@ def _layout_of_mesh(mesh: Mesh) -> Layout:
 def draw(layout: Layout) -> str:
     """Draws a mesh as text: a column per stage, a line per dp and cp index, tp ranks in a box.
 
-    The lines also have the index along ep and ulysses, if these are more than 1.
+    The lines also have the index along replicas, ep and ulysses, if these are more than 1.
     """
-    rare = {axis for axis in (Axis.EP, Axis.ULYSSES) if layout.sizes[axis] == 1}
+    rare = {axis for axis in (Axis.REPLICAS, Axis.EP, Axis.ULYSSES) if layout.sizes[axis] == 1}
     pp, shown = layout.pp, [axis for axis in BATCH_AXES if axis not in rare]
     sizes = [layout.sizes[axis] for axis in shown]
     digits = len(str(layout.num_devices - 1))

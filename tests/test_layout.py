@@ -9,8 +9,8 @@ from jaxptd.layout import Axis, Layout
 def test_a_layout_counts_its_devices():
     layout = Layout(pp=2, dp=3, ep=2, cp=5, tp=7, sequence_parallel=True)
     assert layout.num_devices == 420
-    assert layout.replicas == 6
-    assert list(layout.sizes) == ["pp", "dp", "ep", "cp", "ulysses", "row", "col", "tp"]
+    assert layout.sample_shards == 6
+    assert list(layout.sizes) == ["pp", "replicas", "dp", "ep", "cp", "ulysses", "row", "col", "tp"]
     assert str(layout) == "pp=2 dp=3 ep=2 cp=5 tp=7 1f1b sequence_parallel zigzag"
     assert str(Layout()) == "one device"
     assert str(Layout(row=2, col=2)) == "row=2 col=2 zigzag gather heads"
@@ -72,9 +72,15 @@ def test_the_ring_is_of_the_devices_that_shard_the_sequence(layout, size):
     assert layout.ring_size == size
 
 
+def test_zero_shards_a_state_over_the_devices_of_a_replica():
+    layout = Layout(replicas=3, dp=2, ep=5, cp=7, ulysses=11, zero=1)
+    assert (layout.sample_shards, layout.batch_shards, layout.zero_shards) == (30, 2310, 770)
+    assert str(Layout(replicas=2, dp=4, zero=3)) == "replicas=2 dp=4 zero=3"
+
+
 def test_ulysses_is_among_the_devices_that_share_a_batch_and_its_sequences():
     layout = Layout(dp=2, ep=3, cp=5, ulysses=2)
-    assert (layout.replicas, layout.sequence_shards, layout.batch_shards) == (6, 10, 60)
+    assert (layout.sample_shards, layout.sequence_shards, layout.batch_shards) == (6, 10, 60)
     assert layout.sequence_unit == 10  # two chunks on each of five devices, and halves of both
     assert Layout(cp=2, ulysses=4).sequence_unit == 8
     assert Layout(ulysses=4, tp=2, sequence_parallel=True).sequence_unit == 8

@@ -37,6 +37,7 @@ LITERATURE = {
     "tp_dp": [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]],
     "tp_ep": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]],
     "dp_modulo_ep": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
+    "replicas": [[rank] for rank in range(16)],
     "ulysses": [[rank] for rank in range(16)],
     "row": [[rank] for rank in range(16)],
     "col": [[rank] for rank in range(16)],
@@ -125,19 +126,19 @@ TENSOR = st.one_of(
     st.fixed_dictionaries({"tp": SIZES, "ulysses": st.integers(1, 2)}),
     st.fixed_dictionaries({"row": SIZES, "col": SIZES}),
 )
-OTHERS = st.fixed_dictionaries(dict.fromkeys(("pp", "dp", "ep", "cp"), SIZES))
+OTHERS = st.fixed_dictionaries(dict.fromkeys(("pp", "replicas", "dp", "ep", "cp"), SIZES))
 LAYOUTS = st.builds(lambda others, tensor: Layout(**others, **tensor), OTHERS, TENSOR)
 # tp varies fastest, then cp, ep, dp, pp; a grid takes the place of tp, and col varies faster than
-# row. Megatron counts ep in dp, and ulysses in cp.
-FASTEST_FIRST = ["tp", "col", "row", "ulysses", "cp", "ep", "dp", "pp"]
+# row. Megatron counts ep and replicas in dp, and ulysses in cp.
+FASTEST_FIRST = ["tp", "col", "row", "ulysses", "cp", "ep", "dp", "replicas", "pp"]
 ALONG = {
     **{axis.value: {axis.value} for axis in Axis},
-    "dp": {"dp", "ep"},
+    "dp": {"replicas", "dp", "ep"},
     "cp": {"cp", "ulysses"},
-    "dp_cp": {"dp", "ep", "cp", "ulysses"},
-    "tp_dp": {"dp", "ep", "tp"},
+    "dp_cp": {"replicas", "dp", "ep", "cp", "ulysses"},
+    "tp_dp": {"replicas", "dp", "ep", "tp"},
     "tp_ep": {"ep", "tp"},
-    "dp_modulo_ep": {"dp", "cp", "ulysses"},
+    "dp_modulo_ep": {"replicas", "dp", "cp", "ulysses"},
     "model": {"pp", "row", "col", "tp"},
 }
 
@@ -197,8 +198,8 @@ def test_ranks_along_takes_axes_in_any_order():
 
 def test_a_mesh_has_every_axis_and_ranks_in_order():
     mesh = make_mesh(Layout(dp=2, tp=2))
-    assert mesh.axis_names == ("pp", "dp", "ep", "cp", "ulysses", "row", "col", "tp")
-    assert mesh.devices.shape == (1, 2, 1, 1, 1, 1, 1, 2)
+    assert mesh.axis_names == ("pp", "replicas", "dp", "ep", "cp", "ulysses", "row", "col", "tp")
+    assert mesh.devices.shape == (1, 1, 2, 1, 1, 1, 1, 1, 2)
     assert [device.id for device in mesh.devices.flat] == [0, 1, 2, 3]
     assert set(mesh.axis_types) == {AxisType.Auto}
 

@@ -53,7 +53,7 @@ def line(config: Config) -> list[str]:
     return [
         str(config.layout.num_devices),
         str(config.layout),
-        str(config.train.global_batch_size // config.layout.replicas),
+        str(config.train.global_batch_size // config.layout.sample_shards),
         "scan" if model.scan_layers else "unrolled",
         f"{model.remat}{some}",
         kernel,

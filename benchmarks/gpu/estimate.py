@@ -44,7 +44,21 @@ _ZBV = "--data.source=none"
 _LOOPED = "--data.source=none --model.remat=dots --layout.schedule=interleaved"
 _SUMS = "--data.source=none --layout.tp=1 --layout.sequence_parallel=false --layout.zero=1"
 _SUMS += " --train.micro_batches=4"
+_WIDE = "--layout.pp=1 --layout.tp=1 --layout.sequence_parallel=false --model.scan_layers=true"
+_WIDE += " --layout.collective_matmul=false --model.remat=full --train.global_batch_size=256"
+_EIGHT_NODES = "--layout.ep=1 --layout.zero=3 --train.micro_batches=4"
+_HSDP = {
+    "llama3-70b zero3 64": Packaged("llama3-70b", f"{_WIDE} {_EIGHT_NODES} --layout.dp=64"),
+    "llama3-70b zero3 2 x 32": Packaged(
+        "llama3-70b", f"{_WIDE} {_EIGHT_NODES} --layout.replicas=2 --layout.dp=32"
+    ),
+    "qwen3-30b-a3b zero3 64": Packaged("qwen3-30b-a3b", f"{_EIGHT_NODES} --layout.dp=64"),
+    "qwen3-30b-a3b zero3 8 x 8": Packaged(
+        "qwen3-30b-a3b", f"{_EIGHT_NODES} --layout.replicas=8 --layout.dp=8"
+    ),
+}
 CASES: dict[str, Case | Packaged] = {
+    **_HSDP,
     "145b": Packaged("gpt-145b", _ZBV),
     "145b 1f1b, full": Packaged("gpt-145b", _PLAIN),
     "145b 1f1b, full, zero 1": Packaged("gpt-145b", f"{_PLAIN} --layout.zero=1"),

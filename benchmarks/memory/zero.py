@@ -27,7 +27,7 @@ HEAD += ("in host memory", "over dp, GiB per GPU")
 
 def variants(config: Config) -> Iterator[Config]:
     """Yields the config at every ZeRO stage, and with all that host memory can hold."""
-    stages = STAGES if config.layout.replicas * config.layout.cp > 1 else (0,)
+    stages = STAGES if config.layout.sample_shards * config.layout.cp > 1 else (0,)
     for stage in stages:
         yield with_layout(config, zero=stage)
     if config.layout.num_devices == 1:
@@ -59,7 +59,9 @@ def line(config: Config) -> list[str]:
         found.host_temp_size_in_bytes,
         sent // layout.pp,
     )
-    batch = f"{config.train.global_batch_size // layout.replicas}, {config.train.micro_batches}"
+    batch = (
+        f"{config.train.global_batch_size // layout.sample_shards}, {config.train.micro_batches}"
+    )
     return [str(layout), config.model.remat, batch, *(f"{x / 2**30:.1f}" for x in memory)]
 
 

@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 312,
-    "lines": 60_970,
+    "lines": 61_050,
 }
 
 

@@ -200,7 +200,7 @@ def savings(before: Saving, mesh: Any) -> list[Saving]:
 def _remedy(program: Program, there: int | None, spread: Layout | None) -> str:
     """Names the available memory, and the settings that save most."""
     mesh = program.mesh
-    replicas = spread.replicas if spread else 1
+    replicas = spread.sample_shards if spread else 1
     now = Saving((), program.config, needs(program.config, mesh), replicas)
     smaller = "use a smaller model" + ("" if _on_cpu(mesh) else ", or more devices")
     alone = savings(now, mesh)[:MOST]
@@ -237,7 +237,7 @@ def _others(before: Saving, *, on_cpu: bool) -> Iterator[tuple[tuple[str, ...], 
     """Settings to try, as a user writes them."""
     config = before.config
     layout, train = config.layout, config.train
-    if layout.batch_shards > 1 and layout.zero < 3:
+    if layout.zero_shards > 1 and layout.zero < 3:
         yield ("layout.zero=3",), {"layout": {"zero": 3}}
     if layout.dp > 1 and not layout.has_grid:
         tp = layout.tp * layout.dp
@@ -249,7 +249,7 @@ def _others(before: Saving, *, on_cpu: bool) -> Iterator[tuple[tuple[str, ...], 
         yield (both,), {"layout": {"offload": ("optimizer", "parameters")}}
     if config.model.remat != "full":
         yield ("model.remat=full",), {"model": {"remat": "full", "remat_layers": None}}
-    more = _more_micro_batches(config, before.need, max(layout.replicas, before.replicas))
+    more = _more_micro_batches(config, before.need, max(layout.sample_shards, before.replicas))
     if more > train.micro_batches:
         yield (f"train.micro_batches={more}",), {"train": {"micro_batches": more}}
 

@@ -169,7 +169,7 @@ def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str
     Experts are split over ep without ZeRO, all other parameters only with it.
     """
     layout, sizes = config.layout, sizes_of(config)
-    sharing, split = layout.batch_shards, [1, layout.ep]
+    sharing, split = layout.zero_shards, [1, layout.ep]
     numbers = {
         stage: sum(
             math.prod(info.shape)

@@ -93,7 +93,7 @@ def from_hf(
     sharing = family_of(config.model).sharing(config.model, layout)
     train = dataclasses.replace(
         config.train,
-        global_batch_size=layout.replicas * layout.pp * sharing,
+        global_batch_size=layout.sample_shards * layout.pp * sharing,
         micro_batches=layout.pp,  # enough to keep all stages busy
         run_dir=str(Path("runs") / directory.path.name),
         platform=platform,

@@ -88,7 +88,7 @@ class WholeBatches:
         _check_no_others(batch, fields, config)
         _check_targets(x, config)
         sharing = family_of(config.model).sharing(config.model, config.layout)
-        unit = config.layout.replicas * config.train.micro_batches * sharing
+        unit = config.layout.sample_shards * config.train.micro_batches * sharing
         rows = -(-len(next(iter(x.values()))) // unit) * unit
         padded = {name: _padded(x[name], field, rows, config) for name, field in fields.items()}
         if rows not in self._gradients:

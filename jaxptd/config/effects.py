@@ -73,8 +73,14 @@ _NEEDS = (
     ),
     _Need(
         ("layout.zero",),
-        lambda model, layout: layout.batch_shards > 1,
+        lambda model, layout: layout.zero_shards > 1,
         "layout.dp, layout.ep, layout.cp or layout.ulysses of 2 or more",
+    ),
+    _Need(
+        ("layout.replicas",),
+        lambda model, layout: layout.zero > 0 and layout.zero_shards > 1,
+        "layout.zero and layout.dp, layout.ep, layout.cp or layout.ulysses of 2 or more; without "
+        "them it is the same as layout.dp",
     ),
     _Need(
         ("layout.update_on",),

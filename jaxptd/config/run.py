@@ -28,7 +28,7 @@ from jaxptd.context_parallel import CHUNK, placed_blocks
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, meant_field, named_fields
-from jaxptd.layout import Layout
+from jaxptd.layout import SAMPLE_AXES, Axis, Layout
 
 # ---- the section `processes` of a config ---------------------------------------------------------
 
@@ -124,13 +124,13 @@ class Config:
         refuse_without_effect(self.model, self.layout)
         self._check_update()
         self._check_balance()
-        slices = self.layout.replicas * self.train.micro_batches
-        replicas = f"layout.dp={self.layout.dp}"
-        replicas += f" x layout.ep={self.layout.ep}" if self.layout.ep > 1 else ""
+        slices = self.layout.sample_shards * self.train.micro_batches
+        sizes = {axis: self.layout.sizes[axis] for axis in SAMPLE_AXES}
+        named = [f"layout.{axis}={n}" for axis, n in sizes.items() if n > 1 or axis is Axis.DP]
         if self.train.global_batch_size % slices:
             raise UserError(
                 f"train.global_batch_size={self.train.global_batch_size} does not split over "
-                f"{replicas} x train.micro_batches={self.train.micro_batches}; "
+                f"{' x '.join(named)} x train.micro_batches={self.train.micro_batches}; "
                 f"use a multiple of {slices}"
             )
 

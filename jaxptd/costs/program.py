@@ -89,7 +89,7 @@ class Implementation:
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
-    """A layout. Devices are numbered tp first, then col, row, ulysses, cp, ep, dp, pp.
+    """A layout. Devices are numbered tp first, then col, row, ulysses, cp, ep, dp, replicas, pp.
 
     Args:
         gpus: devices of the whole step; dp follows.
@@ -105,6 +105,7 @@ class Parallelism:
         row, col: sizes of the grid.
         ep: devices that split experts, and samples as dp does.
         ulysses: devices that split each sequence, and in attention heads.
+        replicas: copies of a state that ZeRO shards over dp x ep x cp x ulysses.
         schedule: the pipeline's schedule.
         experts_over: devices that divide a layer's experts among them; 0: ep.
         expert_tp: devices that share each expert's matrices; 0: as many as share other matrices.
@@ -128,6 +129,7 @@ class Parallelism:
     col: int = 1
     ep: int = 1
     ulysses: int = 1
+    replicas: int = 1
     schedule: str = "1f1b"
     experts_over: int = 0
     expert_tp: int = 0
@@ -137,12 +139,12 @@ class Parallelism:
     @property
     def dp(self) -> int:
         inside = self.tp * self.row * self.col * self.sequence_shards * self.ep
-        return self.gpus // (inside * self.pp)
+        return self.gpus // (inside * self.pp * self.replicas)
 
     @property
-    def replicas(self) -> int:
+    def sample_shards(self) -> int:
         """Devices that split the samples of a batch."""
-        return self.dp * self.ep
+        return self.replicas * self.dp * self.ep
 
     @property
     def sequence_shards(self) -> int:
@@ -152,7 +154,7 @@ class Parallelism:
     @property
     def batch_shards(self) -> int:
         """Devices that split the tokens of a batch."""
-        return self.replicas * self.sequence_shards
+        return self.sample_shards * self.sequence_shards
 
     @property
     def matrix_shards(self) -> int:
@@ -186,12 +188,12 @@ class Parallelism:
 
     @property
     def micro_batches(self) -> int:
-        return max(1, self.global_batch // (self.replicas * self.micro_batch))
+        return max(1, self.global_batch // (self.sample_shards * self.micro_batch))
 
     @property
     def shards(self) -> int:
         """Devices that share one copy of the state."""
-        return (self.zero_group or self.batch_shards) if self.zero else 1
+        return (self.zero_group or self.batch_shards // self.replicas) if self.zero else 1
 
     def tokens(self, length: int) -> int:
         """Tokens of a micro-batch on one device, for sequences of `length`."""
@@ -227,7 +229,7 @@ class Parallelism:
             return Group(min(2, self.pp), self.gpus // self.pp * max(1, self.pp - 1))
         sizes = {
             name: int(getattr(self, name))
-            for name in ("tp", "col", "row", "ulysses", "cp", "ep", "dp", "pp")
+            for name in ("tp", "col", "row", "ulysses", "cp", "ep", "dp", "replicas", "pp")
         }
         order = tuple(sizes)
         first = min(order.index(axis) for axis in axes)

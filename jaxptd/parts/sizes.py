@@ -53,7 +53,7 @@ class Sizes:
     def sequences(self) -> int:
         """Sequences of a micro-batch: b."""
         train = self.config.train
-        return train.global_batch_size // (self.config.layout.replicas * train.micro_batches)
+        return train.global_batch_size // (self.config.layout.sample_shards * train.micro_batches)
 
     @property
     def tokens(self) -> int:

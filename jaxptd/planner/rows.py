@@ -317,7 +317,7 @@ def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
     """Raises UserError for a layout that does not divide the devices, the batch or the model."""
     devices = parallelism.tp * parallelism.pp * parallelism.cp
     batch = parallelism.global_batch
-    per_step = max(1, parallelism.replicas) * parallelism.micro_batch
+    per_step = max(1, parallelism.sample_shards) * parallelism.micro_batch
     wrong = {
         f"gpus={parallelism.gpus} is not a multiple of tp x pp x cp = {devices}": parallelism.gpus
         % devices,
@@ -345,7 +345,7 @@ def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
         f"zero={parallelism.zero} is not a stage": parallelism.zero > 3,
         f"zero_group={parallelism.zero_group} does not divide dp x ep x cp": (
             parallelism.zero_group
-            and parallelism.replicas * parallelism.cp % parallelism.zero_group
+            and parallelism.sample_shards * parallelism.cp % parallelism.zero_group
         ),
     }
     for words, bad in wrong.items():

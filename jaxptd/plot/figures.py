@@ -247,7 +247,7 @@ def mesh(layout: Layout) -> Figure:
     """Draws each device of a layout: a column of boxes per pipeline stage, a row per replica.
 
     A box holds the devices that share weight matrices, `tp` side by side or `row` x `col`. Each
-    replica (`dp` and `ep`) has one color.
+    replica (`replicas`, `dp` and `ep`) has one color.
 
     Raises:
         UserError: there are too many devices.
@@ -260,7 +260,7 @@ def mesh(layout: Layout) -> Figure:
     axes = figure.subplots()
     ranks = np.arange(layout.num_devices).reshape(tuple(layout.sizes.values()))
     shares = layout.sequence_shards
-    ranks = ranks.reshape(layout.pp, layout.replicas, shares, layout.row, across)
+    ranks = ranks.reshape(layout.pp, layout.sample_shards, shares, layout.row, across)
     for pp, replica, share in np.ndindex(ranks.shape[:3]):
         place = pp * (across + 1), (replica * shares + share) * (layout.row + 1)
         _box(axes, ranks[pp, replica, share], place, COLORS[replica % len(COLORS)])

@@ -78,7 +78,7 @@ def program_to_generate(saved: Config, *, layout: Layout, platform: Any) -> Prog
     Raises:
         UserError: too few devices, or the model does not fit the layout.
     """
-    size = layout.replicas * family_of(saved.model).sharing(saved.model, layout)
+    size = layout.sample_shards * family_of(saved.model).sharing(saved.model, layout)
     train = dataclasses.replace(
         saved.train, platform=platform, global_batch_size=size, micro_batches=1
     )

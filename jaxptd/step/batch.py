@@ -132,7 +132,7 @@ class Batches:
     ) -> np.ndarray:
         """The row of the given batch in each row on the mesh, `[B]`; row_B: those of all."""
         work_B = sample_work(rows_of(SEGMENTS, row_B), reach=self._reach)
-        return dealt(work_B, self.config.layout.replicas, self.config.train.micro_batches)
+        return dealt(work_B, self.config.layout.sample_shards, self.config.train.micro_batches)
 
     def _orders(
         self, rows_of: Callable[[str, np.ndarray], np.ndarray], numbers: tuple[int, ...]

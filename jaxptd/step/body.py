@@ -235,10 +235,12 @@ class StepBody:
 def owed_axes(resolved: ResolvedConfig) -> dict[str, tuple[str, ...]]:
     """Axes over which the gradient of each parameter's shard is a partial sum.
 
-    Those that shard tokens, pp, and those that shard what only this parameter is used on.
+    Those that shard tokens, pp, and those that shard what only this parameter is used on; without
+    replicas where layers add up theirs.
     """
     axes, owed = (Axis.PP, *BATCH_AXES, *resolved.tensor_parallel.axes.tokens), {}
     for name, stored in resolved.stored.items():
         others = (axis for axis in stored.info.over if axis not in axes)
-        owed[name] = tuple(a for a in (*axes, *others) if a not in stored.axes)
+        summed = {*stored.axes, *[Axis.REPLICAS] * resolved.zero.plans[name].sums_replicas}
+        owed[name] = tuple(a for a in (*axes, *others) if a not in summed)
     return owed

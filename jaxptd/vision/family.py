@@ -148,7 +148,7 @@ def _check_strips(config: Config) -> None:
             f"layout.cp={layout.cp} cuts images into strips of whole windows, and {rows}; use a "
             f"layout.cp that divides {images.rows(0) // images.window_at(0)}"
         )
-    unit = layout.replicas * config.train.micro_batches * sharing(model, layout)
+    unit = layout.sample_shards * config.train.micro_batches * sharing(model, layout)
     if config.train.global_batch_size % unit:
         raise UserError(
             f"layout.cp={layout.cp}: {rows}, too few for strips, so devices hold whole images of "
@@ -161,14 +161,14 @@ def _check_images(config: Config) -> None:
     """Raises UserError unless a micro-batch's images, or their strips, split over the devices."""
     layout, train = config.layout, config.train
     shared = _before_strips(layout)
-    each = train.global_batch_size // (layout.replicas * train.micro_batches)
+    each = train.global_batch_size // (layout.sample_shards * train.micro_batches)
     if each % shared:
         axis = "row" if layout.has_grid else "tp"
         sequence = "" if layout.has_grid else " with layout.sequence_parallel=true"
         raise UserError(
             f"layout.{axis}={shared}{sequence} shares the images of a micro-batch, but there "
             f"are {each}; use a train.global_batch_size that is a multiple of "
-            f"{layout.replicas * train.micro_batches * shared}"
+            f"{layout.sample_shards * train.micro_batches * shared}"
         )
 
 

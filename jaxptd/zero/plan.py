@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, Self
 
 from jaxptd.config import Config, Dtype, itemsize
-from jaxptd.layout import BATCH_AXES, Axis, ZeroStage
+from jaxptd.layout import ZERO_AXES, Axis, ZeroStage
 from jaxptd.shapes import ParamShape, Spec, StoredShape
 
 Runs = Literal["outside", "loop", "unrolled", "stages"]
@@ -48,6 +48,8 @@ class ParamPlan:
         own_collective: whether it has a collective of its own in an iteration of a loop.
         reduce: when its gradient is summed over the batch's axes: after the last micro-batch,
             beside the layers of the last one, or beside the layers of each.
+        sums_replicas: whether its gradient is added up over replicas right after it was reduced,
+            beside the layers, and not after the last micro-batch.
         accumulate: when a micro-batch's gradient is added to that of those before: after backward,
             or at once, by a loop over layers or in a tick of a pipeline.
         grad_dtype: the precision in which backward gives the gradient, before it is added up.
@@ -60,6 +62,7 @@ class ParamPlan:
     gather_dtype: Dtype = "float32"
     own_collective: bool = False
     reduce: Reduce = "end"
+    sums_replicas: bool = False
     accumulate: Accumulate = "after"
     grad_dtype: Dtype = "float32"
 
@@ -107,7 +110,7 @@ class ParamPlan:
             return self
         narrow = self.accumulate == "after"
         dtype = self.gather_dtype if narrow else self.grad_dtype
-        return dataclasses.replace(self, reduce="end", grad_dtype=dtype)
+        return dataclasses.replace(self, reduce="end", sums_replicas=False, grad_dtype=dtype)
 
     @cached_property
     def middle(self) -> "ParamPlan":
@@ -143,7 +146,7 @@ def explained(config: Config, info: ParamShape) -> tuple[ParamPlan, Why]:
     narrow = info.cast and not (in_layers and Axis.ROW in info.axes)
     if not in_layers:
         return _outside(config, narrow=narrow)
-    sizes, others = config.layout.sizes, (axis for axis in BATCH_AXES if axis not in info.axes)
+    sizes, others = config.layout.sizes, (axis for axis in ZERO_AXES if axis not in info.axes)
     alone = math.prod(sizes[axis] for axis in others) == 1
     return _of_layers(config, narrow=narrow, matrix=bool(info.matrix), alone=alone)
 
@@ -157,8 +160,8 @@ def layers_plan(config: Config) -> ParamPlan:
 
 
 def layers_are_alone(config: Config) -> bool:
-    """True if no other device along the axes of samples has the same layers."""
-    return config.layout.batch_shards == 1
+    """True if no other device along ZeRO's axes has the same layers."""
+    return config.layout.zero_shards == 1
 
 
 def _wide(config: Config) -> Dtype:
@@ -220,6 +223,9 @@ def _of_layers(
     gather_dtype = config.model.dtype if narrow else wide
     narrows, graded = _narrows(config, runs, gather=gather, reduce=reduce, accumulate=accumulate)
     moved = gather in ("layer", "first_microbatch") or reduce != "end"
+    once = reduce == "last_microbatch" or (
+        reduce == "each_layer" and runs != "stages" and config.train.micro_batches == 1
+    )
     one_by_one = moved or config.optimizer.name in BY_LAYER
     plan = ParamPlan(
         runs,
@@ -229,6 +235,7 @@ def _of_layers(
         gather_dtype=gather_dtype,
         own_collective=matrix and config.model.scan_layers,
         reduce=reduce,
+        sums_replicas=once and layout.replicas > 1,
         accumulate=accumulate,
         grad_dtype=gather_dtype if narrows else wide,
     )
@@ -268,7 +275,7 @@ def _reduce(config: Config, runs: Runs, gather: Gather, *, alone: bool) -> tuple
         if alone and not layers_are_alone(config):
             return "end", "no other device along dp and cp has these experts"
         return "last_microbatch", f"layout.zero=1: once for {many} micro-batches, beside the layers"
-    if layers_are_alone(config):
+    if config.layout.batch_shards == 1:
         return "end", "no other device along dp, ep or cp has a part of the sum"
     return "end", f"layout.zero={zero}: once a step"
 
@@ -359,11 +366,11 @@ class ShardShape:
 
     @cached_property
     def along(self) -> tuple[Axis, ...]:
-        """The axes that the shards are dealt out over: those of the batch that layers do not use.
+        """The axes that the shards are dealt out over: ZeRO's that layers do not use.
 
         An expert's parameters are split over ep already.
         """
-        return tuple(axis for axis in BATCH_AXES if axis not in self.info.axes)
+        return tuple(axis for axis in ZERO_AXES if axis not in self.info.axes)
 
     @cached_property
     def devices(self) -> int:

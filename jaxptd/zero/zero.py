@@ -47,6 +47,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxptd.collectives import Axes, as_varying, varying_axes
+from jaxptd.layout import Axis
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.plan import WHOLE, ParamPlan, StateShapes
@@ -128,18 +129,19 @@ class Zero(StateShapes):
 
         Args:
             params: as the state holds them.
-            owed: the axes over which each one's gradient is a partial sum; it varies over them.
+            owed: the axes over which each one's gradient is a partial sum when passes return it.
             training: whether gradients will be computed.
         """
         begun: StepParams = {}
         for name, p in params.items():
             stored, plan = self.stored[name], self.plans[name]
             info = stored if isinstance(stored, ShardedInfo) else None
-            p = as_varying(p, owed[name]) if owed else p
+            like = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
+            p = as_varying(like, [Axis.REPLICAS] * plan.sums_replicas)
             if plan.gather == "layer":
                 scattered = plan.reduce != "end" and not is_on_host(p)
                 shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
-                slot = p if scattered else grad_slot(p, plan, shape)
+                slot = like if scattered else grad_slot(like, plan, shape)
                 begun[name] = LazyParam(p, slot, None, info, plan)
                 continue
             block: Any = (p := on_device(p) if plan.where == "host" else p)
@@ -152,7 +154,7 @@ class Zero(StateShapes):
             if training and plan.moves:
                 assert info is not None
                 whole = plan.reduce == "end"
-                slot = grad_slot(p, plan, info.local_shape(p)) if whole else p
+                slot = grad_slot(like, plan, info.local_shape(p)) if whole else like
                 begun[name] = LazyParam(p, slot, block, info, plan)
             # A loop adds a layer's gradients to sums, or stacks them in their own precision.
             elif (
@@ -168,7 +170,7 @@ class Zero(StateShapes):
 
         Sums gradients of sharded parameters over the batch's axes (those of layers that are
         gathered one by one already are), then all gradients over the axes where they are owed, with
-        one all-reduce for each set of axes.
+        one all-reduce for each set of axes. Layers may have added theirs up over replicas.
         """
         grads = dict(grads)
         groups: dict[Axes, list[str]] = {}
@@ -301,6 +303,7 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
         rows = [flat.reshape(-1, n) for flat, n in zip(flats, widths, strict=True)]
         along = leaves[group[0]].info.along
         sums = lax.psum_scatter(jnp.concatenate(rows, axis=1), along, tiled=True)
+        sums = lax.psum(sums, Axis.REPLICAS) if leaves[group[0]].plan.sums_replicas else sums
         shards = jnp.split(sums, np.cumsum(widths)[:-1], axis=1)
         for i, shard in zip(group, shards, strict=True):
             grads[i] = shard.reshape(-1)

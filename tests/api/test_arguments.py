@@ -83,7 +83,7 @@ MESHES: list[Row] = [
     (lambda k: jaxptd.describe_mesh(3), "describe_mesh: mesh is 3; expected a Layout or a Mesh"),
     (
         lambda k: jaxptd.describe_mesh(FOREIGN),
-        "axis x, but a layout has only pp, dp, ep, cp, ulysses, row",
+        "axis x, but a layout has only pp, replicas, dp, ep, cp, ulys",
     ),
     (lambda k: jaxptd.describe_mesh(Layout(dp=2**30)), "use 1 to 1048576 devices"),
     (lambda k: jaxptd.rank_groups(k.config), "layout is a Config; expected a Layout: pass config"),

@@ -33,7 +33,7 @@ def moves(one_way: Part, *on_grid: Part) -> Part:
 
 def tokens(layout: Layout, length: int = T) -> int:
     """m: tokens on one device in a grid's residual stream."""
-    return B * length // (layout.replicas * layout.cp * layout.row)
+    return B * length // (layout.sample_shards * layout.cp * layout.row)
 
 
 def width(layout: Layout, of: str) -> int:
@@ -256,7 +256,7 @@ def experts(count: int, chosen: int, shared: Part | None = None) -> Part:
         choices = own * chosen * 4  # int32, as counts are
         gathered, scattered = 3 * x + 2 * weights + 2 * choices, 2 * x + weights
         yield from (ringed if layout.collective_matmul else collected)(layout, gathered, scattered)
-        counted = B // layout.replicas * count * 4
+        counted = B // layout.sample_shards * count * 4
         cut = (Axis.CP, Axis.TP) if layout.sequence_parallel else (Axis.CP,)
         yield Collective(ALL_REDUCE, cut, 1, counted)
         if shared:

@@ -15,7 +15,7 @@ from jaxptd import comms
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from jaxptd.mesh import BATCH_AXES, Axis, Layout
+from jaxptd.mesh import ZERO_AXES, Axis, Layout
 from jaxptd.step import Program
 from jaxptd.zero.shards import ShardedInfo
 
@@ -29,7 +29,12 @@ INSIDE = [
     (Layout(dp=2, tp=4, sequence_parallel=True), {"remat": "full"}),
     (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
 ]
+REPLICAS = Layout(replicas=2, dp=2, tp=2)
 MORE_INSIDE = [
+    (REPLICAS, {"micro_batches": 1}),
+    (REPLICAS, {"micro_batches": 3, "batch": 12}),
+    (Layout(replicas=2, dp=2, ulysses=2), {"micro_batches": 1, "scan_layers": False}),
+    (Layout(replicas=2, pp=2, dp=2), THREE),
     (Layout(dp=2, ep=2), {}),
     (Layout(dp=2, row=2, col=2), {"dtype": "bfloat16"}),
     (Layout(cp=2, row=2, col=2, matmul2d="summa"), {"remat": "dots"}),
@@ -197,9 +202,27 @@ def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: i
     for zero in (0, stage):
         program = tiny.program(Layout(zero=zero, **inside), dtype="bfloat16")
         every = comms.count(program)
-        found.append([c for c in every if not {*c.axes} & {*BATCH_AXES} and c.kind != ALL_REDUCE])
+        found.append([c for c in every if not {*c.axes} & {*ZERO_AXES} and c.kind != ALL_REDUCE])
     assert found[0] == found[1]
     assert bool(found[0]) == ("row" in inside)
+
+
+@pytest.mark.parametrize(
+    ("stage", "micro_batches"), [(1, 3), (2, 1), slow(1, 1), slow(2, 3), slow(3, 1), slow(3, 3)]
+)
+def test_replicas_exchange_shards_of_gradients_once(stage: int, micro_batches: int) -> None:
+    layout = dataclasses.replace(REPLICAS, zero=stage)
+    program = tiny.program(layout, batch=12, micro_batches=micro_batches)
+    shards = sum(
+        math.prod(x.sharding.shard_shape(x.shape))
+        for x in program.abstract_state["params"].values()
+    )
+    sent = [each for each in comms.count(program) if Axis.REPLICAS in each.axes]
+    assert {each.kind for each in sent} == {ALL_REDUCE}
+    counts_and_losses = sum(each.bytes for each in sent) - 4 * shards
+    assert 0 <= counts_and_losses <= 64
+    inside = [each for each in comms.count(program) if each.kind in (ALL_GATHER, REDUCE_SCATTER)]
+    assert inside and not any(Axis.REPLICAS in each.axes for each in inside)
 
 
 # ---- state --------------------------------------------------------------------------------------
@@ -207,6 +230,7 @@ def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: i
 HELD = [
     Layout(dp=8),
     Layout(dp=3, cp=2),
+    REPLICAS,
     Layout(dp=2, tp=4, sequence_parallel=True),
     Layout(dp=2, row=2, col=2),
     Layout(pp=2, dp=3, stage_layers=(2, 1)),
@@ -221,7 +245,7 @@ def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stag
     choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
     plain = tiny.program(dataclasses.replace(layout, zero=0), **choice)
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
-    number = layout.replicas * layout.cp
+    number = layout.zero_shards
     for held in (program.abstract_state["params"], *moments(program)):
         assert held.keys() == plain.infos.keys()
         for name, x in held.items():
@@ -262,7 +286,7 @@ def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]
     taken = lowered.compile(compiler_options=CPU_OPTIONS).memory_analysis().temp_size_in_bytes
     layers = [each for n, each in program.states.stored.items() if program.infos[n].stack]
     held = sum(s.info.stored_shape[0] // layout.pp * math.prod(_block(s, layout)) for s in layers)
-    return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in BATCH_AXES)
+    return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in ZERO_AXES)
 
 
 def _block(stored: Any, layout: Layout) -> tuple[int, ...]:

@@ -47,6 +47,28 @@ def test_what_a_step_does_with_the_layers_matrices(
 
 
 @pytest.mark.parametrize(
+    ("layout", "micro_batches", "beside"),
+    [
+        (Layout(replicas=2, dp=2), 1, False),
+        (Layout(replicas=2, dp=2, zero=1), 1, True),
+        (Layout(replicas=2, dp=2, zero=1), 3, True),  # the last one sends the sums
+        (Layout(replicas=2, dp=2, zero=3), 1, True),
+        (Layout(replicas=2, dp=2, zero=3), 2, False),  # else each micro-batch would send
+        (Layout(replicas=2, pp=2, dp=2, zero=3), 1, False),
+        (Layout(dp=2, zero=3), 1, False),
+    ],
+    ids=str,
+)
+def test_layers_add_up_replicas_where_they_send_once(
+    layout: Layout, micro_batches: int, beside: bool
+) -> None:
+    config = tiny.config(layout, micro_batches=micro_batches, batch=24)
+    assert layers_plan(config).sums_replicas == beside
+    first = layers_plan(config).first
+    assert first.sums_replicas == (beside and first.reduce != "end")
+
+
+@pytest.mark.parametrize(
     ("stage", "micro_batches", "choice", "want"),
     [
         (0, 1, {}, 0),

@@ -16,7 +16,7 @@ from jaxptd.analysis.compiled_step import compile_to_read
 from jaxptd.analysis.hlo.text import parse, scope_of
 from jaxptd.analysis.jaxprs import equations, inside, scans, traced
 from jaxptd.costs.collective import ALL_GATHER
-from jaxptd.mesh import BATCH_AXES, Layout
+from jaxptd.mesh import ZERO_AXES, Layout
 from jaxptd.pipeline.pools import APART
 from jaxptd.step import Program
 from jaxptd.zero.plan import layers_plan
@@ -33,7 +33,7 @@ def moves(body: Any) -> list[Any]:
     return [
         each
         for each in equations(body)
-        if each.primitive.name in (GATHER, SCATTER) and each.params["axis_name"] == BATCH_AXES
+        if each.primitive.name in (GATHER, SCATTER) and each.params["axis_name"] == ZERO_AXES
     ]
 
 

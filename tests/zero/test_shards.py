@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.mesh import BATCH_AXES, Axis, Layout, make_mesh
+from jaxptd.mesh import ZERO_AXES, Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
 from jaxptd.zero.plan import ParamPlan
 from jaxptd.zero.shards import ShardedInfo
@@ -82,7 +82,7 @@ def shard_by_hand(stored: ShardedInfo, held: np.ndarray, at: dict[Axis, int]) ->
 
 def left(stored: ShardedInfo) -> list[Axis]:
     """Axes of the batch over which layers do not shard the parameter."""
-    return [a for a in BATCH_AXES if a not in stored.info.axes]
+    return [a for a in ZERO_AXES if a not in stored.info.axes]
 
 
 @TABLE

@@ -383,9 +383,9 @@ class _Step:
         config, layout, plan = self.config, self.config.layout, self._params
         parameters, adds = sum(each.parameters for each in loops), plan.accumulate == "in_loop"
         if plan.reduce == "last_microbatch" and (adds or config.train.micro_batches == 2):
-            experts, copies = sum(each.experts for each in loops), layout.batch_shards // layout.ep
+            experts, copies = sum(each.experts for each in loops), layout.zero_shards // layout.ep
             sent = experts // copies if copies > 1 else 0
-            return (parameters - experts) // layout.batch_shards + sent
+            return (parameters - experts) // layout.zero_shards + sent
         return 0 if adds else parameters // self._narrowing
 
     @cached_property
@@ -423,7 +423,7 @@ class _Step:
 
         Where gradients are summed over dp, XLA allocates those of the last loop before this moment.
         """
-        early = self.config.layout.replicas > 1 and self._params.shards == "none"
+        early = self.config.layout.sample_shards > 1 and self._params.shards == "none"
         model = self.config.model
         zeros = self._stacked(self.loops) if early and not self._sums else 0
         return dataclasses.replace(
@@ -483,7 +483,7 @@ class _Step:
         if layout.hosts_moments and layout.update_on == "device":
             # One more array, and another where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
-            shards = layout.batch_shards if self._params.stage == 1 else 1
+            shards = layout.zero_shards if self._params.stage == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
             return dataclasses.replace(moment, gradients=gradients, copies=more)
         comes = layout.hosts_parameters and layout.update_on == "device"

@@ -35,7 +35,10 @@ def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]
     layout, wide = step.config.layout, step.sizes.master_itemsize
     for name, stored in zero.stored.items():
         elements = elements_on_device(stored, layout)
-        yield Collective(ALL_REDUCE, _summed_over(stored, layout), 1, elements * wide)
+        summed = _summed_over(stored, layout)
+        if zero.plans[name].sums_replicas:
+            summed = tuple(axis for axis in summed if axis != Axis.REPLICAS)
+        yield Collective(ALL_REDUCE, summed, 1, elements * wide)
         if not isinstance(stored, ShardShape):
             continue
         along, whole = stored.along, elements * stored.devices
@@ -76,6 +79,9 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
     for along, message in _messages(zero, layout, stack, together=plan.reduce == "last_microbatch"):
         summed = scatters * sum(message.values()) * wide
         yield Collective(REDUCE_SCATTER, along, scatters, summed)
+        if plan.sums_replicas:
+            shards = math.prod(layout.sizes[axis] for axis in along)
+            yield Collective(ALL_REDUCE, (Axis.REPLICAS,), scatters, summed // shards)
 
 
 def _messages(
@@ -91,6 +97,8 @@ def _messages(
         if isinstance(stored, ShardShape) and stored.info.stack == stack.name:
             axes = stored.axes | {*_summed_over(stored, layout)}
             plan = zero.plans[name]
+            if together and plan.reduce == "end":
+                continue  # experts that no other device has
             alone = plan.own_collective and not together
             alike = name if alone else (stored.along, tuple(sorted(axes)))
             _, message = messages.setdefault(alike, (stored.along, {}))

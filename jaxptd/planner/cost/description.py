@@ -171,7 +171,7 @@ class StepDescription:
     def own_parameters(self) -> float:
         """Elements on a device of the first stage, as ZeRO shards them."""
         experts, parallelism = self.stage_experts, self.parallelism
-        copies = min(parallelism.shards, parallelism.expert_copies)
+        copies = min(parallelism.shards, parallelism.expert_copies // parallelism.replicas)
         return (self.stage_parameters - experts) / parallelism.shards + experts / copies
 
     @cached_property

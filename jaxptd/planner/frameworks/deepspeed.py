@@ -153,7 +153,7 @@ class DeepSpeed(Framework):
         words += [f"sequence_parallel={p.cp}"] if p.cp > 1 else []
         words += [f"autoep={p.expert_devices}"] if p.expert_devices > 1 else []
         words += [f"stages={p.pp}"] if p.pp > 1 else []
-        words += [f"data={p.replicas}"] if p.replicas > 1 else []
+        words += [f"data={p.sample_shards}"] if p.sample_shards > 1 else []
         return " ".join([*words, f"ZeRO {p.zero}"])
 
     def write(self, workload: Workload, setup: Setup) -> Written:

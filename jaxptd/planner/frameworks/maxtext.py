@@ -269,7 +269,7 @@ def layout_section(workload: Workload, setup: Setup) -> dict[str, Any]:
     links = {name: size for name, size in links_of(workload, setup).items() if size > 1}
     always = {"ici_fsdp_parallelism": 1, "dcn_data_parallelism": 1}  # their defaults are -1
     passes = p.micro_batches if p.pp > 1 else 1
-    each = p.micro_batch * p.replicas * passes / workload.gpus
+    each = p.micro_batch * p.sample_shards * passes / workload.gpus
     section: dict[str, Any] = {**always, **links, "per_device_batch_size": each}
     if p.pp > 1:
         per_stage = workload.layers // (p.pp * p.virtual_stages)

@@ -110,7 +110,7 @@ class Megatron(Framework):
         words += [f"EP {p.expert_devices}"] if p.expert_devices > 1 else []
         chunks = f" x{p.virtual_stages}" if p.virtual_stages > 1 else ""
         words += [f"PP {p.pp}{chunks}"] if p.pp > 1 else []
-        words.append(f"DP {p.replicas}")
+        words.append(f"DP {p.sample_shards}")
         return " ".join(words) + (" distributed optimizer" if p.zero else "")
 
     # ---- flags ---------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def layout_flags(workload: Workload, setup: Setup) -> dict[str, Any]:
         flags |= {"--sequence-parallel": True, "--tp-comm-overlap": True}
     if p.zero:
         flags |= {"--use-distributed-optimizer": True, "--overlap-param-gather": True}
-    if p.replicas * p.cp > 1:
+    if p.sample_shards * p.cp > 1:
         flags["--overlap-grad-reduce"] = True
     if setup.parallelism.remat == "full":
         flags |= {"--recompute-granularity": "full", "--recompute-method": "block"}

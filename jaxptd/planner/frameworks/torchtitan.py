@@ -273,9 +273,9 @@ def accounted(workload: Workload, pp: int) -> int:
 def degrees_of(setup: Setup) -> dict[str, int]:
     """Sizes of its axes; dp_shard excludes cp, over which FSDP shards as well."""
     p = setup.parallelism
-    shards = (p.zero_group or p.replicas * p.cp) // p.cp
+    shards = (p.zero_group or p.sample_shards * p.cp) // p.cp
     return {
-        "dp_replicate": p.replicas // shards,
+        "dp_replicate": p.sample_shards // shards,
         "dp_shard": shards,
         "cp": p.cp,
         "tp": p.tp,

@@ -298,7 +298,7 @@ class Search:
     ) -> Iterator[tuple[float, ScheduleChoice]]:
         """Schedules and ZeRO stages that may fit, with their least seconds."""
         if bounds := self._bounds(mesh_shape, whole=whole):
-            for pipe in self.space.pipes(mesh_shape, bounds.worth):
+            for pipe in self.space.pipes(mesh_shape, bounds.worth, self.cluster.node_size):
                 seconds = bounds.least(pipe)
                 if seconds is not None:
                     yield seconds, pipe

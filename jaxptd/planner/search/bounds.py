@@ -75,7 +75,7 @@ class Bounds:
     ) -> None:
         self.cost, self.mesh_shape, self.space = cost, mesh_shape, space
         self.cluster, self.memory = cluster, memory
-        self._zeros: dict[int, tuple[float, float, Sent]] = {}
+        self._zeros: dict[tuple[int, int], tuple[float, float, Sent]] = {}
         self._schedules: dict[tuple[str, int | None, int], _Schedule] = {}
 
     @property
@@ -108,7 +108,7 @@ class Bounds:
         Checks closely only whether a step fits without either, as most layouts never need more.
         """
         choices, schedule = self.space.choices, self._schedule(pipe)
-        state, gradients, sent = self._zero(pipe.zero)
+        state, gradients, sent = self._zero(pipe.zero, pipe.replicas)
         if self._share(choices[0], state, gradients, schedule.flying) is None:
             least = gradients if self.space.hosts_state else state + gradients
             if len(choices) == 1 or least > self.memory:
@@ -117,7 +117,7 @@ class Bounds:
 
     def of(self, pipe: ScheduleChoice, choice: Choice) -> Bound | None:
         """The bound of a choice; None if it cannot fit."""
-        state, gradients, sent = self._zero(pipe.zero)
+        state, gradients, sent = self._zero(pipe.zero, pipe.replicas)
         schedule = self._schedule(pipe)
         share = self._share(choice, state, gradients, schedule.flying)
         if share is None:
@@ -162,13 +162,14 @@ class Bounds:
         share = (most - left) / (most - least) if most > least else 2.0
         return share if share <= 1 else None
 
-    def _zero(self, zero: int) -> tuple[float, float, "Sent"]:
+    def _zero(self, zero: int, replicas: int) -> tuple[float, float, "Sent"]:
         """Bytes of state and gradients, and the time of what is sent."""
-        if zero not in self._zeros:
+        if (zero, replicas) not in self._zeros:
             runs = 2 if zero == 1 and _in_one_go(self.mesh_shape) else zero
-            sent = sent_by(runs, self.cost, self.mesh_shape, self.cluster)
-            self._zeros[zero] = (*state_bytes(self.cost, self.mesh_shape, runs), sent)
-        return self._zeros[zero]
+            sent = sent_by(runs, self.cost, self.mesh_shape, self.cluster, replicas)
+            sizes = state_bytes(self.cost, self.mesh_shape, runs, replicas)
+            self._zeros[zero, replicas] = (*sizes, sent)
+        return self._zeros[zero, replicas]
 
     def _schedule(self, pipe: ScheduleChoice) -> "_Schedule":
         key = pipe.schedule, pipe.virtual_stages, pipe.fewer
@@ -215,9 +216,11 @@ def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None
     return m if schedule == "gpipe" else min(m, p)
 
 
-def state_bytes(cost: LayerCost, mesh_shape: MeshShape, zero: int) -> tuple[float, float]:
+def state_bytes(
+    cost: LayerCost, mesh_shape: MeshShape, zero: int, replicas: int = 1
+) -> tuple[float, float]:
     """Least bytes of parameters and moments; of gradients and gathered parameters."""
-    shards = mesh_shape.shards
+    shards = mesh_shape.shards // replicas
     state = cost.state / mesh_shape.pp / (shards if zero else 1)
     gradients = cost.gradients / mesh_shape.pp / (shards if zero > 1 else 1)
     # ZeRO gathers parameters in 16 bits; gradients have 32
@@ -246,24 +249,33 @@ def _in_one_go(mesh_shape: MeshShape) -> bool:
     return mesh_shape.pp * mesh_shape.micro_batches == 1
 
 
-def sent_by(zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster) -> Sent:
+def sent_by(
+    zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster, replicas: int = 1
+) -> Sent:
     """Least seconds for what a ZeRO stage sends; fewer devices have the same experts than the rest.
 
-    What has the same devices is sent in one message.
+    What has the same devices is sent in one message. Shards of gradients are added up over replicas
+    once a step, those of layers beside the layers where these send gradients once.
     """
     layout, p = mesh_shape.layer_layout.layout, mesh_shape.pp
     inside = layout.tp * layout.row * layout.col
     experts = cost.experts if layout.ep > 1 else 0.0
     others = cost.gradients - experts, cost.matrices - experts
     between = layout.ep if layout.sequence_shards == 1 else 1  # these are inside of ep, dp outside
-    copies = Group(mesh_shape.shards // layout.ep, inside * between)
+    shards = mesh_shape.shards // replicas
+    copies = Group(shards // layout.ep, inside * between)
     sent = [
         _sent(zero, whole / p, matrices, mesh_shape, functools.partial(_in_group, cluster, group))
         for whole, matrices, group in (
-            (*others, Group(mesh_shape.shards, inside)),
+            (*others, Group(shards, inside)),
             (experts, experts, copies),
         )
     ]
+    if replicas > 1 and zero:
+        beside = p == 1 and (zero == 1 or mesh_shape.micro_batches == 1)
+        size = cost.gradients - cost.matrices if beside else cost.gradients
+        apart = Group(replicas, inside * shards)
+        sent.append(Sent(once=_in_group(cluster, apart, ALL_REDUCE, size / p / shards)))
     return Sent(sum(each.layerwise for each in sent), sum(each.once for each in sent))
 
 

@@ -129,7 +129,7 @@ Pins = Mapping[str, Any]  # field, such as "layout.tp" -> the only value to try
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 PINNED = (
     *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.ulysses", "layout.ep"),
-    *("layout.pp", "layout.dp"),
+    *("layout.pp", "layout.dp", "layout.replicas"),
     *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
     *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
     *("layout.schedule", "layout.virtual_stages", "layout.stage_layers", "layout.zero"),
@@ -231,7 +231,7 @@ class LayerLayout:
     @property
     def sequences(self) -> int:
         """Sequences of a micro-batch on all of these devices; each along ep has its own."""
-        return self.micro_batch * self.layout.replicas
+        return self.micro_batch * self.layout.sample_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ class MeshShape:
 
     Args:
         layer_layout: that of a layer on one stage.
-        pp, dp: sizes of the other axes.
+        pp, dp: sizes of the other axes; replicas that ZeRO leaves apart are part of this dp.
         micro_batches: per step.
     """
 
@@ -267,7 +267,7 @@ class ScheduleChoice:
     """The schedule of the pipeline, and the ZeRO stage.
 
     Args:
-        schedule, virtual_stages, zero: as in a layout.
+        schedule, virtual_stages, zero, replicas: as in a layout.
         fewer: how many layers fewer than an equal share the last part gets; see `cut`.
     """
 
@@ -275,6 +275,7 @@ class ScheduleChoice:
     virtual_stages: int | None = None
     zero: ZeroStage = 0
     fewer: int = 0
+    replicas: int = 1
 
 
 class Choice(NamedTuple):
@@ -316,9 +317,9 @@ class Space:
             for pp in self._pinned("layout.pp", _divisors(others)):
                 dp = others // pp
                 replicas = dp * layout.ep
-                if others % pp or pp > self.layers or self._other("layout.dp", dp):
+                if others % pp or pp > self.layers or dp % self._copies(dp):
                     continue
-                if batch % replicas:
+                if batch % replicas or self._other("layout.dp", dp // self._copies(dp)):
                     continue
                 for micro_batch in _divisors(batch // replicas, LARGEST):
                     m = batch // replicas // micro_batch
@@ -341,18 +342,40 @@ class Space:
         """True if a choice after the first puts the state in host memory."""
         return any(choice.offload == "optimizer" for choice in self.choices[1:])
 
-    def pipes(self, mesh_shape: MeshShape, fewer: int = MOST_FEWER) -> Iterator[ScheduleChoice]:
+    def _copies(self, dp: int) -> int:
+        """The replicas that ZeRO leaves apart, as far as pins say."""
+        if "layout.replicas" in self.pins:
+            return int(self.pins["layout.replicas"])
+        pinned = self.pins.get("layout.dp", dp)
+        return dp // pinned if dp % pinned == 0 else 1
+
+    def sharding(self, mesh_shape: MeshShape, near: int) -> Iterator[tuple[ZeroStage, int]]:
+        """ZeRO stages, each over all devices that split a batch, or in groups of `near` devices."""
+        zeros = self._pinned("layout.zero", (0, 1, 2, 3) if mesh_shape.shards > 1 else (0,))
+        dp, layout = mesh_shape.dp, mesh_shape.layer_layout.layout
+        inside, left = divmod(near, layout.num_devices)  # of dp, in a node
+        free = not {"layout.replicas", "layout.dp"} & {*self.pins}
+        apart = dp // inside if free and inside > 1 and not left and dp % inside == 0 else 1
+        for zero in zeros:
+            yield zero, self._copies(dp)
+            if zero and apart > 1:
+                yield zero, apart
+
+    def pipes(
+        self, mesh_shape: MeshShape, fewer: int = MOST_FEWER, near: int = 0
+    ) -> Iterator[ScheduleChoice]:
         """Schedules, sizes of the last part, and ZeRO stages with these axes.
 
         Args:
             mesh_shape: the layouts'.
             fewer: most layers that the last part may give up from an equal share.
+            near: devices of a node, within which ZeRO may shard; 0: only over all.
         """
-        zeros = (0, 1, 2, 3) if mesh_shape.shards > 1 else (0,)
+        zeros = [*self.sharding(mesh_shape, near)]
         for schedule, chunks in self._schedules(mesh_shape):
             for less in self._cuts.fewer(mesh_shape.pp, schedule, chunks, fewer):
-                for zero in self._pinned("layout.zero", zeros):
-                    yield ScheduleChoice(schedule, chunks, zero, less)
+                for zero, replicas in zeros:
+                    yield ScheduleChoice(schedule, chunks, zero, less, replicas)
 
     def cut(self, mesh_shape: MeshShape, pipe: ScheduleChoice) -> StageSplit:
         """The layers of each part of the model.
@@ -377,7 +400,8 @@ class Space:
         layout = dataclasses.replace(
             mesh_shape.layer_layout.layout,
             pp=mesh_shape.pp,
-            dp=mesh_shape.dp,
+            dp=mesh_shape.dp // pipe.replicas,
+            replicas=pipe.replicas,
             schedule=pipe.schedule,
             virtual_stages=pipe.virtual_stages,
             stage_layers=self.cut(mesh_shape, pipe).sizes,

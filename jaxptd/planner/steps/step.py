@@ -100,13 +100,14 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
     return Parallelism(
         gpus=layout.num_devices,
         global_batch=train.global_batch_size,
-        micro_batch=train.global_batch_size // (layout.replicas * train.micro_batches),
+        micro_batch=train.global_batch_size // (layout.sample_shards * train.micro_batches),
         tp=layout.tp,
         pp=layout.pp,
         cp=layout.cp,
         ulysses=layout.ulysses,
         virtual_stages=chunks,
         zero=layers_plan(config).stage,
+        replicas=layout.replicas,
         sequence_parallel=layout.sequence_parallel,
         remat=model.remat,
         remat_layers=model.remat_layers,
@@ -218,7 +219,7 @@ class Predictor:
             remat: what the layers recompute.
         """
         layout, train = config.layout, config.train
-        sequences = train.global_batch_size // (layout.replicas * train.micro_batches)
+        sequences = train.global_batch_size // (layout.sample_shards * train.micro_batches)
         key = alone(layout), sequences, implementation, remat
         if key not in self._units:
             self._units[key] = self._unit(config, *key)
@@ -303,6 +304,7 @@ def alone(layout: Layout) -> Layout:
         layout,
         pp=1,
         dp=1,
+        replicas=1,
         zero=0,
         offload="none",
         update_on="device",
@@ -332,7 +334,7 @@ def _spread_alone(layout: Layout) -> Parallelism:
 def _one_micro_batch(config: Config, layout: Layout, sequences: int) -> Config:
     """The config of one micro-batch without recomputation."""
     model = dataclasses.replace(config.model, remat="none", remat_layers=None)
-    batch = sequences * layout.replicas
+    batch = sequences * layout.sample_shards
     train = dataclasses.replace(config.train, global_batch_size=batch, micro_batches=1)
     return dataclasses.replace(config, model=model, layout=layout, train=train)
 

@@ -90,7 +90,7 @@ def _under(part: StepPart, each: Collective) -> Under:
 # ---- the time of a step, predicted again with the compiler's figures -----------------------------
 
 IN_LAYERS = tuple(f"{NAMES[what]}, " for what in ("tensor", "ring", "zero"))
-OUTER = frozenset({"dp", "ep", "pp"})  # axes whose devices share no layer
+OUTER = frozenset({"replicas", "dp", "ep", "pp"})  # axes whose devices share no layer
 
 
 class Figures(NamedTuple):

@@ -33,9 +33,9 @@ def test_the_degrees_multiply_to_the_devices(name: str) -> None:
 def test_the_batch_is_whole(name: str) -> None:
     for load, setup in some_of(name):
         p = setup.parallelism
-        assert p.tp * p.cp * p.pp * p.replicas == load.gpus
+        assert p.tp * p.cp * p.pp * p.sample_shards == load.gpus
         assert load.gpus % (p.pp * p.expert_shards) == 0
-        assert p.replicas * p.micro_batch * p.micro_batches == load.batch
+        assert p.sample_shards * p.micro_batch * p.micro_batches == load.batch
         found = read(name, FRAMEWORKS[name].write(load, setup).text)
         if name == "megatron":
             each = int(found["--micro-batch-size"])
@@ -43,16 +43,18 @@ def test_the_batch_is_whole(name: str) -> None:
         elif name == "torchtitan":
             local = found["training.local_batch_size"]
             each = found.get("parallelism.pipeline_parallel_microbatch_size", local)
-            accumulated = load.batch // (local * p.replicas)
+            accumulated = load.batch // (local * p.sample_shards)
             assert accumulated * local == p.micro_batch * p.micro_batches
             assert p.pp == 1 or accumulated == 1
         elif name == "maxtext":
             passes = found.get("gradient_accumulation_steps", 1)
             assert found["per_device_batch_size"] * load.gpus * passes == load.batch
-            each = load.batch // (p.replicas * passes * found.get("num_pipeline_microbatches", 1))
+            each = load.batch // (
+                p.sample_shards * passes * found.get("num_pipeline_microbatches", 1)
+            )
         else:
             each = found["train_micro_batch_size_per_gpu"]
-            assert each * found["gradient_accumulation_steps"] * p.replicas == load.batch
+            assert each * found["gradient_accumulation_steps"] * p.sample_shards == load.batch
         assert each == p.micro_batch
 
 

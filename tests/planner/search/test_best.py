@@ -76,16 +76,23 @@ DENSE_FIRST = dataclasses.replace(
 )
 
 
-def search(model: ModelConfig, gpus: int, batch: int, gib: float, **pins: object) -> Search:
+def search(
+    model: ModelConfig,
+    gpus: int,
+    batch: int,
+    gib: float,
+    cluster: Cluster = H100,
+    **pins: object,
+) -> Search:
     named = {name.replace("__", "."): value for name, value in pins.items()}
     config = Config(model=model, train=TrainConfig(global_batch_size=batch))
-    return Search(Space(config, gpus, named), H100, gib * GIB)
+    return Search(Space(config, gpus, named), cluster, gib * GIB)
 
 
 def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound]]:
     """All candidates, whatever their bounds."""
     for mesh_shape in found.space.mesh_shapes():
-        for pipe in found.space.pipes(mesh_shape, fewer=2):
+        for pipe in found.space.pipes(mesh_shape, fewer=2, near=found.cluster.node_size):
             for choice in found.space.choices:
                 yield mesh_shape, pipe, Bound(0.0, choice, 0.0)
 
@@ -107,7 +114,11 @@ def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound
     ],
 )
 def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib: float) -> None:
-    pruned, whole = search(model, gpus, 4, gib), search(model, gpus, 4, gib)
+    check_against_all(search(model, gpus, 4, gib), search(model, gpus, 4, gib))
+
+
+def check_against_all(pruned: Search, whole: Search) -> None:
+    """Holds the best three layouts against all that there are."""
     found = [candidate.step.seconds for candidate in itertools.islice(pruned, 3)]
     each: dict[tuple[int, ...], float] = {}
     for item in everything(whole):
@@ -116,6 +127,41 @@ def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib
             each[sizes] = min(seconds, each.get(sizes, seconds))
     assert found == pytest.approx(sorted(each.values())[:3], rel=1e-9)
     assert len(found) == 3 and pruned.counted < whole.counted / 2
+
+
+B200 = Cluster(find_accelerator("b200"))
+PAIRS = Cluster(find_accelerator("b200"), 2)  # GPUs of a node
+FOLDED = {"layout__tp": 1, "layout__pp": 1, "layout__cp": 1, "layout__row": 1, "layout__col": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "pins"),
+    [
+        (LLAMA, {"layout__zero": 3}),
+        pytest.param(QWEN3_MOE, {"layout__cp": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_with_replicas_too_nothing_is_faster(model: ModelConfig, pins: dict) -> None:
+    pruned, whole = (search(model, 4, 8, 80, PAIRS, **pins) for _ in range(2))
+    pipes = [pipe for _, pipe, _ in everything(whole)]
+    assert {pipe.replicas for pipe in pipes} == {1, 2}
+    check_against_all(pruned, whole)
+
+
+def test_replicas_pay_where_parameters_are_gathered_often_over_a_slower_network() -> None:
+    """Eight micro-batches gather 16 times; replicas add up gradients over the network once."""
+    often = FOLDED | {"layout__zero": 3, "train__micro_batches": 8}
+    best = next(iter(search(LLAMA, 64, 512, 80, B200, **often)))
+    assert (best.config.layout.replicas, best.config.layout.dp) == (8, 8)
+    apart = next(iter(search(LLAMA, 64, 512, 80, B200, layout__replicas=1, **often)))
+    assert apart.config.layout.dp == 64 and apart.seconds > 1.2 * best.seconds
+    assert apart.memory.total < best.memory.total
+    once = often | {"train__micro_batches": 1}
+    assert next(iter(search(LLAMA, 64, 512, 80, B200, **once))).config.layout.replicas == 1
+    pinned = next(iter(search(LLAMA, 64, 512, 80, B200, layout__replicas=4, **once)))
+    assert (pinned.config.layout.replicas, pinned.config.layout.dp) == (4, 16)
+    inner = next(iter(search(LLAMA, 64, 512, 80, B200, layout__replicas=4, layout__dp=8)))
+    assert (inner.config.layout.replicas, inner.config.layout.dp) == (4, 8)
 
 
 ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
