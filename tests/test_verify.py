@@ -68,7 +68,7 @@ TOKENS = Layout(cp=2, ring="gather", balance="tokens")
         slow(dataclasses.replace(TOKENS, dp=2), tiny.LATENT),
         slow(dataclasses.replace(TOKENS, dp=2), {"restart_positions": True}),
         slow(Layout(pp=2, tp=2, balance="samples"), {"num_layers": 4, "restart_positions": True}),
-        slow(Layout(dp=4, tp=2, balance="samples"), {}),
+        slow(Layout(replicas=2, dp=2, tp=2, zero=1, balance="samples"), {}),
         slow(Layout(dp=2, cp=2, row=2, balance="samples"), {}),
         slow(Layout(pp=2, dp=2, balance="samples", zero=2), {"num_layers": 4}),
     ],
