@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 RingKind = Literal["zigzag", "blockwise", "rsa", "gather"]
+CHUNK = 512  # queries and keys per matmul in `attention/xla.py`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +103,15 @@ class Exchange:
             blocks that they see.
         expands: whether latent vectors can move instead of keys and values, which each device then
             computes where it visits them.
+        any_order: whether devices may hold any tokens, other ones in each sample, whose positions
+            come with the batch.
     """
 
     attend: Callable[..., Any]
     costs: Callable[..., Any] = Imported("jaxptd.parts.exchange", "Blocks")
     whole_rows: bool = False
     expands: bool = True
+    any_order: bool = False
 
 
 BLOCKS = Exchange(Imported("jaxptd.ring_attention", "attend_blocks"))
@@ -120,6 +124,7 @@ ROWS = Exchange(
 GATHERED = Exchange(
     Imported("jaxptd.attention.gather", "attend_gathered"),
     Imported("jaxptd.parts.exchange", "Gathered"),
+    any_order=True,
 )
 
 
@@ -146,3 +151,11 @@ STRATEGIES: dict[str, ContextParallel] = {
     "rsa": ContextParallel(CONTIGUOUS, ROWS),
     "gather": ContextParallel(ZIGZAG, GATHERED),
 }
+
+
+def placed_blocks(length: int, devices: int) -> int:
+    """Blocks into which a sequence is cut where any device may hold any of them.
+
+    At least two for each device, and chunks of attention if a device holds more tokens.
+    """
+    return devices * max(2, -(-length // (devices * CHUNK)))

@@ -92,6 +92,8 @@ class AttentionInputs(NamedTuple):
     distance, as in `kernel.ScoreCoordinates`, or None. windowed: whether this layer has the window
     of the scores; None: it has. sink_N: a logit of each head beside its scores, or None.
     expansion: makes keys and values from the k and v that devices exchange.
+    position_BCT: the position of each token on every device, for queries and keys, or None where it
+    follows from the device.
     """
 
     query_segment_BCT: Array | None = None
@@ -101,6 +103,7 @@ class AttentionInputs(NamedTuple):
     windowed: Array | None = None
     sink_N: Array | None = None
     expansion: Expansion = UNCHANGED
+    position_BCT: Array | None = None
 
     def of_heads(self, axis: str) -> "AttentionInputs":
         """Takes those of this device's share of the heads along `axis`."""
@@ -223,8 +226,12 @@ class Ring:
         key_S = jnp.asarray(self.order(lengths.keys * size, size), jnp.int32)
         segment = inputs.key_segment_BCS
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
-        local = self.coordinates(inputs, lengths, lax.axis_index(self.axis))
-        return local._replace(key_S=key_S, key_segment_BS=every)
+        me, position_BCT = lax.axis_index(self.axis), inputs.position_BCT
+        local = self.coordinates(inputs, lengths, me)._replace(key_S=key_S, key_segment_BS=every)
+        if position_BCT is None:
+            return local
+        own_BT = lax.dynamic_index_in_dim(position_BCT, me, 1, keepdims=False)
+        return local._replace(query_T=own_BT, key_S=position_BCT.reshape(*own_BT.shape[:1], -1))
 
 
 def _of_device(segment_BCT: Array | None, device: Array) -> Array | None:
@@ -297,6 +304,8 @@ def attend(
     expansion = jax.tree.map(partial(varying_with, q), inputs.expansion)
     inputs = inputs._replace(expansion=expansion)
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
+    if inputs.position_BCT is not None and not ring.strategy.exchange.any_order:
+        raise ValueError(f"a ring of kind {ring.kind!r} has its own positions; use gather")
     # A device that expands latent vectors does so as a ring does its local block.
     if devices == 1 and not jax.tree.leaves(expansion):
         return _alone(q, k, v, inputs, spec)

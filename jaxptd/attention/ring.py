@@ -29,6 +29,7 @@ from jaxptd.attention.kernel import (
     add_at,
     add_gradients,
     by_window,
+    document_ends,
     documents_meet,
     merge_at,
 )
@@ -357,4 +358,5 @@ def _where_documents_meet(
     query_BT, key_BS = coordinates.query_segment_BT, coordinates.key_segment_BS
     if query_BT is None or key_BS is None:
         return update(total)
-    return lax.cond(documents_meet(query_BT, key_BS), update, lambda total: total, total)
+    meet = documents_meet(document_ends(query_BT), document_ends(key_BS))
+    return lax.cond(meet, update, lambda total: total, total)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig, Remat
-from jaxptd.context_parallel import Imported
+from jaxptd.context_parallel import CHUNK, Imported
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -33,7 +33,6 @@ from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 
-CHUNK = 512  # queries and keys per matmul in `attention/xla.py`
 SCORES = 2  # arrays of scores alive at once, in float32 and in activations' precision
 
 

@@ -14,7 +14,15 @@ from jaxptd.config.block import FAMILIES, SECTIONS, NormOrder
 from jaxptd.config.moe import GroupScore, RouterScore
 from jaxptd.config.written import field_types
 from jaxptd.context_parallel import STRATEGIES
-from jaxptd.layout import SCHEDULES, Attention2D, Axis, ExpertSplit, LatentExchange, Matmul2D
+from jaxptd.layout import (
+    SCHEDULES,
+    Attention2D,
+    Axis,
+    Balance,
+    ExpertSplit,
+    LatentExchange,
+    Matmul2D,
+)
 
 Values = Mapping[str, Any]  # of fields, by `section.name`
 
@@ -31,6 +39,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "layout.experts": get_args(ExpertSplit),
     "layout.ring": tuple(STRATEGIES),
     "layout.latent_exchange": get_args(LatentExchange),
+    "layout.balance": get_args(Balance),
     "layout.matmul2d": get_args(Matmul2D),
     "layout.matmul2d_slices": (1, 2, 3),
     "layout.attention2d": get_args(Attention2D),
@@ -123,6 +132,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.latent.rope_size": (None, 2),
     "model.latent.value_size": (None, 1, 5),
     "data.documents": ("joined", "apart"),
+    "data.restart_positions": (False, True),
     "optimizer.name": get_args(OptimizerName),
     "optimizer.decay": ("cosine", "linear", "wsd", "constant"),
     "optimizer.weight_decay": (0.1, 0.0),

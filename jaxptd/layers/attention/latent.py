@@ -223,7 +223,7 @@ class LatentAttention(SelfAttention):
         """The latent vector of keys and values, and the rotated key, of the stream's own tokens."""
         latent_BTR, rope_BTH = self.kv_latent(x_BTD)
         tokens = self.tensor_parallel.axes.tokens
-        position_T = block_along(token_info.position_T, tokens, 0)
+        position_T = block_along(token_info.position_T, tokens, -1)
         return latent_BTR, self._rotated(rope_BTH[:, :, None], position_T, token_info)
 
     def _rotated(self, x_BTNH: Array, position_T: Array, token_info: TokenInfo) -> Array:
