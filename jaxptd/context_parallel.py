@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 RingKind = Literal["zigzag", "blockwise", "rsa", "gather"]
+CHUNK = 512  # queries and keys per matmul in `attention/xla.py`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +101,17 @@ class Exchange:
         whole_rows: whether a device forms the scores of its queries with all keys, visible or not,
             and saves their probabilities, without a fused kernel. Otherwise a kernel visits the
             blocks that they see.
+        expands: whether latent vectors can move instead of keys and values, which each device then
+            computes where it visits them.
+        any_order: whether devices may hold any tokens, other ones in each sample, whose positions
+            come with the batch.
     """
 
     attend: Callable[..., Any]
     costs: Callable[..., Any] = Imported("jaxptd.parts.exchange", "Blocks")
     whole_rows: bool = False
+    expands: bool = True
+    any_order: bool = False
 
 
 BLOCKS = Exchange(Imported("jaxptd.ring_attention", "attend_blocks"))
@@ -112,10 +119,12 @@ ROWS = Exchange(
     Imported("jaxptd.attention.rsa", "attend_rsa"),
     Imported("jaxptd.parts.exchange", "WholeRows"),
     whole_rows=True,
+    expands=False,
 )
 GATHERED = Exchange(
     Imported("jaxptd.attention.gather", "attend_gathered"),
     Imported("jaxptd.parts.exchange", "Gathered"),
+    any_order=True,
 )
 
 
@@ -142,3 +151,11 @@ STRATEGIES: dict[str, ContextParallel] = {
     "rsa": ContextParallel(CONTIGUOUS, ROWS),
     "gather": ContextParallel(ZIGZAG, GATHERED),
 }
+
+
+def placed_blocks(length: int, devices: int) -> int:
+    """Blocks into which a sequence is cut where any device may hold any of them.
+
+    At least two for each device, and chunks of attention if a device holds more tokens.
+    """
+    return devices * max(2, -(-length // (devices * CHUNK)))

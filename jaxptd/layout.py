@@ -41,10 +41,12 @@ ZERO_AXES = BATCH_AXES[1:]  # ZeRO shards the state over them, each replica's by
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ExpertSplit = Literal["cut", "whole"]
+LatentExchange = Literal["compressed", "expanded"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offloaded = Literal["optimizer", "parameters", "activations"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
 UpdateOn = Literal["device", "host"]
+Balance = Literal["none", "samples", "tokens"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
@@ -85,6 +87,12 @@ class Layout:
         ring: attention over cp (and row): a ring, zigzag (balanced) or blockwise (contiguous
             shards); rsa (whole rows of scores, as first published); or gather (all keys and values
             gathered, balanced).
+        latent_exchange: what latent attention moves over cp and ulysses: compressed (the latent
+            vectors of tokens, from which each device computes keys and values wherever it meets
+            them), or expanded (keys and values of all heads; always with rsa).
+        balance: with data.documents=apart, what is arranged so that devices have equal work: none;
+            samples (of a step, over replicas and micro-batches); or tokens (also those of each
+            sequence, over cp with ring=gather). The loss stays the same.
         matmul2d: matmuls on the grid: gather, summa, or, on a square grid, fox or cannon.
         matmul2d_slices: slices in which gather works, each gathered during the matmul of the one
             before.
@@ -120,6 +128,8 @@ class Layout:
     collective_matmul: bool = False
     keep_gathered: bool = False
     ring: RingKind = "zigzag"
+    latent_exchange: LatentExchange = "compressed"
+    balance: Balance = "none"
     matmul2d: Matmul2D = "gather"
     matmul2d_slices: int = 1
     attention2d: Attention2D = "heads"
@@ -259,9 +269,24 @@ class Layout:
         return self.cp * (self.row if self.attention2d == "heads" else 1)
 
     @property
+    def places_tokens(self) -> bool:
+        """Each sample's tokens are arranged over the devices of the ring by their work."""
+        return self.balance == "tokens" and self.ring_size > 1
+
+    @property
     def context_parallel(self) -> ContextParallel:
         """The strategy by which the devices of a ring share a sequence."""
         return STRATEGIES[self.ring]
+
+    @property
+    def expands_latents(self) -> bool:
+        """Devices share sequences in a way that can exchange latent vectors."""
+        return self.sequence_shards > 1 and self.context_parallel.exchange.expands
+
+    @property
+    def exchanges_latents(self) -> bool:
+        """Devices that share sequences exchange latent vectors, in models that have them."""
+        return self.expands_latents and self.latent_exchange == "compressed"
 
     @property
     def gathers_inputs(self) -> bool:
@@ -324,6 +349,9 @@ class Layout:
         grid = [f"{self.matmul2d}{slices}", str(self.attention2d)] if self.has_grid else []
         sequence += ["experts=whole"] if self.experts == "whole" else []
         ring = [str(self.ring)] if self.ring_size > 1 else []
+        expanded = self.expands_latents and not self.exchanges_latents
+        ring += ["latent_exchange=expanded"] if expanded else []
+        ring += [f"balance={self.balance}"] if self.balance != "none" else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []
         hosted = [name for name in get_args(Offloaded) if name in self.offloaded]

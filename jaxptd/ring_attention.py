@@ -28,7 +28,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, attend, recomputing
+from jaxptd.attention.attend import (
+    AttentionInputs,
+    AttentionSpec,
+    Expansion,
+    Ring,
+    attend,
+    recomputing,
+)
 from jaxptd.attention.kernel import Gradients, Kernel, Lengths, Saved, ScoreCoordinates, Scores
 from jaxptd.attention.ring import (
     Sums,
@@ -66,7 +73,8 @@ def _forward(
     total = of_layer(_local, inputs, spec)(q, k, v)
     visit = of_layer(partial(_visit, q=q), inputs, spec)
     hops = hops_for(spec.ring, k.shape[1], inputs.furthest(spec.scores))
-    rows: tuple[Array, Array] = travel(jnp.stack((k, v)), spec.ring, total, visit, hops=hops)
+    x = inputs.expansion.join(k, v)
+    rows: tuple[Array, Array] = travel(x, spec.ring, total, visit, hops=hops)
     return rows
 
 
@@ -74,6 +82,7 @@ def _local(
     q: Array, k: Array, v: Array, *, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, Array]:
     """Attends to the local block; returns (o, lse)."""
+    k, v = inputs.expansion.expand(k, v)
     coordinates = _local_coordinates(q, k, inputs, spec)
     if spec.has_gap:
         kv = jnp.stack((k, v))
@@ -92,9 +101,10 @@ def _local_coordinates(
 
 
 def _visit(
-    total: Any, kv: Array, source: Array, *, q: Array, inputs: AttentionInputs, spec: AttentionSpec
+    total: Any, x: Array, source: Array, *, q: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> Any:
-    """Merges attention to the block of device `source` into `total`, (o, lse)."""
+    """Merges attention to the block x of device `source` into `total`, (o, lse)."""
+    kv = inputs.expansion.heads(x)
     lengths = Lengths(q.shape[1], kv.shape[2])
     coordinates = spec.ring.coordinates(inputs, lengths, source)
     merge = partial(merge_tile, q=q, kv=kv, coordinates=coordinates, spec=spec)
@@ -104,38 +114,46 @@ def _visit(
 # ---- backward -------------------------------------------------------------------------------
 
 
-def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
-    sums = Sums(*zero_sums((saved.q, inputs.bias_NR), saved))
+def _backward(
+    saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Gradients, Expansion]:
+    expansion = inputs.expansion
+    sums = zero_sums(Sums(saved.q, inputs.bias_NR, expansion), saved)
     visit = of_layer(partial(_visit_back, saved=saved, do=do), inputs, spec)
-    kv = jnp.stack((saved.k, saved.v))
+    x = expansion.join(saved.k, saved.v)
     hops = hops_for(spec.ring, saved.k.shape[1], inputs.furthest(spec.scores))
-    sums, dkv = travel_back(kv, spec.ring, sums, visit, hops=hops)
+    sums, dx = travel_back(x, spec.ring, sums, visit, hops=hops)
     # The local block comes last, during the last hop: otherwise its gradients would occupy memory
     # throughout.
     saved, do, sums = lax.optimization_barrier((saved, do, sums))
-    local_sums, local_dkv = of_layer(_local_back, inputs, spec)(saved, do)
+    local_sums, local_dx = of_layer(_local_back, inputs, spec)(saved, do)
     sums = jax.tree.map(jnp.add, sums, local_sums)
-    dk, dv = local_dkv + dkv
-    return Gradients(sums.q, dk, dv, sums.bias)
+    dk, dv = expansion.split(local_dx + dx)
+    return Gradients(sums.q, dk, dv, sums.bias), sums.expansion
 
 
 def _local_back(
     saved: Saved, do: Array, *, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Sums, Array]:
-    """Gradients from attention to the local block: sums, d(kv)."""
+    """Gradients from attention to the local block: sums, and of what moves."""
+    expansion = inputs.expansion
     coordinates = _local_coordinates(saved.q, saved.k, inputs, spec)
+    k, v = expansion.expand(saved.k, saved.v)
     if spec.has_gap:
-        kv = jnp.stack((saved.k, saved.v))
+        kv = jnp.stack((k, v))
         total = zero_sums((Sums(saved.q, coordinates.bias_NR), kv), saved)
         add = partial(add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
-        return visit_local_chunks(add, total, Lengths(do.shape[1], kv.shape[2]), spec)
-    gradients = spec.kernel.bwd(saved, do, coordinates, scores=spec.scores)
-    return Sums(gradients.q, gradients.bias), jnp.stack((gradients.k, gradients.v))
+        sums, dkv = visit_local_chunks(add, total, Lengths(do.shape[1], kv.shape[2]), spec)
+    else:
+        gradients = spec.kernel.bwd(saved._replace(k=k, v=v), do, coordinates, scores=spec.scores)
+        sums, dkv = Sums(gradients.q, gradients.bias), jnp.stack((gradients.k, gradients.v))
+    dx, of_expansion = expansion.gradients(expansion.join(saved.k, saved.v), dkv)
+    return sums._replace(expansion=of_expansion), dx
 
 
 def _visit_back(
     sums: Sums,
-    kv: Array,
+    x: Array,
     source: Array,
     *,
     saved: Saved,
@@ -143,11 +161,14 @@ def _visit_back(
     inputs: AttentionInputs,
     spec: AttentionSpec,
 ) -> tuple[Sums, Array]:
-    """Adds gradients from attention to the block of `source` to the sums; returns its d(kv)."""
+    """Adds gradients from attention to the block x of `source` to the sums; returns that of x."""
+    kv = inputs.expansion.heads(x)
     lengths = Lengths(saved.q.shape[1], kv.shape[2])
     coordinates = spec.ring.coordinates(inputs, lengths, source)
     add = partial(add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
-    return visit_tiles(add, (sums, zero_sums(kv, saved)), source, lengths, spec)
+    sums, dkv = visit_tiles(add, (sums, zero_sums(kv, saved)), source, lengths, spec)
+    dx, of_expansion = inputs.expansion.gradients(x, dkv)
+    return sums.with_expansion(of_expansion), dx
 
 
 attend_blocks = recomputing(_forward, _backward)

@@ -84,3 +84,14 @@ def test_ulysses_is_among_the_devices_that_share_a_batch_and_its_sequences():
     assert layout.sequence_unit == 10  # two chunks on each of five devices, and halves of both
     assert Layout(cp=2, ulysses=4).sequence_unit == 8
     assert Layout(ulysses=4, tp=2, sequence_parallel=True).sequence_unit == 8
+
+
+def test_latent_vectors_move_where_sequences_are_shared_and_a_strategy_can_expand_them() -> None:
+    for fields in ({"cp": 2}, {"ulysses": 2}, {"cp": 2, "ring": "gather"}):
+        assert Layout(**fields).exchanges_latents
+        expanded = Layout(**fields, latent_exchange="expanded")
+        assert not expanded.exchanges_latents
+        assert str(expanded).endswith("latent_exchange=expanded")
+    for fields in ({"tp": 2}, {"cp": 2, "ring": "rsa"}, {"ulysses": 2, "ring": "rsa"}):
+        assert not Layout(**fields).exchanges_latents
+        assert "latent" not in str(Layout(**fields, latent_exchange="expanded"))

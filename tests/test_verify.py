@@ -53,6 +53,39 @@ def test_rings_are_equal_to_one_device_with_documents_kept_apart(layout: Layout)
     hold(layout, documents="apart")
 
 
+TOKENS = Layout(cp=2, ring="gather", balance="tokens")
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (dataclasses.replace(TOKENS, dp=2), {}),
+        slow(dataclasses.replace(TOKENS, dp=2, zero=3), {"window": 3, "remat": "full"}),
+        slow(dataclasses.replace(TOKENS, ulysses=2, tp=2, sequence_parallel=True), {}),
+        slow(dataclasses.replace(TOKENS, pp=2, dp=2, schedule="zb-v"), {"num_layers": 4}),
+        slow(dataclasses.replace(TOKENS, cp=4), {"family": "llama", "num_kv_heads": 2}),
+        slow(dataclasses.replace(TOKENS, ep=2, tp=2), tiny.MOE),
+        slow(dataclasses.replace(TOKENS, dp=2), tiny.LATENT),
+        slow(dataclasses.replace(TOKENS, dp=2), {"restart_positions": True}),
+        slow(Layout(pp=2, tp=2, balance="samples"), {"num_layers": 4, "restart_positions": True}),
+        slow(Layout(replicas=2, dp=2, tp=2, zero=1, balance="samples"), {}),
+        slow(Layout(dp=2, cp=2, row=2, balance="samples"), {}),
+        slow(Layout(pp=2, dp=2, balance="samples", zero=2), {"num_layers": 4}),
+    ],
+    ids=str,
+)
+def test_arranged_documents_are_equal_to_one_device(layout: Layout, choice: dict) -> None:
+    hold_fast(layout, documents="apart", micro_batches=2, **choice)
+
+
+@pytest.mark.slow
+def test_choices_of_arranged_tokens_are_those_of_one_device() -> None:
+    """In float32 routers take the choices of one device, in the order of its batch."""
+    found = verified(dataclasses.replace(TOKENS, dp=2), "float32", documents="apart", **tiny.MOE)
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-6
+
+
 GRID = Layout(row=2, col=2)
 UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # not divisible by any grid
 

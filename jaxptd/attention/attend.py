@@ -41,6 +41,49 @@ from jaxptd.context_parallel import STRATEGIES, ContextParallel, RingKind
 from jaxptd.remat import SAVED_ATTENTION_OUT
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Expansion:
+    """Makes keys and values of the k and v that devices exchange; here they are these themselves.
+
+    A subclass makes them of smaller arrays, so that fewer bytes move, and each device repeats the
+    matmuls for the tokens that it visits. It is a pytree of their matrices. k and v are a device's,
+    each `[B, S, K, H]` with an H of its own; joined they are one array, `[P, B, S, K, H]`.
+    """
+
+    def join(self, k: Array, v: Array) -> Array:
+        """The array that moves."""
+        return jnp.stack((k, v))
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        """Undoes `join`."""
+        k, v = x
+        return k, v
+
+    def expand(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Keys and values of all heads."""
+        return k, v
+
+    def heads(self, x: Array) -> Array:
+        """Those of joined arrays, `[2, B, S, N, H]`."""
+        return x
+
+    def gradients(self, x: Array, dkv: Array) -> tuple[Array, Any]:
+        """Gradients of `heads`: of x, and of the expansion, in the precision of `dkv`."""
+        return dkv, self
+
+    def all_tokens(self, k: Array, v: Array, axis: str) -> tuple[Array, Array]:
+        """k and v for this device's share of the heads along `axis`, of all tokens there."""
+        return self.split(to_heads(self.join(k, v), axis))
+
+    def of_heads(self, axis: str) -> "Expansion":
+        """The expansion for this device's share of the heads along `axis`."""
+        return self
+
+
+UNCHANGED = Expansion()
+
+
 class AttentionInputs(NamedTuple):
     """Documents, dropout seeds and bias; attention knows the tokens' positions itself.
 
@@ -48,6 +91,9 @@ class AttentionInputs(NamedTuple):
     `kernel.ScoreCoordinates`, or None. seed_BN2: dropout seeds, or None. bias_NR: of the scores by
     distance, as in `kernel.ScoreCoordinates`, or None. windowed: whether this layer has the window
     of the scores; None: it has. sink_N: a logit of each head beside its scores, or None.
+    expansion: makes keys and values from the k and v that devices exchange.
+    position_BCT: the position of each token on every device, for queries and keys, or None where it
+    follows from the device.
     """
 
     query_segment_BCT: Array | None = None
@@ -56,6 +102,8 @@ class AttentionInputs(NamedTuple):
     bias_NR: Array | None = None
     windowed: Array | None = None
     sink_N: Array | None = None
+    expansion: Expansion = UNCHANGED
+    position_BCT: Array | None = None
 
     def of_heads(self, axis: str) -> "AttentionInputs":
         """Takes those of this device's share of the heads along `axis`."""
@@ -63,7 +111,8 @@ class AttentionInputs(NamedTuple):
             None if x is None else local_block(x, axis, dim)
             for x, dim in ((self.seed_BN2, 1), (self.bias_NR, 0), (self.sink_N, 0))
         )
-        return self._replace(seed_BN2=seed_BN2, bias_NR=bias_NR, sink_N=sink_N)
+        expansion = self.expansion.of_heads(axis)
+        return self._replace(seed_BN2=seed_BN2, bias_NR=bias_NR, sink_N=sink_N, expansion=expansion)
 
     def furthest(self, scores: Scores) -> Scores:
         """The scores of the layer that sees the furthest."""
@@ -88,6 +137,7 @@ class Ring:
         kind: the name of the strategy.
         heads: a mesh axis along which devices split each block further, except in attention, where
             they split heads; or None.
+        latents: whether latent attention exchanges latent vectors instead of keys and values.
 
     Attributes:
         strategy: the order of tokens, and how queries meet the keys of other devices.
@@ -99,6 +149,7 @@ class Ring:
     axis: Axes
     kind: RingKind = "zigzag"
     heads: str | None = None
+    latents: bool = False
     strategy: ContextParallel = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -175,8 +226,12 @@ class Ring:
         key_S = jnp.asarray(self.order(lengths.keys * size, size), jnp.int32)
         segment = inputs.key_segment_BCS
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
-        local = self.coordinates(inputs, lengths, lax.axis_index(self.axis))
-        return local._replace(key_S=key_S, key_segment_BS=every)
+        me, position_BCT = lax.axis_index(self.axis), inputs.position_BCT
+        local = self.coordinates(inputs, lengths, me)._replace(key_S=key_S, key_segment_BS=every)
+        if position_BCT is None:
+            return local
+        own_BT = lax.dynamic_index_in_dim(position_BCT, me, 1, keepdims=False)
+        return local._replace(query_T=own_BT, key_S=position_BCT.reshape(*own_BT.shape[:1], -1))
 
 
 def _of_device(segment_BCT: Array | None, device: Array) -> Array | None:
@@ -223,7 +278,8 @@ def attend(
         k: local keys, `[B, S, K, H]`; K divides N, see `attention/kernel.py`. S differs from T if
             they are those of another sequence.
         v: local values, shaped as the keys.
-        inputs: their documents, dropout seeds, and a bias of the scores.
+        inputs: their documents, dropout seeds, a bias of the scores, and an expansion of k and v,
+            which are then what keys and values are made of.
         ring: the devices that share the sequence; possibly a single one. With `ring.heads` q, k, v
             and o are of this device's share of its block.
         kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.
@@ -233,7 +289,7 @@ def attend(
         ValueError: causal attention of two lengths, or a bias with too few distances.
     """
     if ring.heads is not None:
-        q, (k, v) = to_heads(q, ring.heads), to_heads(jnp.stack((k, v)), ring.heads)
+        q, (k, v) = to_heads(q, ring.heads), inputs.expansion.all_tokens(k, v, ring.heads)
         own, whole = inputs.of_heads(ring.heads), dataclasses.replace(ring, heads=None)
         o_BTNH = attend(q, k, v, own, ring=whole, kernel=kernel, scores=scores)
         return to_tokens(o_BTNH, ring.heads)
@@ -245,8 +301,13 @@ def attend(
         inputs = inputs._replace(bias_NR=varying_with(q, inputs.bias_NR))
     if inputs.sink_N is not None:
         inputs = inputs._replace(sink_N=varying_with(q, inputs.sink_N))
+    expansion = jax.tree.map(partial(varying_with, q), inputs.expansion)
+    inputs = inputs._replace(expansion=expansion)
     spec = AttentionSpec(ring, kernel, scores, inputs.bias_NR is not None)
-    if devices == 1:
+    if inputs.position_BCT is not None and not ring.strategy.exchange.any_order:
+        raise ValueError(f"a ring of kind {ring.kind!r} has its own positions; use gather")
+    # A device that expands latent vectors does so as a ring does its local block.
+    if devices == 1 and not jax.tree.leaves(expansion):
         return _alone(q, k, v, inputs, spec)
     spec = spec._replace(kernel=kernel.within(_at_once(max(lengths), scores)))
     o: Array = ring.strategy.exchange.attend(q, k, v, inputs, spec)
@@ -286,7 +347,8 @@ def recomputing(forward: Callable[..., Any], backward: Callable[..., Any]) -> At
     Args:
         forward: (q, k, v, inputs, spec) -> the output and the logsumexp of whole rows.
         backward: (saved, gradient of the output, inputs, spec) -> gradients of q, k, v and the
-            bias, `Gradients`. It need not know of sinks, see `kernel.with_sinks`.
+            bias, `Gradients`, and of the expansion. It need not know of sinks, see
+            `kernel.with_sinks`.
     """
 
     @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -312,11 +374,12 @@ def recomputing(forward: Callable[..., Any], backward: Callable[..., Any]) -> At
         # Scores wait for do, or XLA would compute them in forward; keys may move earlier.
         q, do = lax.optimization_barrier((saved.q, do))
         saved = saved._replace(q=q)
-        gradients = backward(saved, do, inputs, spec)
-        primals = (saved.q, saved.k, saved.v, inputs.bias_NR)
-        dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, tuple(gradients))
+        gradients, expansion = backward(saved, do, inputs, spec)
+        primals = (saved.q, saved.k, saved.v, inputs.bias_NR, inputs.expansion)
+        found = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, (*gradients, expansion))
+        dq, dk, dv, bias, expansion = found
         sink = None if inputs.sink_N is None else sink_gradient(saved, do, inputs.sink_N)
-        return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink)
+        return dq, dk, dv, AttentionInputs(bias_NR=bias, sink_N=sink, expansion=expansion)
 
     attention.defvjp(save, restore)
     return attention
@@ -332,9 +395,12 @@ def _forward(
     return by_window(inputs.windowed, spec.scores, lambda scores: fwd(scores=scores))
 
 
-def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
+def _backward(
+    saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Gradients, Expansion]:
     bwd = partial(spec.kernel.bwd, saved, do, _coordinates(saved.q, saved.k, inputs))
-    return by_window(inputs.windowed, spec.scores, lambda scores: bwd(scores=scores))
+    gradients = by_window(inputs.windowed, spec.scores, lambda scores: bwd(scores=scores))
+    return gradients, inputs.expansion
 
 
 def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinates:

@@ -11,6 +11,10 @@ Every device has n - 1 others: as many scores as in a ring, in n + 2 kernel call
 If attention is not causal, one call covers all keys. Nothing that was gathered is saved. Backward
 gathers again, and reduce-scatters the gradients of k and v in float32.
 
+Where positions come with the batch (`layout.balance`), a device holds any blocks of the sequence.
+Gathered chunks then stay in the devices' order, and one call covers all keys: the kernel skips the
+pairs of chunks in which no query sees a key.
+
 Letters: B batch, T local query, S local key, N heads, K heads of keys and values, H head size, C
 devices.
 Source: Llama Team, arXiv 2407.21783, section 3.3.2.
@@ -24,8 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring, recomputing
-from jaxptd.attention.kernel import Gradients, Lengths, Saved, ScoreCoordinates
+from jaxptd.attention.attend import (
+    AttentionInputs,
+    AttentionSpec,
+    Expansion,
+    Ring,
+    recomputing,
+)
+from jaxptd.attention.kernel import Gradients, Kernel, Lengths, Saved, ScoreCoordinates
 from jaxptd.attention.ring import (
     ScoreTile,
     Sums,
@@ -38,12 +48,15 @@ from jaxptd.attention.ring import (
     zero_sums,
 )
 from jaxptd.collectives import all_gather, reduce_scatter
+from jaxptd.context_parallel import placed_blocks
 
 
 def _forward(
     q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Array, Array]:
-    rows: tuple[Array, Array] = of_layer(_attend, inputs, spec)(q, _gather(k, v, spec.ring))
+    expansion, placed = inputs.expansion, inputs.position_BCT is not None
+    kv = expansion.heads(_gather(expansion.join(k, v), spec.ring, placed=placed))
+    rows: tuple[Array, Array] = of_layer(_attend, inputs, spec)(q, kv)
     return rows
 
 
@@ -53,16 +66,25 @@ def _attend(
     """(o, lse) of local queries and gathered keys and values."""
     lengths = _lengths(q, kv, spec.ring)
     coordinates = _coordinates(inputs, lengths, spec.ring)
+    if inputs.position_BCT is not None:
+        k, v, kernel = *kv, _placed_kernel(spec, lengths)
+        o, lse = kernel.fwd(q, k, v, coordinates, scores=spec.scores)
+        return o.astype(lse.dtype), lse
     merge = partial(merge_tile, q=q, kv=kv, coordinates=coordinates, spec=spec)
     rows: tuple[Array, Array] = _visit_all(merge, blind_rows(q), lengths, spec)
     return rows
 
 
-def _backward(saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
-    ring, kv = spec.ring, _gather(saved.k, saved.v, spec.ring)
-    sums, dkv = of_layer(_attend_back, inputs, spec)(saved, kv, do)
-    dk, dv = reduce_scatter(_in_order(dkv, ring, dim=2, order=_held(ring)), ring.axis, 2)
-    return Gradients(sums.q, dk, dv, sums.bias)
+def _backward(
+    saved: Saved, do: Array, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Gradients, Expansion]:
+    ring, placed, expansion = spec.ring, inputs.position_BCT is not None, inputs.expansion
+    x = _gather(expansion.join(saved.k, saved.v), ring, placed=placed)
+    sums, dkv = of_layer(_attend_back, inputs, spec)(saved, expansion.heads(x), do)
+    dx, of_expansion = expansion.gradients(x, dkv)
+    dx = dx if placed else _in_order(dx, ring, dim=2, order=_held(ring))
+    dk, dv = expansion.split(reduce_scatter(dx, ring.axis, 2))
+    return Gradients(sums.q, dk, dv, sums.bias), of_expansion
 
 
 def _attend_back(
@@ -71,6 +93,10 @@ def _attend_back(
     """Gradients of `_attend`: sums of this device, and those of gathered keys and values."""
     lengths = _lengths(saved.q, kv, spec.ring)
     coordinates = _coordinates(inputs, lengths, spec.ring)
+    if inputs.position_BCT is not None:
+        whole, kernel = saved._replace(k=kv[0], v=kv[1]), _placed_kernel(spec, lengths)
+        gradients = kernel.bwd(whole, do, coordinates, scores=spec.scores)
+        return Sums(gradients.q, None), jnp.stack((gradients.k, gradients.v))
     add = partial(add_tile, saved=saved, do=do, kv=kv, coordinates=coordinates, spec=spec)
     total = zero_sums((Sums(saved.q, inputs.bias_NR), kv), saved)
     sums, dkv = _visit_all(add, total, lengths, spec)
@@ -96,10 +122,13 @@ def _in_order(x: Array, ring: Ring, *, dim: int, order: np.ndarray) -> Array:
     return jnp.take(split, order, dim, mode="clip").reshape(x.shape)
 
 
-def _gather(k: Array, v: Array, ring: Ring) -> Array:
-    """Local k, v `[B, S, K, H]` -> those of all devices in one array, `[2, B, C * S, K, H]`."""
-    every = all_gather(jnp.stack((k, v)), ring.axis, 2)
-    return _in_order(every, ring, dim=2, order=np.argsort(_held(ring)))
+def _gather(x: Array, ring: Ring, *, placed: bool) -> Array:
+    """Joins what devices exchange: `[P, B, S, K, H]` of each -> `[P, B, C * S, K, H]`.
+
+    placed: leaves the tokens as the devices hold them.
+    """
+    every = all_gather(x, ring.axis, 2)
+    return every if placed else _in_order(every, ring, dim=2, order=np.argsort(_held(ring)))
 
 
 def _lengths(q: Array, kv: Array, ring: Ring) -> Lengths:
@@ -108,10 +137,19 @@ def _lengths(q: Array, kv: Array, ring: Ring) -> Lengths:
 
 
 def _coordinates(inputs: AttentionInputs, lengths: Lengths, ring: Ring) -> ScoreCoordinates:
-    """Sites of this device's queries and of the keys of all devices."""
+    """Coordinates of this device's queries and of the keys of all devices."""
     local = ring.all_coordinates(inputs, lengths)
+    if inputs.position_BCT is not None:
+        return local
     order = np.argsort(_held(ring))
     return local.each(lambda x, dim: x, lambda x, dim: _in_order(x, ring, dim=dim, order=order))
+
+
+def _placed_kernel(spec: AttentionSpec, lengths: Lengths) -> Kernel:
+    """The kernel whose chunks are the blocks of tokens that devices hold in any order."""
+    devices = lax.axis_size(spec.ring.axis)
+    length = lengths.keys * devices
+    return spec.kernel.within(length // placed_blocks(length, devices))
 
 
 # ---- the rectangles of scores that this device computes ------------------------------------------

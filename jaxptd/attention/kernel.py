@@ -35,7 +35,8 @@ NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 class ScoreCoordinates(NamedTuple):
     """Global numbers of the rows and columns of the scores, int32, and dropout seeds.
 
-    query_T, key_S: positions; `Scores` says at which distances a query sees a key.
+    query_T, key_S: positions; `Scores` says at which distances a query sees a key. `[B, T]` and
+    `[B, S]` where each sample has its own.
     query_segment_BT, key_segment_BS: the document of each token; a query sees keys of its own
     document only, and no query sees a key whose document is negative (padding). Without those of
     the queries, they see keys of all documents; without those of the keys there are none. seed_BN2:
@@ -59,8 +60,8 @@ class ScoreCoordinates(NamedTuple):
         """Maps `queries(x, dim)` over arrays of queries, and `keys(x, dim)` over arrays of keys."""
         query_BT, key_BS = self.query_segment_BT, self.key_segment_BS
         return self._replace(
-            query_T=queries(self.query_T, 0),
-            key_S=keys(self.key_S, 0),
+            query_T=queries(self.query_T, self.query_T.ndim - 1),
+            key_S=keys(self.key_S, self.key_S.ndim - 1),
             query_segment_BT=None if query_BT is None else queries(query_BT, 1),
             key_segment_BS=None if key_BS is None else keys(key_BS, 1),
         )
@@ -193,38 +194,48 @@ def finite(lse: Array) -> Array:
 
 def visible(coordinates: ScoreCoordinates, scores: Scores) -> Array:
     """Mask of the keys that each query sees; broadcasts to `[B, N, T, S]`."""
-    query_T1 = coordinates.query_T[:, None]
-    seen_TS = (query_T1 if scores.causal else NOWHERE - 1) >= coordinates.key_S
+    query_T1, key_1S = coordinates.query_T[..., None], coordinates.key_S[..., None, :]
+    seen_TS = (query_T1 if scores.causal else NOWHERE - 1) >= key_1S
     if scores.window is not None:
-        near_TS = coordinates.key_S > query_T1 - scores.window
+        near_TS = key_1S > query_T1 - scores.window
         windowed = coordinates.windowed
         seen_TS = seen_TS & (near_TS if windowed is None else near_TS | ~windowed)
     if coordinates.key_segment_BS is None:
-        return seen_TS
+        return seen_TS if seen_TS.ndim == 2 else seen_TS[:, None]
     key_B1S = coordinates.key_segment_BS[:, None, :]
     seen_BTS = key_B1S >= 0
     if coordinates.query_segment_BT is not None:
         seen_BTS = seen_BTS & (coordinates.query_segment_BT[:, :, None] == key_B1S)
-    return seen_TS & seen_BTS[:, None]
+    return (seen_TS & seen_BTS)[:, None]
 
 
-def documents_meet(query_BXT: Array, key_BXS: Array) -> Array:
+Ends = tuple[Array, Array]
+
+
+def document_ends(segment_BXT: Array) -> Ends:
+    """The lowest and the highest document of each block X of tokens, `[B, X]` each.
+
+    segment_BXT: documents; negative or `NOWHERE` for padding.
+    """
+    real = (segment_BXT >= 0) & (segment_BXT != NOWHERE)
+    lowest = jnp.where(real, segment_BXT, NOWHERE).min(-1)
+    return lowest, jnp.where(real, segment_BXT, -1).max(-1)
+
+
+def documents_meet(query: Ends, key: Ends, also_BX: Array | None = None) -> Array:
     """True where queries and keys may have a document in common in any sample, `[X]`.
 
     False only if the numbers of their documents have separate ranges, as those of packed sequences
     have far from the diagonal: no query then sees a key.
 
     Args:
-        query_BXT: documents of queries in blocks X; negative or `NOWHERE` for padding.
-        key_BXS: documents of keys.
+        query: documents of queries, see `document_ends`.
+        key: documents of keys.
+        also_BX: another condition, of the same sample; None: there is none.
     """
-
-    def ends(x: Array) -> tuple[Array, Array]:
-        real = (x >= 0) & (x != NOWHERE)
-        return jnp.where(real, x, NOWHERE).min(-1), jnp.where(real, x, -1).max(-1)
-
-    (first_query, last_query), (first_key, last_key) = ends(query_BXT), ends(key_BXS)
-    return ((first_query <= last_key) & (first_key <= last_query)).any(0)
+    (first_query, last_query), (first_key, last_key) = query, key
+    meet_BX = (first_query <= last_key) & (first_key <= last_query)
+    return (meet_BX if also_BX is None else meet_BX & also_BX).any(0)
 
 
 Result = TypeVar("Result")
@@ -251,9 +262,10 @@ def drop(p_BNTS: Array, coordinates: ScoreCoordinates, dropout: Dropout) -> Arra
     if coordinates.seed_BN2 is None or dropout.rate == 0:
         return p_BNTS
     seed_BN112 = coordinates.seed_BN2[:, :, None, None]
-    keep_BNTS = dropout.keep_mask(
-        seed_BN112, coordinates.query_T[:, None], coordinates.key_S, dropout.rate
-    )
+    query_T1, key_1S = coordinates.query_T[..., None], coordinates.key_S[..., None, :]
+    if query_T1.ndim == 3:
+        query_T1, key_1S = query_T1[:, None], key_1S[:, None]
+    keep_BNTS = dropout.keep_mask(seed_BN112, query_T1, key_1S, dropout.rate)
     return jnp.where(keep_BNTS, p_BNTS / (1 - dropout.rate), 0)
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs, AttentionSpec, Ring
+from jaxptd.attention.attend import UNCHANGED, AttentionInputs, AttentionSpec, Expansion, Ring
 from jaxptd.attention.kernel import (
     Lengths,
     Saved,
@@ -29,6 +29,7 @@ from jaxptd.attention.kernel import (
     add_at,
     add_gradients,
     by_window,
+    document_ends,
     documents_meet,
     merge_at,
 )
@@ -283,6 +284,11 @@ class Sums(NamedTuple):
 
     q: Array
     bias: Array | None
+    expansion: Expansion = UNCHANGED
+
+    def with_expansion(self, gradient: Any) -> "Sums":
+        """Adds a gradient of the expansion."""
+        return self._replace(expansion=jax.tree.map(jnp.add, self.expansion, gradient))
 
 
 def zero_sums(like: Any, saved: Saved) -> Any:
@@ -339,7 +345,8 @@ def add_tile(
         for number, x in enumerate((gradients.k, gradients.v)):
             dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
         bias = add_gradients(sums.bias, gradients.bias)
-        return Sums(add_at(sums.q, gradients.q, (0, tile.query, 0, 0)), bias), dkv
+        dq = add_at(sums.q, gradients.q, (0, tile.query, 0, 0))
+        return sums._replace(q=dq, bias=bias), dkv
 
     return _where_documents_meet(added, total, of_tile)
 
@@ -351,4 +358,5 @@ def _where_documents_meet(
     query_BT, key_BS = coordinates.query_segment_BT, coordinates.key_segment_BS
     if query_BT is None or key_BS is None:
         return update(total)
-    return lax.cond(documents_meet(query_BT, key_BS), update, lambda total: total, total)
+    meet = documents_meet(document_ends(query_BT), document_ends(key_BS))
+    return lax.cond(meet, update, lambda total: total, total)

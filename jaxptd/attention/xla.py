@@ -3,6 +3,7 @@
 The query heads that share a kv head are rows of the same product: `_flat`.
 Letters: B batch, T query position, S key position, N heads, K heads of keys and values, H head
 size, G batch and kv heads.
+Only scores `[B, N, CHUNK, CHUNK]` exist at a time.
 Source: Dao et al., arXiv 2205.14135.
 """
 
@@ -27,6 +28,7 @@ from jaxptd.attention.kernel import (
     add_bias,
     add_gradients,
     bias_gradient,
+    document_ends,
     documents_meet,
     drop_groups,
     finite,
@@ -37,8 +39,8 @@ from jaxptd.attention.kernel import (
     visible,
 )
 from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.context_parallel import CHUNK
 
-CHUNK = 512  # queries and keys per product; only scores [B, N, CHUNK, CHUNK] exist at a time
 AT_MOST = "at_most_{}_trips"  # scope of a loop whose trips depend on data
 
 
@@ -112,17 +114,38 @@ class _Grid:
                 return visit(total, *pair), None
 
             return lax.scan(step, total, (query_P, key_P))[0]
-        counts = self.queries.count, self.keys.count
-        query_BIT, key_BJS = (
-            x.reshape(x.shape[0], n, -1) for x, n in zip((query_BT, key_BS), counts, strict=True)
+        chunks = (query_BT, self.queries.count, query_P), (key_BS, self.keys.count, key_P)
+        query, key = (
+            (first_BX[:, pair_P], last_BX[:, pair_P])
+            for x, count, pair_P in chunks
+            for first_BX, last_BX in [document_ends(x.reshape(x.shape[0], count, -1))]
         )
-        met_P = documents_meet(query_BIT[:, query_P], key_BJS[:, key_P])
+        met_P = documents_meet(query, key, self._earlier(coordinates, query_P, key_P))
         order_P = jnp.argsort(~met_P, stable=True)
         query_P, key_P = query_P[order_P], key_P[order_P]
         with jax.named_scope(AT_MOST.format(len(query_P))):
             return lax.fori_loop(
                 0, met_P.sum(), lambda n, total: visit(total, query_P[n], key_P[n]), total
             )
+
+    def _earlier(self, coordinates: ScoreCoordinates, query_P: Array, key_P: Array) -> Array | None:
+        """True where a query of a pair sees the position of a key, `[B, P]`; None: all pairs may.
+
+        Where each sample has positions of its own, these are in any order.
+        """
+        if coordinates.query_T.ndim == 1:
+            return None
+        query_BIT, key_BJS = (
+            x.reshape(x.shape[0], each.count, -1)
+            for x, each in zip(coordinates[:2], (self.queries, self.keys), strict=True)
+        )
+        first_BI, last_BI, first_BJ, last_BJ = (
+            end for x in (query_BIT, key_BJS) for end in (x.min(-1), x.max(-1))
+        )
+        seen_BP = first_BJ[:, key_P] <= last_BI[:, query_P]
+        if self.scores.window is None:
+            return seen_BP
+        return seen_BP & (last_BJ[:, key_P] > first_BI[:, query_P] - self.scores.window)
 
     def pad_sites(self, coordinates: ScoreCoordinates) -> ScoreCoordinates:
         return coordinates.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))

@@ -56,6 +56,12 @@ _NEEDS = (
         "a ring, layout.cp or layout.row of 2 or more",
     ),
     _Need(
+        ("layout.latent_exchange",),
+        lambda model, layout: model.latent is not None and layout.expands_latents,
+        "latent attention, and layout.cp or layout.ulysses of 2 or more with another layout.ring "
+        "than rsa",
+    ),
+    _Need(
         ("layout.sequence_parallel", "layout.collective_matmul"),
         lambda model, layout: layout.tp > 1 or _hops_over_ep(model, layout),
         "layout.tp=2 or more",

@@ -6,6 +6,7 @@ reads configs from YAML and options.
 
 import dataclasses
 import ipaddress
+import math
 import re
 import typing
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from jaxptd.config.training import (
     OptimizerConfig,
     TrainConfig,
 )
+from jaxptd.context_parallel import CHUNK, placed_blocks
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, meant_field, named_fields
@@ -121,6 +123,7 @@ class Config:
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         self._check_update()
+        self._check_balance()
         slices = self.layout.sample_shards * self.train.micro_batches
         sizes = {axis: self.layout.sizes[axis] for axis in SAMPLE_AXES}
         named = [f"layout.{axis}={n}" for axis, n in sizes.items() if n > 1 or axis is Axis.DP]
@@ -139,12 +142,60 @@ class Config:
                 "devices hold shards; use adamw, lion or sgd, or layout.update_on=device"
             )
 
+    def _check_balance(self) -> None:
+        layout, length = self.layout, self.model.seq_length
+        chosen = f"layout.balance={layout.balance}"
+        if layout.balance == "none":
+            return
+        if self.data.documents != "apart":
+            raise UserError(
+                f"{chosen} arranges work that differs by documents; use data.documents=apart, or "
+                "leave it out"
+            )
+        if not layout.places_tokens:
+            return
+        if layout.has_grid:
+            raise UserError(
+                f"{chosen} with a grid (layout.row, layout.col), whose rows hold fixed parts of a "
+                "sequence; use layout.tp instead of the grid, or layout.balance=samples"
+            )
+        if not layout.context_parallel.exchange.any_order:
+            raise UserError(
+                f"{chosen} with layout.ring={layout.ring}, whose devices hold fixed chunks; use "
+                "layout.ring=gather, or layout.ulysses instead of layout.cp, which is balanced"
+            )
+        blocks = placed_blocks(length, layout.ring_size)
+        if length % math.lcm(blocks, layout.sequence_unit):
+            block = CHUNK if blocks > 2 * layout.ring_size else 2
+            unit = math.lcm(block * layout.ring_size, layout.sequence_unit)
+            raise UserError(
+                f"{chosen} cuts sequences into {blocks} blocks for layout.cp={layout.cp}, which "
+                f"model.seq_length={length} does not split into; use a multiple of {unit}"
+            )
+
     def _check_positions(self) -> None:
         model = self.model
+        if self.data.restart_positions:
+            self._check_restart()
         if model.block.positions == "learned" and model.seq_length > model.num_positions:
             raise UserError(
                 f"model.seq_length={model.seq_length} is more than model.max_positions="
                 f"{model.max_positions}; use a shorter one, or model.positions=rope"
+            )
+
+    def _check_restart(self) -> None:
+        chosen, positions = "data.restart_positions=true", self.model.block.positions
+        if self.data.documents != "apart":
+            raise UserError(f"{chosen} begins at each document; use data.documents=apart as well")
+        if positions != "learned":
+            raise UserError(
+                f"{chosen} has no effect with model.positions={positions}, which know only how far "
+                "two tokens of a document are apart; leave it out"
+            )
+        if self.layout.has_grid:
+            raise UserError(
+                f"{chosen} with a grid (layout.row, layout.col), whose rows look up the same "
+                "positions in all sequences; use layout.tp instead of the grid"
             )
 
     @property

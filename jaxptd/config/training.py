@@ -54,6 +54,7 @@ class DataConfig:
             one (needs the hf extra).
         validation_fraction: fraction of the corpus, taken from its end, held out for evaluation.
         documents: joined, or apart (attention never crosses a document boundary within a sequence).
+        restart_positions: learned positions begin at 0 in each document; with documents=apart.
         special_tokens: parse (a special token's spelling in a text, such as </s>, is read as the
             token), text (it is read as plain text), or auto, as transformers: text if the
             tokenizer's folder says split_special_tokens, else parse.
@@ -70,6 +71,7 @@ class DataConfig:
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     documents: Documents = "joined"
+    restart_positions: bool = False
     special_tokens: SpecialTokens = "auto"
     begin_token: BeginToken = "auto"
     text_field: str = dataclasses.field(default="text", metadata={"paths": False})

@@ -110,6 +110,7 @@ class Parallelism:
         experts_over: devices that divide a layer's experts among them; 0: ep.
         expert_tp: devices that share each expert's matrices; 0: as many as share other matrices.
         dispatch: how tokens reach their experts.
+        latents: whether devices that share sequences exchange latent vectors in latent attention.
         imbalance: pairs of a token and an expert on the busiest device, over the mean.
     """
 
@@ -134,6 +135,7 @@ class Parallelism:
     experts_over: int = 0
     expert_tp: int = 0
     dispatch: Dispatch = "allgather"
+    latents: bool = False
     imbalance: float = 1.0
 
     @property

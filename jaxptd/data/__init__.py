@@ -21,6 +21,7 @@ from jaxptd.data.batches import (
     ShuffledWindows,
     Windows,
     WindowsInOrder,
+    document_starts,
     identity_of,
     number_documents,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "Tokenizer",
     "Windows",
     "WindowsInOrder",
+    "document_starts",
     "load_tokenizer",
     "number_documents",
     "open_data",

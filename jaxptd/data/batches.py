@@ -386,6 +386,15 @@ def number_documents(rows: np.ndarray, end_of_document: int) -> np.ndarray:
     return (np.cumsum(ends, axis=1) - ends).astype(np.int32)
 
 
+def document_starts(segment_BT: np.ndarray) -> np.ndarray:
+    """The document of each token -> the position of its document's first token, int64[B, T]."""
+    begins_BT = np.ones(segment_BT.shape, bool)
+    begins_BT[:, 1:] = segment_BT[:, 1:] != segment_BT[:, :-1]
+    position_T = np.arange(segment_BT.shape[1])
+    starts: np.ndarray = np.maximum.accumulate(np.where(begins_BT, position_T, 0), axis=1)
+    return starts
+
+
 def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarray]:
     """Draws a random number for the shift, and order[num_windows], as a pure function.
 
@@ -407,8 +416,9 @@ class Derived(NamedTuple):
     """The rule for a field that is computed from others, and that users do not give.
 
     Args:
-        fields: the others.
-        make: their rows in text order, `[n, T]` each -> those of this field.
+        fields: the others; none: the numbers of its samples in the global batch.
+        make: their rows in text order, `[n, T]` each, or these numbers `[n]` -> those of this
+            field.
     """
 
     fields: tuple[str, ...]

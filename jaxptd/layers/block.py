@@ -191,7 +191,7 @@ def drop_residual(
 ) -> Array:
     """Applies dropout to this device's block of the residual stream."""
     axes = tensor_parallel.axes
-    local = token_info._replace(position_T=block_along(token_info.position_T, axes.tokens, 0))
+    local = token_info._replace(position_T=block_along(token_info.position_T, axes.tokens, -1))
     return dropout(x_BTD, local, axes.local_hidden(x_BTD.shape[-1]), rate)
 
 

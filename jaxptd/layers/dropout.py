@@ -33,12 +33,15 @@ class TokenInfo(NamedTuple):
     """The global indices of a device's tokens, and the dropout seed.
 
     sample_B: index of each sequence in the global batch. position_T: position in its sequence of
-    each token of the device's cp block. seed: two words for this step, or None for no dropout.
+    each token of the device's cp block, `[B, T]` if samples differ. seed: two words for this step,
+    or None for no dropout.
     segment_BCT: the document of each token on each device of the ring, or None where attention
     ignores documents. source: the same for the sequence from which this one is predicted, if any.
     counted_T: whether each token is one of the sequence and does not only pad it, or None if all
     are; routers count these. choice_BTLK: for each layer the experts of each token, below 0 where
     its router chooses; None if all do. layer: the number of the layer that reads them, set by `at`.
+    position_BCT: the position of each token on each device of the ring, or None where samples do
+    not differ.
     """
 
     sample_B: Array
@@ -49,6 +52,7 @@ class TokenInfo(NamedTuple):
     counted_T: Array | None = None
     choice_BTLK: Array | None = None
     layer: Array | int | None = None
+    position_BCT: Array | None = None
 
     def at_rows(self, unit: int) -> "TokenInfo":
         """The same places, in rows of patches `unit` pixels high instead of rows of pixels."""
@@ -115,7 +119,7 @@ def dropout(x_BTD: Array, token_info: TokenInfo, hidden_D: Array, rate: float) -
 
 @partial(jax.checkpoint, static_argnums=(4,))
 def _drop(x_BTD: Array, seed_B11: Array, position_T: Array, hidden_D: Array, rate: float) -> Array:
-    keep_BTD = keep_mask(seed_B11, position_T[:, None], hidden_D, rate)
+    keep_BTD = keep_mask(seed_B11, position_T[..., None], hidden_D, rate)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)
 
 

@@ -42,7 +42,8 @@ def _on_grid(layout: Layout, precision: MatmulPrecision) -> TensorParallel:
 def _on_tp(
     layout: Layout, precision: MatmulPrecision, whole: Callable[..., TensorParallel1D]
 ) -> TensorParallel:
-    ring = Ring((Axis.CP,), layout.ring, Axis.ULYSSES if layout.ulysses > 1 else None)
+    heads = Axis.ULYSSES if layout.ulysses > 1 else None
+    ring = Ring((Axis.CP,), layout.ring, heads, layout.exchanges_latents)
     gather_input, reduce_output = collectives.copy_to, collectives.reduce_from
     if layout.sequence_parallel:
         gather_input, reduce_output = collectives.all_gather, collectives.reduce_scatter

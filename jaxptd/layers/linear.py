@@ -299,7 +299,7 @@ class PositionEmbedding(nnx.Module):
         self.tensor_parallel = tensor_parallel
 
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
-        """positions[T] of a cp block -> [T, D] for the tokens of the residual stream."""
+        """positions[.., T] of a cp block -> [.., T, D] for the tokens of the residual stream."""
         return self.tensor_parallel.positions(position_T, self.table[...], dtype)
 
 

@@ -78,7 +78,7 @@ class Base1D(TensorParallel):
         return self.reduce_output(local_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        return table[block_along(position_T, self.axes.tokens, 0)].astype(dtype)
+        return table[block_along(position_T, self.axes.tokens, -1)].astype(dtype)
 
     def attend(
         self,

@@ -240,7 +240,7 @@ class TensorParallel(Sharding, abc.ABC):
 
     @abc.abstractmethod
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        """Rows of the position table `[T, D]` for a cp block's tokens: -> x without B."""
+        """Rows of the position table `[T, D]` for a cp block's tokens: -> x, without B if alike."""
 
     # ---- attention ----
 

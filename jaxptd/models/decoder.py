@@ -12,8 +12,9 @@ import numpy as np
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.data import NOT_COUNTED, Derived, Field, number_documents
+from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts, number_documents
 from jaxptd.errors import UserError
+from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.ends import Embedding, End, Head
@@ -24,6 +25,9 @@ from jaxptd.parts.mtp import Module
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 CHOICES = "choices"  # the field of given experts
+SEGMENTS = "segments"  # the field of documents
+SAMPLE, POSITION = "sample", "position"  # fields that say where `layout.balance` put what
+IN_DOCUMENT = "position_in_document"
 BALANCE_LOSS, ROUTER_Z_LOSS = "balance_loss", "router_z_loss"
 MTP_LOSS = "mtp_loss"  # of the first MTP module; of others with their numbers
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -32,15 +36,42 @@ DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
 def fields(config: Config) -> Mapping[str, Field]:
     """Fields tokens, targets (below 0: ignored), and the number of each token's document.
 
-    Documents only where attention is masked by them.
+    Documents only where attention is masked by them; positions in them where they are read.
     """
     size = config.model.vocab_size
     shapes = {
         "tokens": Field("seq_length", lowest=0, end=size),
         "targets": Field("seq_length", end=size),
     }
-    segments = {"segments": Field("seq_length")} if config.data.documents == "apart" else {}
-    return shapes | segments | choices(config.model) | fields_ahead(config)
+    segments = {SEGMENTS: Field("seq_length")} if config.data.documents == "apart" else {}
+    if config.data.restart_positions:
+        segments[IN_DOCUMENT] = Field(
+            "seq_length", lowest=0, derived=Derived((SEGMENTS,), _in_documents)
+        )
+    arrangement = arranged(config.layout)
+    return shapes | segments | choices(config.model) | arrangement | fields_ahead(config)
+
+
+def arranged(layout: Layout) -> dict[str, Field]:
+    """The number of each sample in the global batch, and each token's position in its sequence.
+
+    Only where samples, or tokens, are arranged so that devices have equal work.
+    """
+    made = {}
+    if layout.balance != "none":
+        made[SAMPLE] = Field(None, lowest=0, derived=Derived((), _as_given))
+    if layout.places_tokens:
+        made[POSITION] = Field("seq_length", lowest=0, derived=Derived((SEGMENTS,), _in_a_row))
+    return made
+
+
+def _as_given(number_B: np.ndarray) -> np.ndarray:
+    return number_B.astype(np.int32)
+
+
+def _in_a_row(segment_BT: np.ndarray) -> np.ndarray:
+    position_T = np.arange(segment_BT.shape[1], dtype=np.int32)
+    return np.broadcast_to(position_T, segment_BT.shape)
 
 
 def fields_ahead(config: Config) -> dict[str, Field]:
@@ -50,7 +81,7 @@ def fields_ahead(config: Config) -> dict[str, Field]:
     apart the document, has no token k ahead.
     """
     size, apart = config.model.vocab_size, config.data.documents == "apart"
-    found, of_targets = {}, ("targets", *["segments"] * apart)
+    found, of_targets = {}, ("targets", *[SEGMENTS] * apart)
     for k in range(1, config.model.ahead + 1):
         tokens = Derived(("tokens",), partial(tokens_ahead, k))
         targets = Derived(of_targets, partial(targets_ahead, k))
@@ -88,6 +119,11 @@ def choices(model: ModelConfig) -> dict[str, Field]:
     return {CHOICES: Field("seq_length", end=model.moe.num_experts, others=sizes)}
 
 
+def _in_documents(segment_BT: np.ndarray) -> np.ndarray:
+    position_BT: np.ndarray = np.arange(segment_BT.shape[1]) - document_starts(segment_BT)
+    return position_BT.astype(np.int32)
+
+
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
     """Cross-entropy of the next tokens, z-loss, which keeps their logits small, routers' losses,
     and the cross-entropy of tokens further ahead.
@@ -114,12 +150,12 @@ def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int
         targets: np.ndarray = samples.targets(number_B)
         return targets
     token_BT = samples.rows(number_B)[:, :-1]
-    return number_documents(token_BT, end_of_document) if field == "segments" else token_BT
+    return number_documents(token_BT, end_of_document) if field == SEGMENTS else token_BT
 
 
 def documents(batch: Mapping[str, Any]) -> Any:
     """The number of each token's document, where attention is masked by it."""
-    return batch.get("segments")
+    return batch.get(SEGMENTS)
 
 
 def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -132,7 +168,7 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
         rows_BT[:, 1:],
     )
     ends = rng.random(targets.shape) < DOCUMENT_ENDS
-    batch = {"tokens": rows_BT[:, :-1], "targets": targets, "segments": ends.cumsum(1)}
+    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: ends.cumsum(1)}
     if moe := config.model.moe:
         shape = (*targets.shape, config.model.routed_layers, moe.top_k)
         batch[CHOICES] = np.full(shape, NOT_COUNTED)

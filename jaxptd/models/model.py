@@ -24,7 +24,7 @@ from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.linear import INIT, PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel
-from jaxptd.models.decoder import architecture, router_losses
+from jaxptd.models.decoder import IN_DOCUMENT, architecture, router_losses
 from jaxptd.params import Initialiser
 from jaxptd.pipeline.pools import X
 from jaxptd.zero.loop import run_blocks
@@ -193,7 +193,8 @@ class TextModel(nnx.Module):
         dtype = jnp.dtype(self.config.dtype)
         x_BTD = self.tokens(batch["tokens"], dtype)
         if self.positions is not None:
-            x_BTD = x_BTD + self.positions(token_info.position_T, dtype)
+            position_T = batch.get(IN_DOCUMENT, token_info.position_T)
+            x_BTD = x_BTD + self.positions(position_T, dtype)
         if self.types is not None:
             x_BTD = x_BTD + self.types(batch["token_types"], dtype)
         scale = self.options.embedding_scale

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig, Remat
-from jaxptd.context_parallel import Imported
+from jaxptd.context_parallel import CHUNK, Imported
 from jaxptd.costs.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -33,7 +33,6 @@ from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
 
-CHUNK = 512  # queries and keys per matmul in `attention/xla.py`
 SCORES = 2  # arrays of scores alive at once, in float32 and in activations' precision
 
 
@@ -118,6 +117,10 @@ class AttentionShape(Part):
     def cuts_output(self) -> bool:
         """True if the output projection takes a part of each head of attention's output."""
         return False
+
+    def exchanged(self, own: "HeadSizes") -> int:
+        """Elements for each token that devices exchange if they share sequences."""
+        return 2 * own.sent_keys
 
     def of_keys(self, tokens: int) -> int:
         """Number of tokens with keys and values, for `tokens` queries."""
@@ -265,11 +268,11 @@ class AttentionShape(Part):
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
         own = HeadSizes(self, sizes)
         queries = sizes.tokens * sizes.itemsize * own.inner // sizes.matrix_shards
-        scores, core = not sizes.is_fused, self._core_bytes(own, queries, own.taken_kv)
+        scores, core = not sizes.is_fused, self._core_bytes(own, queries)
         first = queries + own.made_kv
         return AttentionBytes.of(self, sizes, first=first, core=core, has_scores=scores)
 
-    def _core_bytes(self, own: "HeadSizes", queries: int, kv: int) -> int:
+    def _core_bytes(self, own: "HeadSizes", queries: int) -> int:
         """Besides q, k and v: a ring's arrays, and a kernel's chunks of scores."""
         sizes, layout = own.sizes, own.sizes.config.layout
         narrow, wide = sizes.itemsize, sizes.master_itemsize
@@ -279,14 +282,14 @@ class AttentionShape(Part):
             return rows * self.key_tokens * 2 * wide
         total = 0
         if ring > 1:
-            total = own.exchange.in_backward(queries, kv)
+            total = own.exchange.in_backward(queries, own.taken_kv)
         if not sizes.is_fused and not layout.context_parallel.exchange.whole_rows * (ring > 1):
             halves = 1 + (ring > 1 and self.causal)  # of a block, see `attend._at_once`
             queries_at_once = min(CHUNK, -(-self.tokens // ring // halves))
             keys_at_once = min(CHUNK, -(-self.key_tokens // ring // halves))
             total += sizes.sequences * own.attended * queries_at_once * keys_at_once * SCORES * both
             if queries_at_once < self.tokens // ring:  # sums over chunks
-                total += (queries + kv) * wide // narrow
+                total += (queries + own.visited_kv) * wide // narrow
         return total
 
     def turned_weights(self) -> int:
@@ -494,7 +497,13 @@ class HeadSizes:
 
     @property
     def taken_kv(self) -> int:
-        """Bytes of the keys and values with which a device attends, of a ring its own block's."""
+        """Bytes of what attention takes for keys and values, of a ring a device's own block."""
+        tokens = self.part.of_keys(self.sizes.rows)
+        return tokens * self.part.exchanged(self) * self.sizes.itemsize
+
+    @property
+    def visited_kv(self) -> int:
+        """Bytes of the keys and values of as many tokens, with which a device attends."""
         return 2 * self.part.of_keys(self.sizes.rows) * self.sent_keys * self.sizes.itemsize
 
     @property

@@ -33,9 +33,9 @@ class Blocks:
         return (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
 
     def block(self, step: Scenario) -> int:
-        """Elements of a device's keys and values in attention."""
+        """Elements that a device exchanges in attention: keys and values, or latent vectors."""
         tokens = step.sizes.tokens * step.config.layout.cp // step.config.layout.ring_size
-        return 2 * self.own.part.of_keys(tokens) * self.own.sent_keys
+        return self.own.part.of_keys(tokens) * self.own.part.exchanged(self.own)
 
     def passes_again(self, again: Recomputed) -> int:
         """Forward passes of its rings that backward repeats."""
@@ -45,7 +45,7 @@ class Blocks:
         """The blocks that travel.
 
         Each has b*S*K*H/(cp*tp) elements, or b*S*K*H/(cp*row*col). Ulysses splits heads instead of
-        tokens, which changes no block.
+        tokens, which changes no block, except of latent vectors, which all heads share.
         """
         layout, sizes, rings = step.config.layout, step.sizes, self.rings
         axes, row = self.axes(layout), layout.ring_size // layout.cp
@@ -59,6 +59,10 @@ class Blocks:
             once = times * rings * number if hops else 0
             yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
 
+    def at_once(self, layout: Layout) -> int:
+        """Devices whose keys and values a device has at the same time."""
+        return 1
+
     def kept(self, output: int) -> Iterator[Kept]:
         """Tensors saved for backward; output: bytes of attention's output."""
         return self.own.kernel_kept(output)
@@ -68,7 +72,7 @@ class Blocks:
 
         Args:
             queries: bytes of a device's queries.
-            kv: bytes of a device's keys and values.
+            kv: bytes of a device's keys and values, or of what it exchanges instead.
         """
         sizes = self.own.sizes
         sums = queries + kv * (2 if sizes.config.layout.ring_size > 2 else 1)
@@ -104,6 +108,9 @@ class Gathered(Blocks):
         passes = times * (2 + self.passes_again(again))
         yield Collective(ALL_GATHER, axes, passes, passes * whole * sizes.itemsize)
         yield Collective(REDUCE_SCATTER, axes, times, times * whole * sizes.master_itemsize)
+
+    def at_once(self, layout: Layout) -> int:
+        return layout.ring_size
 
     def in_backward(self, queries: int, kv: int) -> int:
         """Bytes of whole keys and values, of their gradient sums, and of the queries'."""

@@ -15,9 +15,18 @@ from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.costs import kernels
+from jaxptd.costs.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+)
 from jaxptd.costs.kept import MOST, SOME, Kept, by
 from jaxptd.costs.program import Implementation, Work
+from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis
 from jaxptd.parts.attention import AttentionBytes, AttentionShape, HeadSizes
 from jaxptd.parts.cross_attention import SOURCE_ROUNDS
@@ -134,6 +143,13 @@ class LatentAttentionShape(AttentionShape):
             vectors["q_latent"] = Compressed(self.hidden, self.q_rank)
         return vectors
 
+    def exchanged(self, own: HeadSizes) -> int:
+        """A latent vector, and the keys' part that all heads share; with Ulysses for all heads."""
+        layout = own.sizes.config.layout
+        if layout.exchanges_latents:
+            return (self.kv_rank + self.rope_size) * layout.ulysses
+        return super().exchanged(own)
+
     @property
     def compressing_weights(self) -> int:
         """Elements of the matrices that every device has whole."""
@@ -227,20 +243,30 @@ class LatentAttentionShape(AttentionShape):
             again = by("attention") if normed and config.gathers_again else {}
             copies = SOME if sizes.copies_taken else again
             yield Kept("x beside its tokens on all devices", sizes.stream, copies)
-        for each in self.compressed.values():
+        exchanges = sizes.config.layout.exchanges_latents
+        for name, each in self.compressed.items():
             yield Kept("a latent vector before its norm", rows * each.rank * size, MOST)
             yield Kept("statistics of its norm", rows * sizes.master_itemsize, MOST)
+            if exchanges and name == "kv_latent":
+                continue  # no matmul before attention
             taken = sizes.with_tokens(sizes.length, each.rank).taken
             yield Kept("a latent vector", taken, SOME)
 
     def _queries_keys_values(self, own: HeadSizes, queries: int) -> Iterator[Kept]:
         """The projections' result and the keys of all heads, or what follows from them."""
-        sizes = own.sizes
+        sizes, layout = own.sizes, own.sizes.config.layout
         made = sizes.rows * self.first(sizes) * sizes.itemsize // sizes.matrix_shards
-        rope = sizes.rows * self.rope_size * sizes.itemsize
+        shared = self.rope_size
+        if layout.exchanges_latents:
+            made, shared = queries, self.rope_size + self.kv_rank
+        of_all = sizes.rows * shared * sizes.itemsize
         yield Kept("q, k, v of latent vectors", made, by("attention", "dots"))
-        yield Kept("the key of all heads", rope, by("attention", "dots"))
+        yield Kept("what all heads share", of_all, by("attention", "dots"))
         yield Kept("q, k, v as attention takes them", queries + own.taken_kv, by("none"))
+        if layout.exchanges_latents and layout.ulysses > 1:
+            size = sizes.itemsize if sizes.casts else sizes.master_itemsize
+            columns = own.attended * (self.nope_size + self.value_size)
+            yield Kept("k, v matrix of its heads", self.kv_rank * columns * size, by("none"))
 
     def _core_kept(self, own: HeadSizes, output: int) -> Iterator[Kept]:
         """Adds the output without the padding of values, as the output projection takes it."""
@@ -255,13 +281,24 @@ class LatentAttentionShape(AttentionShape):
         own, size = HeadSizes(self, sizes), sizes.itemsize
         queries = sizes.tokens * size * own.inner // sizes.matrix_shards
         made = sizes.tokens * size * self.first(sizes) // sizes.matrix_shards
+        made = queries if sizes.config.layout.exchanges_latents else made
         vectors = sum(each.columns for each in self.compressed.values())
         vectors *= (sizes.stream_rows + sizes.tokens) * size
         joined = queries + own.taken_kv  # rotated, and values padded
-        core, scores = self._core_bytes(own, queries, own.taken_kv), not sizes.is_fused
+        core, scores = self._core_bytes(own, queries), not sizes.is_fused
         found = AttentionBytes.of(self, sizes, first=made + vectors, core=core + joined)
         largest = max(self.first_weights, self.hidden * self.inner) * size // sizes.matrix_shards
         return dataclasses.replace(found, weight=0 if sizes.casts else largest, has_scores=scores)
+
+    def _core_bytes(self, own: HeadSizes, queries: int) -> int:
+        """Adds what a visit expands: keys, values and their gradients, and those of the matrix."""
+        found, sizes, layout = super()._core_bytes(own, queries), own.sizes, own.sizes.config.layout
+        if not layout.exchanges_latents:
+            return found
+        narrow, wide = sizes.itemsize, sizes.master_itemsize
+        visited = own.visited_kv * (own.exchange.at_once(layout) if layout.ring_size > 1 else 1)
+        matrix = self.kv_rank * own.attended * (self.nope_size + self.value_size)
+        return found + visited + visited * wide // narrow + matrix * wide
 
     # ---- bytes sent ----------------------------------------------------------------------------
 
@@ -272,8 +309,10 @@ class LatentAttentionShape(AttentionShape):
         """
         sizes, layout = step.sizes, step.config.layout
         x, token = sizes.activations, sizes.tokens * sizes.itemsize
-        taken = (token * self.kv_rank, token * self.q_rank or x)
+        taken: tuple[int, ...] = (token * self.kv_rank, token * self.q_rank or x)
         key, tp = token * self.rope_size, layout.tp
+        if layout.exchanges_latents:  # in one array, which no matmul takes before attention
+            taken, key = taken[1:], key + taken[0]
         ends = BACKWARD + FORWARD + again.last_product
         if layout.collective_matmul:
             splits = step.plan is not None and step.plan.schedule.splits
@@ -295,6 +334,20 @@ class LatentAttentionShape(AttentionShape):
             yield _tp(ALL_GATHER, times, (gathers, gathers * key))
             yield _tp(REDUCE_SCATTER, times, (BACKWARD, key))
 
+    def _exchanged_heads(
+        self, step: Scenario, own: HeadSizes, again: Recomputed, times: int
+    ) -> Iterator[Collective]:
+        """All-to-alls of queries and outputs; latent vectors are gathered for the heads."""
+        if not step.config.layout.exchanges_latents:
+            yield from super()._exchanged_heads(step, own, again, times)
+            return
+        sizes, forwards = step.sizes, times * (2 - again.nothing)
+        queries = sizes.rows * own.heads * own.head * sizes.itemsize
+        moves, axes = 2 * (forwards + times), (Axis.ULYSSES,)
+        yield Collective(ALL_TO_ALL, axes, moves, moves * queries)
+        yield Collective(ALL_GATHER, axes, forwards, forwards * own.taken_kv)
+        yield Collective(REDUCE_SCATTER, axes, times, times * own.taken_kv)
+
     # ---- seconds -------------------------------------------------------------------------------
 
     def _first_products(self, work: Work, devices: int) -> Iterator[Product]:
@@ -304,7 +357,32 @@ class LatentAttentionShape(AttentionShape):
         heads = self.heads // devices
         source, key_value = self.q_rank or self.hidden, self.nope_size + self.value_size
         yield Product("q of heads", work.tokens, source, heads * self.head_size)
-        yield Product("k, v of heads", work.tokens, self.kv_rank, heads * key_value)
+        if not work.parallelism.latents:
+            yield Product("k, v of heads", work.tokens, self.kv_rank, heads * key_value)
+
+    def core_forward(self, work: Work) -> list[Term]:
+        """Adds the keys and values that a device makes of the latent vectors that it visits."""
+        return [*super().core_forward(work), *self._expansions(work, "forward")]
+
+    def core_backward(self, work: Work) -> list[Term]:
+        """Adds the same again, and the gradients of vectors and matrix."""
+        return [*super().core_backward(work), *self._expansions(work, "backward")]
+
+    def _expansions(self, work: Work, name: str) -> Iterator[Term]:
+        """Matmuls with the tokens of each device that it visits, and passes over their results."""
+        parallelism, a = work.parallelism, work.accelerator
+        if not parallelism.latents:
+            return
+        T, K = work.tokens * parallelism.ulysses, self.kv_rank
+        heads = self.heads // (parallelism.inner * parallelism.ulysses)
+        N, backward = heads * (self.nope_size + self.value_size), name == "backward"
+        for each in ((T, N, K), (T, K, N), (K, N, T))[: 3 if backward else 1]:
+            term = kernels.product(a, *each).times(parallelism.cp)
+            yield term.named(f"k, v of latent vectors {name}", "attention")
+        # Keys joined and values padded; in backward also their float32 gradients to 16 bits.
+        moves = T * heads * 2 * self.head_size * (4 + 6 * backward)
+        passes = kernels.moved(a, moves, 2 + backward).times(parallelism.cp)
+        yield passes.named(f"k, v of latent vectors joined {name}", "attention")
 
     def moved_forward(self, implementation: Implementation) -> int:
         """Queries and keys joined of their parts, one rotated, and values padded and cut."""

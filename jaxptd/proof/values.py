@@ -14,7 +14,15 @@ from jaxptd.config.block import FAMILIES, SECTIONS, NormOrder
 from jaxptd.config.moe import GroupScore, RouterScore
 from jaxptd.config.written import field_types
 from jaxptd.context_parallel import STRATEGIES
-from jaxptd.layout import SCHEDULES, Attention2D, Axis, ExpertSplit, Matmul2D
+from jaxptd.layout import (
+    SCHEDULES,
+    Attention2D,
+    Axis,
+    Balance,
+    ExpertSplit,
+    LatentExchange,
+    Matmul2D,
+)
 
 Values = Mapping[str, Any]  # of fields, by `section.name`
 
@@ -30,6 +38,8 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "layout.keep_gathered": (False, True),
     "layout.experts": get_args(ExpertSplit),
     "layout.ring": tuple(STRATEGIES),
+    "layout.latent_exchange": get_args(LatentExchange),
+    "layout.balance": get_args(Balance),
     "layout.matmul2d": get_args(Matmul2D),
     "layout.matmul2d_slices": (1, 2, 3),
     "layout.attention2d": get_args(Attention2D),
@@ -123,6 +133,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.latent.value_size": (None, 1, 5),
     "model.mtp.layers": (None, 1, 2),
     "data.documents": ("joined", "apart"),
+    "data.restart_positions": (False, True),
     "optimizer.name": get_args(OptimizerName),
     "optimizer.decay": ("cosine", "linear", "wsd", "constant"),
     "optimizer.weight_decay": (0.1, 0.0),

@@ -1,5 +1,6 @@
 """A batch: its fields, and how it is sharded over the mesh."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,9 +16,10 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.attention.attend import Ring
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Samples
+from jaxptd.data.balance import dealt, sample_work, token_orders
 from jaxptd.errors import UserError
 from jaxptd.mesh import SAMPLE_AXES, SEQUENCE_AXES
-from jaxptd.models.decoder import CHOICES
+from jaxptd.models.decoder import CHOICES, POSITION, SAMPLE, SEGMENTS
 from jaxptd.models.families import family_of
 
 # Arrays of int32 [B, T] by name, or others, see `Family.fields`; on the mesh also those that follow
@@ -27,6 +29,7 @@ Batch = dict[str, Array]
 
 BATCH_SPEC = P(SAMPLE_AXES, SEQUENCE_AXES)
 SEQUENCE_SPEC = P(SAMPLE_AXES)  # of a number a sequence
+ARRANGED = (SAMPLE, POSITION)  # fields that say where samples and tokens are
 
 
 class Batches:
@@ -44,7 +47,7 @@ class Batches:
         specs: of each array.
         shardings: of each array.
         token_orders: for each `[B, T, ..]` the positions in the order in which the devices hold
-            them.
+            them, if it is the same in all samples.
     """
 
     def __init__(self, config: Config, mesh: Mesh, ring: Ring) -> None:
@@ -54,6 +57,7 @@ class Batches:
         self.shapes, self.specs = batch_shapes(config), batch_specs(config)
         self.shardings = {name: NamedSharding(mesh, spec) for name, spec in self.specs.items()}
         lengths = {name: self.shapes[name][1] for name, x in self.fields.items() if x.length}
+        self._places = config.layout.places_tokens
         self.token_orders = {
             name: ring.order(length, size) if self.fields[name].ring else np.arange(length)
             for name, length in lengths.items()
@@ -80,7 +84,7 @@ class Batches:
             beyond: samples from this number on are masked out of the loss.
         """
 
-        def rows_of(field: str, numbers: slice) -> np.ndarray:
+        def rows_of(field: str, numbers: np.ndarray) -> np.ndarray:
             sample_B = first + np.arange(self.config.train.global_batch_size)[numbers]
             rows = self._rows(samples, field, sample_B, end_of_document=end_of_document)
             inside = (sample_B < beyond).reshape(-1, *[1] * (rows.ndim - 1))
@@ -88,28 +92,74 @@ class Batches:
 
         return self.read(rows_of)
 
-    def read(self, rows_of: Callable[[str, slice], np.ndarray]) -> Batch:
+    def read(self, rows_of: Callable[[str, np.ndarray], np.ndarray]) -> Batch:
         """Builds a batch; each process reads the rows of its own devices only.
 
+        With `layout.balance` it also reads the documents of all rows.
+
         Args:
-            rows_of: (field, rows of the global batch) -> these rows, `[rows, T, ..]` in text order,
-                or `[rows]`.
+            rows_of: (field, numbers of rows in the global batch `[n]`) -> these rows, `[n, T, ..]`
+                in text order, or `[n]`.
         """
         fields, shapes = self.fields, self.shapes
+        row_B = np.arange(self.config.train.global_batch_size)
+        if self.config.layout.balance != "none":
+            row_B = self._dealt(rows_of, row_B)
+        orders = functools.cache(partial(self._orders, rows_of))
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
-            derived, every = fields[field].derived, []
+            derived, numbers, every = fields[field].derived, row_B[index[0]], []
             for given in derived.fields if derived else (field,):
-                rows = rows_of(given, index[0])
+                rows = rows_of(given, numbers)
                 every.append(fields[given].padded(rows, (len(rows), *shapes[given][1:])))
-            rows = derived.make(*every) if derived else every[0]
-            return rows[:, self.token_orders[field][index[1]]] if len(index) > 1 else rows
+            rows = derived.make(*every or [numbers]) if derived else every[0]
+            if len(index) == 1:
+                return rows
+            if self._places and fields[field].ring:
+                return _along(rows, orders(tuple(numbers.tolist()))[:, index[1]])
+            return rows[:, self.token_orders[field][index[1]]]
 
         make = jax.make_array_from_callback
         return {
             name: make(shape, self.shardings[name], partial(block, field=name))
             for name, shape in shapes.items()
         }
+
+    def _dealt(
+        self, rows_of: Callable[[str, np.ndarray], np.ndarray], row_B: np.ndarray
+    ) -> np.ndarray:
+        """The row of the given batch in each row on the mesh, `[B]`; row_B: those of all."""
+        work_B = sample_work(rows_of(SEGMENTS, row_B), reach=self._reach)
+        return dealt(work_B, self.config.layout.sample_shards, self.config.train.micro_batches)
+
+    def _orders(
+        self, rows_of: Callable[[str, np.ndarray], np.ndarray], numbers: tuple[int, ...]
+    ) -> np.ndarray:
+        """The positions of some rows' tokens in the order in which the devices hold them."""
+        segment_BT = rows_of(SEGMENTS, np.array(numbers))
+        return token_orders(segment_BT, self.config.layout.ring_size, reach=self._reach)
+
+    @property
+    def _reach(self) -> int | None:
+        """Tokens that a query sees at most, if all layers have a window."""
+        model = self.config.model
+        return model.reach if all(model.windowed) else None
+
+    def as_given(self, field: str, x: np.ndarray, where: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Results of tokens as the devices hold them, `[B, T, ..]`, in the order of a given batch.
+
+        Args:
+            field: whose tokens they are.
+            x: the results.
+            where: the fields of `ARRANGED` that the batch on the mesh has.
+        """
+        order = where.get(POSITION)
+        if order is None:
+            x = x[:, np.argsort(self.token_orders[field])]
+        else:
+            x = _along(x, np.argsort(order, 1))
+        x = x[np.argsort(where[SAMPLE])] if SAMPLE in where else x
+        return x[:, : given_shapes(self.config)[field][1]]
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Puts a whole batch, in text order, on the mesh.
@@ -153,6 +203,11 @@ class Batches:
             words = "train.global_batch_size" + "".join(lengths)
             raise UserError(f"a batch holds {given}; use {shapes[wrong[0]]}, {words}")
         return batch
+
+
+def _along(x: np.ndarray, order_BT: np.ndarray) -> np.ndarray:
+    """x[B, T, ..] in the order of each row."""
+    return np.take_along_axis(x, order_BT.reshape(*order_BT.shape, *[1] * (x.ndim - 2)), 1)
 
 
 def batch_fields(config: Config) -> tuple[str, ...]:

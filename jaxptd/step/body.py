@@ -19,6 +19,7 @@ from jaxptd.layers.block import Seen
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.tensor_parallel import block_along, local_numbers
 from jaxptd.mesh import BATCH_AXES, SAMPLE_AXES, SEQUENCE_AXES, Axis
+from jaxptd.models.decoder import POSITION, SAMPLE
 from jaxptd.models.family import Loss
 from jaxptd.models.model import SEEN, run_layers
 from jaxptd.params import Params
@@ -185,6 +186,7 @@ class StepBody:
         for sequence in self.resolved.family.sequences:
             size, length = batch[sequence.tokens].shape[:2]
             sample_B = lax.axis_index(SAMPLE_AXES) * size + jnp.arange(size, dtype=jnp.int32)
+            sample_B = batch.get(SAMPLE, sample_B)
             segment_BT, segment_BCT = sequence.documents(batch), None
             if segment_BT is not None:
                 segment_BCT = ring.by_device(lax.all_gather(segment_BT, SEQUENCE_AXES, axis=1))
@@ -198,7 +200,11 @@ class StepBody:
             segments.append(segment_BCT)
             token_info = TokenInfo(sample_B, position_T, seed, segment_BCT, token_info, counted_T)
         assert token_info is not None
-        whole = MicroBatches(batch, token_info.sample_B, tuple(segments))
+        places = None
+        if POSITION in batch:
+            every_BT = lax.all_gather(batch[POSITION], SEQUENCE_AXES, axis=1)
+            places = ring.by_device(every_BT)
+        whole = MicroBatches(batch, token_info.sample_B, tuple(segments), places)
         M = config.train.micro_batches
         micro = jax.tree.map(lambda x: x.reshape(M, x.shape[0] // M, *x.shape[1:]), whole)
         return micro, token_info

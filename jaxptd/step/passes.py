@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.layers.dropout import TokenInfo
+from jaxptd.models.decoder import POSITION
 from jaxptd.models.model import GenerationState, Model, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
@@ -43,12 +44,14 @@ class MicroBatches(NamedTuple):
     """A step's micro-batches, `[M, B, ...]` each, or one of them, `[B, ...]`.
 
     batch: its arrays. sample: the number of each sample in the global batch. segments: for each
-    sequence of a sample, its source first, `TokenInfo.segment_BCT`.
+    sequence of a sample, its source first, `TokenInfo.segment_BCT`. places: of the tokens, where
+    samples differ, `TokenInfo.position_BCT`.
     """
 
     batch: Batch
     sample: Array
     segments: tuple[Array | None, ...]
+    places: Array | None = None
 
     def token_info(self, shared: TokenInfo) -> TokenInfo:
         """The tokens of one micro-batch; it has the positions and the seed of `shared`."""
@@ -59,6 +62,8 @@ class MicroBatches(NamedTuple):
             sample_B=self.sample,
             segment_BCT=segment_BCT,
             source=source,
+            position_T=self.batch.get(POSITION, shared.position_T),
+            position_BCT=self.places,
             choice_BTLK=self.batch.get("choices"),
         )
 

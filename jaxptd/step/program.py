@@ -24,7 +24,7 @@ from jaxptd.matmul.precision import exact_products
 from jaxptd.mesh import SAMPLE_AXES, SEQUENCE_AXES, jax_option, on_gpus
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
-from jaxptd.step.batch import Batch, Batches
+from jaxptd.step.batch import ARRANGED, Batch, Batches
 from jaxptd.step.body import StepBody
 from jaxptd.step.resolved import ResolvedConfig, resolve
 from jaxptd.step.state import Metrics, State, States, state_memory
@@ -412,10 +412,8 @@ class Program:
                 if self.config.model.moe is None
                 else f"Program.choices with layout.pp={self.config.layout.pp}: use layout.pp=1"
             )
-        seen = jax.device_get(self._choices(step)(params, batch))
-        order = self.batches.token_orders["tokens"]
-        length = self.config.model.seq_length
-        experts, margins = (x[:, np.argsort(order)][:, :length] for x in seen)
+        seen, where = jax.device_get(self._choices(step)(params, batch))
+        experts, margins = (self.batches.as_given("tokens", x, where) for x in seen)
         return experts, margins
 
     @cached_property
@@ -426,7 +424,11 @@ class Program:
         @functools.cache
         def of_step(step: int | None) -> Callable[[Params, Any], Any]:
             mapped = self._on_mesh(partial(self.body.choices, step=step), params, outs=spec)
-            whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
+
+            def with_places(params: Params, batch: Batch) -> tuple[Any, Batch]:
+                return mapped(params, batch), {x: batch[x] for x in ARRANGED if x in batch}
+
+            whole = jax.jit(with_places, out_shardings=NamedSharding(self.mesh, P()))
             return CompiledStep(whole, self.place, self._check_params)
 
         return of_step

@@ -27,6 +27,10 @@ RINGS = [
 ]
 GATHER = Layout(cp=4, ring="gather")
 ULYSSES = Layout(cp=2, ulysses=2)
+PLACED = [
+    Layout(dp=2, cp=2, ring="gather", balance="tokens"),
+    dataclasses.replace(ULYSSES, ring="gather", balance="tokens"),
+]
 PIPELINED = [
     Layout(pp=2, dp=2, tp=2),
     Layout(pp=2, cp=2, tp=2, sequence_parallel=True, ring="rsa"),
@@ -64,6 +68,7 @@ MATRIX = [
     slow(Layout(dp=2, ulysses=4, zero=3), REMATS[3]),
     *(slow(dataclasses.replace(ULYSSES, ring=ring), REMATS[1]) for ring in ("rsa", "gather")),
     slow(dataclasses.replace(tiny.CONTEXT_PARALLEL, ring="gather"), {"documents": "apart"}),
+    *by_turns(PLACED, [{"documents": "apart"}, REMATS[3] | {"documents": "apart"}]),
     *by_turns([Layout(row=2, col=2, ring="gather")], [REMATS[1], REMATS[3]]),
     slow(Layout(cp=2, row=2, col=2, ring="gather"), REMATS[2] | {"dtype": "bfloat16"}),
     slow(Layout(cp=2, row=2, col=2, attention2d="blocks", ring="gather"), UNEVEN),
@@ -177,6 +182,13 @@ LATENTS = [
     slow(Layout(dp=2, ulysses=2, tp=2, zero=2), LATENT | {"moe.first_dense": 1}),
     slow(Layout(cp=4, ring="gather", zero=3), LATENT | {"dtype": "bfloat16"}),
     slow(Layout(cp=4, ring="blockwise"), LATENT | {"window": 4}),
+    (Layout(cp=2, ulysses=2, tp=2), LATENT | {"remat": "dots"}),
+    slow(Layout(cp=2, tp=2, latent_exchange="expanded"), LATENT),
+    slow(Layout(ulysses=2, tp=2, latent_exchange="expanded"), LATENT | {"remat": "full"}),
+    *(
+        slow(Layout(cp=2, tp=2, sequence_parallel=True, collective_matmul=True), each)
+        for each in (LATENT, PLAIN_QUERIES | {"remat": "full"})
+    ),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=2), LATENT | {"optimizer": "muon"}),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=1), LATENT | {"optimizer": "adafactor"}),
 ]

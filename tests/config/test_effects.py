@@ -99,3 +99,17 @@ def test_collective_matmul_has_an_effect_on_experts_without_tp(ep: int) -> None:
     layout = Layout(ep=ep, sequence_parallel=True, collective_matmul=True)
     found = [sentence for sentence in without_effect(model, layout) if "has no effect" in sentence]
     assert len(found) == (2 if ep == 1 else 0)
+
+
+def test_what_latent_attention_exchanges_is_named_where_nothing_is_exchanged() -> None:
+    latent = ModelConfig(family="deepseek_v3")
+    for model, fields in (
+        (MODEL, {"cp": 2}),
+        (latent, {"tp": 2}),
+        (latent, {"cp": 2, "ring": "rsa"}),
+    ):
+        layout = Layout(**fields, latent_exchange="expanded")
+        (found,) = without_effect(model, layout)
+        assert found.startswith("layout.latent_exchange=expanded has no effect without latent att")
+    for fields in ({"cp": 2}, {"ulysses": 2}, {"cp": 2, "ring": "gather"}):
+        assert list(without_effect(latent, Layout(**fields, latent_exchange="expanded"))) == []

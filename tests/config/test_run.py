@@ -28,6 +28,11 @@ CHANGED = Config(
 )
 
 
+APART = {"data": {"documents": "apart"}}
+RESTART = {"data": {"documents": "apart", "restart_positions": True}}
+PLACED = {"cp": 2, "ring": "gather", "balance": "tokens"}
+
+
 @pytest.mark.parametrize("config", [Config(), CHANGED])
 def test_round_trip(config):
     plain = to_dict(config)
@@ -51,6 +56,28 @@ def test_omitted_fields_have_their_defaults():
         ({"model": {"num_layers": 0}}, "model.num_layers=0"),
         ({"layout": {"dp": 3}}, "train.global_batch_size=8 does not split over layout.dp=3 x t"),
         ({"layout": {"dp": 2, "ep": 8}}, "over layout.dp=2 x layout.ep=8 x train.micro_batches=1"),
+        (
+            {"layout": {"balance": "samples"}},
+            "layout.balance=samples arranges work that differs b",
+        ),
+        ({"data": {"restart_positions": True}}, "use data.documents=apart as well"),
+        (
+            RESTART | {"model": {"positions": "rope"}},
+            "has no effect with model.positions=rope, wh",
+        ),
+        (RESTART | {"layout": {"col": 2}}, "data.restart_positions=true with a grid (layout.row"),
+        (APART | {"layout": PLACED | {"ring": "rsa"}}, "use layout.ring=gather, or layout.ulysses"),
+        (APART | {"layout": PLACED | {"row": 2}}, "layout.balance=tokens with a grid (layout.row"),
+        (
+            APART | {"layout": PLACED, "model": {"seq_length": 10}},
+            "cuts sequences into 4 blocks for layout.cp=2, which model.seq_length=10 does not split"
+            " into; use a multiple of 4",
+        ),
+        (
+            APART | {"layout": PLACED, "model": {"seq_length": 3002}},
+            "cuts sequences into 6 blocks for layout.cp=2, which model.seq_length=3002 does not "
+            "split into; use a multiple of 1024",
+        ),
     ],
 )
 def test_bad_sections(sections, words):
@@ -73,3 +100,10 @@ def test_a_batch_that_does_not_split(dp, micro_batches):
         UserError, match=rf"global_batch_size=10 .*multiple of {dp * micro_batches}"
     ):
         Config(layout=layout, train=train)
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 2}, {"ulysses": 2}, {"pp": 2}])
+def test_tokens_are_placed_only_along_cp(layout):
+    """So a config runs on fewer devices, where samples are dealt all the same."""
+    config = from_dict(APART | {"layout": {"balance": "tokens", **layout}})
+    assert not config.layout.places_tokens

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.data.batches import Concatenated, ShuffledWindows, WindowsInOrder, number_documents
+from jaxptd.data.batches import (
+    Concatenated,
+    ShuffledWindows,
+    WindowsInOrder,
+    document_starts,
+    number_documents,
+)
 from jaxptd.data.token_files import open_tokens, write_bin
 from jaxptd.errors import UserError
 
@@ -136,6 +142,11 @@ def test_an_id_outside_the_vocabulary_is_located_in_its_file(tmp_path):
         UserError, match=r"token 15 of .*a\.bin has id 15, .*larger model\.vocab_size"
     ):
         WindowsInOrder(tokens, 9, 15).rows(np.array([0]))
+
+
+def test_documents_start_where_their_numbers_change():
+    segments = np.array([[0, 0, 1, 1, 2, -1], [3, 3, 3, 3, 3, 3]])
+    assert document_starts(segments).tolist() == [[0, 0, 2, 2, 4, 5], [0] * 6]
 
 
 def test_documents_are_numbered_through_a_row_and_end_with_their_end():

@@ -121,17 +121,20 @@ def latent(ranks: tuple[int, ...], shared: int) -> Part:
     """Vectors of these sizes before attention, the key of all heads beside them, and x behind it.
 
     Args:
-        ranks: elements of what first matmuls take.
+        ranks: elements of what first matmuls take, that of keys and values first.
         shared: elements of the key of all heads.
     """
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
         size = tokens(layout) * np.dtype(dtype).itemsize
         gathers = layout.sequence_parallel
-        beside = [shared * size] * (gathers and layout.collective_matmul)
-        moved = [each * size for each in (*ranks, shared, D)]
+        taken, whole = ranks, shared
+        if layout.exchanges_latents:  # one array that no matmul takes before attention
+            taken, whole = ranks[1:], shared + ranks[0]
+        beside = [whole * size] * (gathers and layout.collective_matmul)
+        moved = [each * size for each in (*taken, whole, D)]
         if layout.collective_matmul:  # three rounds of each vector, and two of x
-            hops, blocks = 3 * len(ranks) + 2, (3 * sum(ranks) + 2 * D) * size // layout.tp
+            hops, blocks = 3 * len(taken) + 2, (3 * sum(taken) + 2 * D) * size // layout.tp
             others = layout.tp - 1
             yield Collective(PERMUTE, (Axis.TP,), hops * others, blocks * others)
             moved = beside

@@ -87,13 +87,14 @@ def config(
     batch: int = 8,
     micro_batches: int = 2,
     documents: Documents = "joined",
+    restart_positions: bool = False,
     optimizer: OptimizerName = "adamw",
     **model: Any,
 ) -> Config:
     """The tiny model's config; `model` sets fields of the model, such as `images.size`."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = with_fields(BASES.get(model.get("family"), MODEL), model)
-    data = DataConfig(documents=documents)
+    data = DataConfig(documents=documents, restart_positions=restart_positions)
     rule = dataclasses.replace(OPTIMIZER, name=optimizer)
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)
 

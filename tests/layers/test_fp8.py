@@ -18,7 +18,7 @@ from jaxptd.analysis.jaxprs import equations
 from jaxptd.errors import UserError
 from jaxptd.layers.fp8 import BACKWARD, FORWARD, FP8, choose_precision, fp8_matmul, quantised
 from jaxptd.layers.tensor_parallel import NATIVE, matmul
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 
 PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
@@ -126,7 +126,9 @@ def near(found: jax.Array, want: jax.Array) -> float:
 
 @functools.cache
 def program(layout: Layout, **choices) -> Program:
-    return tiny.program(layout, **{"products": "fp8", "micro_batches": 1, **choices})
+    """Makes a program that begins with a model's own initial values, of which bounds here are."""
+    config = tiny.config(layout, **{"products": "fp8", "micro_batches": 1, **choices})
+    return Program(config, make_mesh(layout))
 
 
 def gradients(run: Program) -> dict[str, np.ndarray]:

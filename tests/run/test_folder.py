@@ -49,6 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--layout.sequence_parallel=true",
         "--layout.collective_matmul=true --layout.sequence_parallel=true",
         "--layout.ring=rsa",
+        "--layout.latent_exchange=expanded",
         "--layout.row=2",
         "--layout.matmul2d=summa --layout.row=2",
         "--layout.matmul2d_slices=2 --layout.row=2",
@@ -101,6 +102,7 @@ TARGETS += ("relative_distance=40", "output_scale=0.5")
 # Options that a field requires, without the field itself and those that need it.
 NEEDED = {
     "model.rope.scaling": ["--model.positions=rope"],
+    "data.restart_positions": ["--data.documents=apart"],
     "model.rope.window_theta": ["--model.positions=rope", "--model.window=5"],
     "model.mtp.layers": ["--model.mtp.layers=1"],
 }
@@ -150,6 +152,7 @@ NEEDED = {
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
         "--data.documents=apart",
+        "--data.restart_positions=true --data.documents=apart",
         *("--data.special_tokens=text", "--data.begin_token=none"),
         *("--data.text_field=story", "--data.prompt_field=question"),
         *("--optimizer.learning_rate=0.02", "--optimizer.warmup_steps=6"),

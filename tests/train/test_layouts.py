@@ -87,6 +87,8 @@ GRIDS += [("--layout.row=2", "--layout.col=4", f"--layout.ring={ring}") for ring
 GRIDS += [("--layout.row=2", "--layout.col=4", "--layout.matmul2d_slices=2")]
 GRIDS += [("--layout.row=2", "--layout.col=4", "--layout.matmul2d=summa")]
 LAYOUTS += GRIDS
+SAMPLES = (*DP4, "--layout.balance=samples")
+TOKENS = (*CONTEXT, "--layout.ring=gather", "--layout.balance=tokens")
 PIPELINES = [(*PP2, "--layout.dp=2"), (*PP2, *TP2, SEQUENCE), (*PP2, *GRID), (*PP2, *RINGS[0])]
 LAYOUTS += PIPELINES
 ZEROS = [
@@ -136,7 +138,9 @@ def test_every_schedule_trains_as_one_device_does(schedule, remat, micro_batches
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [DP2_TP4, *RINGS, GRIDS[5], GRIDS[6]], ids=name)
+@pytest.mark.parametrize(
+    "overrides", [DP2_TP4, *RINGS, GRIDS[5], GRIDS[6], SAMPLES, TOKENS], ids=name
+)
 def test_every_layout_keeps_documents_apart_as_one_device_does(overrides):
     apart = "--data.documents=apart"
     assert np.abs(curve(apart) - curve()).max() > 1e-3

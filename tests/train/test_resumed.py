@@ -208,6 +208,20 @@ def test_documents_are_kept_apart_where_the_sequence_is_cut(train):
 
 
 @pytest.mark.slow
+def test_onto_other_arrangements_it_goes_on_to_rounding(train, monkeypatch):
+    """The documents of a batch decide where its samples and tokens are, and nothing is saved."""
+    lines = "\n".join(json.dumps({"text": line}) for line in TEXT.splitlines())
+    (train.folder / "text.jsonl").write_text(lines)
+    apart = (f"--data.source={train.folder / 'text.jsonl'}", "--data.documents=apart")
+    whole = RunDir(train.folder / "whole")
+    assert main([*train.options, *apart, f"--train.run_dir={whole.path}"]) == 0
+    tokens = ("--layout.cp=2", "--layout.ring=gather", "--layout.balance=tokens")
+    layouts = [(*DP2, "--layout.balance=samples"), tokens, (*DP2, *tokens)]
+    options = [(*apart, *layout) for layout in layouts]
+    goes_on(train, numbers(whole.metrics()), monkeypatch, options)
+
+
+@pytest.mark.slow
 def test_a_finished_run_has_nothing_left_to_do(train, whole):
     train()
     before = train.contents()

@@ -249,11 +249,15 @@ def _of_all_stages(ends: Iterable[Collective], layout: Layout) -> Iterator[Colle
 
 
 def _documents(step: Scenario) -> Iterator[Collective]:
-    """All-gathers of whole sequences' document numbers, if attention masks by document."""
+    """All-gathers of whole sequences' document numbers, if attention masks by document.
+
+    With `layout.balance: tokens` also of positions.
+    """
     config = step.config
-    samples = config.train.micro_batches * step.sizes.sequences
+    samples, arrays = config.train.micro_batches * step.sizes.sequences, 1
+    arrays += config.layout.places_tokens
     for length in family_of(config.model).lengths_with_documents(config):
-        yield Collective(ALL_GATHER, SEQUENCE_AXES, 1, 4 * samples * length)
+        yield Collective(ALL_GATHER, SEQUENCE_AXES, arrays, arrays * 4 * samples * length)
 
 
 def _loss(step: Scenario) -> Iterator[Collective]:

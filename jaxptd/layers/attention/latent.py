@@ -6,13 +6,16 @@
 
 What a device computes of latent vectors is for its tokens of the residual stream, with whole
 matrices; what follows is for its heads. So, where a layer gathers all of x elsewhere, it gathers
-latent vectors here.
+latent vectors here. Devices that share a sequence exchange latent vectors, too, and each makes the
+keys and values of its heads of those that it visits.
 
 Letters: B batch, T query position, S key position, D model, N heads, H head size of queries and
 keys, R a latent vector's elements.
 Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +25,8 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.collectives import alike
+from jaxptd.attention.attend import UNCHANGED, Expansion
+from jaxptd.collectives import alike, all_gather, local_block
 from jaxptd.config import ModelConfig
 from jaxptd.config.block import rotations
 from jaxptd.layers.attention.self_attention import Cache, SelfAttention, of_layer, rotate
@@ -69,10 +73,75 @@ class Compression(nnx.Module):
         return self.norm(checkpoint_name(latent_BTR, SAVED_MATMUL_OUT)), beside
 
 
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["w_RNH"], meta_fields=["nope_size", "head_size"]
+)
+@dataclasses.dataclass(frozen=True)
+class FromLatents(Expansion):
+    """Latent vectors c move, and with them the part of a token's key that all heads share.
+
+        keys = [c W_k | shared]        values = c W_v, padded to the size of keys
+
+    k is c, `[B, S, 1, R]`, and v the shared part, `[B, S, 1, H]`.
+
+    Args:
+        w_RNH: W_k and W_v of this device's heads, side by side.
+        nope_size: elements of a head that W_k yields.
+        head_size: elements of a key, with the shared part.
+    """
+
+    w_RNH: Array
+    nope_size: int
+    head_size: int
+
+    def join(self, k: Array, v: Array) -> Array:
+        return jnp.concatenate([k, v], -1)[None]
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        rank, whole = self.w_RNH.shape[0], x.shape[-1]
+        latent, shared = lax.split(x[0], (rank, whole - rank), 3)
+        return latent, shared
+
+    def expand(self, k: Array, v: Array) -> tuple[Array, Array]:
+        w_RNH = self.w_RNH.astype(k.dtype)
+        made_BSNH = jnp.einsum("BSR,RNH->BSNH", k[:, :, 0], w_RNH)
+        nope_BSNH, v_BSNH = lax.split(made_BSNH, self._sizes, 3)
+        shared = jnp.broadcast_to(v, (*nope_BSNH.shape[:3], v.shape[-1]))
+        padding = self.head_size - v_BSNH.shape[-1]
+        v_BSNH = jnp.pad(v_BSNH, [(0, 0)] * 3 + [(0, padding)])
+        return jnp.concatenate([nope_BSNH, shared], -1), v_BSNH
+
+    def heads(self, x: Array) -> Array:
+        return jnp.stack(self.expand(*self.split(x)))
+
+    def gradients(self, x: Array, dkv: Array) -> tuple[Array, Any]:
+        (dk, dv), (nope_size, value_size) = dkv, self._sizes
+        dmade_BSNH = jnp.concatenate([dk[..., :nope_size], dv[..., :value_size]], -1)
+        dmade_BSNH = dmade_BSNH.astype(x.dtype)
+        product = partial(jnp.einsum, preferred_element_type=dkv.dtype)
+        dlatent = product("BSNH,RNH->BSR", dmade_BSNH, self.w_RNH.astype(x.dtype))
+        dw_RNH = product("BSR,BSNH->RNH", self.split(x)[0][:, :, 0], dmade_BSNH)
+        dshared = dk[..., nope_size:].sum(2, keepdims=True)
+        return self.join(dlatent[:, :, None], dshared), dataclasses.replace(self, w_RNH=dw_RNH)
+
+    def all_tokens(self, k: Array, v: Array, axis: str) -> tuple[Array, Array]:
+        """One all-gather: heads share vectors."""
+        return self.split(all_gather(self.join(k, v), axis, 2))
+
+    def of_heads(self, axis: str) -> "FromLatents":
+        return dataclasses.replace(self, w_RNH=local_block(self.w_RNH, axis, 1))
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Elements of a head in what the matrix yields: of keys and of values."""
+        return self.nope_size, self.w_RNH.shape[-1] - self.nope_size
+
+
 class LatentAttention(SelfAttention):
     """Multi-head latent attention, causal.
 
-    Values are padded with zeros to the width of keys, because kernels and rings take both alike.
+    Values are padded with zeros to the width of keys, because kernels take both alike. Devices that
+    share a sequence exchange latent vectors, or keys and values (`layout.latent_exchange`).
     In generation the cache has latent vectors. W_kv is then multiplied with queries and with
     attention's output, so that one key of R + rope elements serves all heads.
 
@@ -131,8 +200,8 @@ class LatentAttention(SelfAttention):
         every = self.windowed
         windowed = None if every is None else of_layer(np.array(every), token_info)
         if cache is None:
-            qkv = q_BTNH, *self._keys_values(latent_BTR, rope_BT1H)
-            o_BTNH = self._attend(*qkv, token_info, bias_NR, windowed)
+            kv, expansion = self._exchanged(latent_BTR, rope_BT1H)
+            o_BTNH = self._attend(q_BTNH, *kv, token_info, bias_NR, windowed, expansion)
             o_BTNH = o_BTNH[..., : self.shape.value_size]
         else:
             cache = cache.append(latent_BTR[:, :, None], rope_BT1H)
@@ -154,7 +223,7 @@ class LatentAttention(SelfAttention):
         """The latent vector of keys and values, and the rotated key, of the stream's own tokens."""
         latent_BTR, rope_BTH = self.kv_latent(x_BTD)
         tokens = self.tensor_parallel.axes.tokens
-        position_T = block_along(token_info.position_T, tokens, 0)
+        position_T = block_along(token_info.position_T, tokens, -1)
         return latent_BTR, self._rotated(rope_BTH[:, :, None], position_T, token_info)
 
     def _rotated(self, x_BTNH: Array, position_T: Array, token_info: TokenInfo) -> Array:
@@ -162,6 +231,18 @@ class LatentAttention(SelfAttention):
         turns, length = (of_layer(each, token_info) for each in rotations(self.config))
         number_H = jnp.arange(self.shape.rope_size, dtype=jnp.int32)
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
+
+    def _exchanged(
+        self, latent_BTR: Array, rope_BT1H: Array
+    ) -> tuple[tuple[Array, Array], Expansion]:
+        """Keys and values, or the smaller arrays that they are made of, for attention."""
+        if not self.tensor_parallel.ring.latents:
+            return self._keys_values(latent_BTR, rope_BT1H), UNCHANGED
+        both_BTR = jnp.concatenate([latent_BTR[:, :, None], rope_BT1H], -1)
+        both_BTR = checkpoint_name(self.tensor_parallel.axes.for_heads(both_BTR), SAVED_MATMUL_OUT)
+        shape = self.shape
+        expansion = FromLatents(self.kv_up.w[...], shape.nope_size, shape.head_size)
+        return expansion.split(both_BTR[None]), expansion
 
     def _keys_values(self, latent_BTR: Array, rope_BT1H: Array) -> tuple[Array, Array]:
         """Keys and padded values of this device's heads, of all tokens."""

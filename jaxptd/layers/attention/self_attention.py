@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.attend import AttentionInputs
+from jaxptd.attention.attend import UNCHANGED, AttentionInputs, Expansion
 from jaxptd.attention.kernel import ScoreCoordinates
 from jaxptd.config.block import rotations
 from jaxptd.layers.attention.heads import Heads
@@ -96,12 +96,16 @@ class SelfAttention(Heads):
         token_info: TokenInfo,
         bias_NR: Array | None,
         windowed: Array | None,
+        expansion: Expansion = UNCHANGED,
     ) -> Array:
         """Attends from the tokens of a sequence to those on all devices that share it."""
         segment = token_info.segment_BCT
         seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
         sink_N = None if self.sinks is None else self.sinks[...]
-        inputs = AttentionInputs(segment, segment, seed, bias_NR, windowed, sink_N)
+        places = token_info.position_BCT
+        inputs = AttentionInputs(
+            segment, segment, seed, bias_NR, windowed, sink_N, expansion, places
+        )
         return self.tensor_parallel.attend(
             q_BTNH, k_BTKH, v_BTKH, inputs, kernel=self.kernel, scores=self.scores
         )
@@ -114,7 +118,7 @@ class SelfAttention(Heads):
         x_BTNH = norm(x_BTNH) if isinstance(norm, HeadNorm) else x_BTNH
         if options.rope is None:
             return x_BTNH
-        position_T = block_along(token_info.position_T[None], axes.logit_tokens, 1)[0]
+        position_T = block_along(token_info.position_T, axes.logit_tokens, -1)
         number_H = axes.local_head_numbers(x_BTNH.shape[-1])
         turns, length = (of_layer(each, token_info) for each in rotations(self.config))
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
@@ -170,7 +174,7 @@ def rotate(
 
     Args:
         x_BTNH: queries or keys.
-        position_T: positions of their tokens.
+        position_T: positions of their tokens, `[B, T]` if samples differ.
         number_H: indices of the head's elements that they hold; padding is at the end.
         turns: the angle of each pair of a head at position 1, `[P]`, in radians.
         length: scales the rotated vectors.
@@ -179,7 +183,7 @@ def rotate(
     append = np.append if isinstance(turns, np.ndarray) else jnp.append
     padded = jnp.asarray(append(turns, 0.0), wide)  # padding is not rotated
     turn_P = padded[jnp.minimum(number_H[::2] // 2, len(turns))]
-    angle_T1P = position_T[:, None, None].astype(wide) * turn_P
+    angle_T1P = position_T[..., None, None].astype(wide) * turn_P
     length = jnp.asarray(length, wide)
     cos, sin = length * jnp.cos(angle_T1P), length * jnp.sin(angle_T1P)
     even, odd = x_BTNH[..., ::2].astype(wide), x_BTNH[..., 1::2].astype(wide)

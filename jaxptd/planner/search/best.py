@@ -75,8 +75,12 @@ class LayerCosts:
             return None
         step = ConfigStep(config)
         description, stacks = step.description(self.cluster), self.space.stacks
+        both = [dataclasses.replace(config, layout=each) for each in self._latents((layout,))]
         kept = {
-            remat: float(sum(s.layers * memory_model.layer(config, s, remat) for s in stacks))
+            remat: min(
+                float(sum(s.layers * memory_model.layer(each, s, remat) for s in stacks))
+                for each in both
+            )
             for remat in REMATS
         }
         state = step.state["parameters"] + step.state["optimizer"]
@@ -91,22 +95,33 @@ class LayerCosts:
         Within a node, and with one member in each, a ring's hops take no longer than gathering, and
         attention hides them. Otherwise a hop uses one network card of a node. Gathering uses those
         of all members, and so do rings of one member in each node, between which Ulysses splits the
-        heads. A plan may ask for either all the same.
+        heads. A plan may ask for either all the same. Latent vectors are fewer bytes than keys and
+        values, but each device expands them; where attention hides the bytes, that is slower.
         """
+        return self._latents((layout, *self._between_nodes(layout)))
+
+    def _latents(self, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+        """The layouts, and those of latent attention that expand before they exchange."""
+        if not self.space.config.model.latent or "layout.latent_exchange" in self.space.pins:
+            return layouts
+        latents = (each for each in layouts if each.exchanges_latents)
+        expanded = (dataclasses.replace(each, latent_exchange="expanded") for each in latents)
+        return (*layouts, *expanded)
+
+    def _between_nodes(self, layout: Layout) -> Iterator[Layout]:
+        """Other ways to share sequences over several nodes."""
         members, near = layout.cp * layout.row, self.cluster.node_size // (layout.tp * layout.col)
         blocks = layout.has_grid and layout.attention2d == "blocks"
         if not 1 < near < members or blocks:
-            return (layout,)
+            return
         pins, others = self.space.pins, list[dict[str, Any]]()
         if "layout.ring" not in pins:
             others.append({"ring": "gather"})
         if not {"layout.cp", "layout.ulysses"} & {*pins} and not layout.has_grid:
             others += [{"cp": members // n, "ulysses": n} for n in (near, members)]
-        made = [layout]
         for fields in others:
             with contextlib.suppress(UserError):
-                made.append(dataclasses.replace(layout, **fields))
-        return tuple(made)
+                yield dataclasses.replace(layout, **fields)
 
     def _seconds(self, config: Config, implementation: Implementation) -> Callable[[Remat], float]:
         """Seconds of all layers for a micro-batch, by what they recompute."""
@@ -124,6 +139,7 @@ class LayerCosts:
             return None
         parallelism = dataclasses.replace(
             fixed.description.parallelism,
+            latents=False,  # the fewest FLOPs
             micro_batch=layer_layout.micro_batch,
             global_batch=layer_layout.sequences,
         )

@@ -117,6 +117,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         ep=layout.ep,
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
+        latents=layout.exchanges_latents,
     )
 
 
@@ -328,6 +329,7 @@ def _spread_alone(layout: Layout) -> Parallelism:
         ep=layout.ep,
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
+        latents=layout.exchanges_latents,
     )
 
 
