@@ -398,8 +398,11 @@ class Space:
         Raises:
             UserError: they conflict with each other or with the model.
         """
+        layer, balance = mesh_shape.layer_layout.layout, self.config.layout.balance
+        fixed = layer.has_grid or not layer.context_parallel.exchange.any_order
         layout = dataclasses.replace(
-            mesh_shape.layer_layout.layout,
+            layer,
+            balance="samples" if balance == "tokens" and layer.ring_size > 1 and fixed else balance,
             pp=mesh_shape.pp,
             dp=mesh_shape.dp // pipe.replicas,
             replicas=pipe.replicas,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jaxptd.config import Config, EncoderDecoder, Latent, ModelConfig, TrainConfig
+from jaxptd.config import Config, DataConfig, EncoderDecoder, Latent, ModelConfig, TrainConfig
 from jaxptd.config.moe import MoE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
@@ -254,6 +254,28 @@ def test_pins_hold() -> None:
     assert next(iter(search(LLAMA, 4, 8, 140))).config.model.remat == "none"
     again = search(LLAMA, 4, 8, 140, model__remat_layers=1)
     assert next(iter(again)).config.model.remat != "none"
+
+
+def test_documents_stay_balanced() -> None:
+    """Rings other than `gather` hold fixed chunks: there only samples are arranged."""
+    model = dataclasses.replace(LLAMA, seq_length=65536)
+    found = {}
+    for balance, ring in (("samples", "zigzag"), ("tokens", "gather"), ("tokens", "zigzag")):
+        layout = Layout(cp=2, ring="gather", balance=balance)
+        config = Config(
+            model=model,
+            layout=layout,
+            data=DataConfig(documents="apart"),
+            train=TrainConfig(global_batch_size=1),
+        )
+        pins = {"layout.ring": ring, "layout.cp": 4, "layout.row": 1, "layout.col": 1}
+        best = next(iter(Search(Space(config, 4, pins), H100, 80 * GIB)))
+        found[balance, ring] = best.config.layout.balance
+    assert found == {
+        ("samples", "zigzag"): "samples",
+        ("tokens", "gather"): "tokens",
+        ("tokens", "zigzag"): "samples",
+    }
 
 
 def test_without_experts_ep_is_more_of_dp() -> None:
