@@ -60,7 +60,7 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     """Arranges the first `layout.num_devices` of `devices` (default: JAX's) in a mesh.
 
     >>> make_mesh(Layout(dp=2, tp=4)).devices.shape
-    (1, 2, 1, 1, 1, 1, 1, 4)
+    (1, 1, 2, 1, 1, 1, 1, 1, 4)
 
     Raises:
         UserError: there are fewer devices than the layout needs.

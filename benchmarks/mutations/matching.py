@@ -64,7 +64,8 @@ class Code:
     def __init__(self, text: str) -> None:
         self.text, self.tree = text, ast.parse(text)
         self.names = names = Names(self.tree)
-        self.owned, self.literal = names.owned, {*dir(builtins), *names.root.bound}
+        built_in = {*dir(builtins)} - {"_"}  # which a doctest binds there
+        self.owned, self.literal = names.owned, built_in | {*names.root.bound}
         self.definitions: dict[str, list[ast.AST]] = {"": [self.tree]}
         self._define(self.tree, "")
 

@@ -60,12 +60,11 @@ class GPT(TextModel):
 
         Of the last only if the batch has them.
         """
-        x_BTD = self.last_norm(x.x_BTD if isinstance(x, Routed) else x)
         axes, targets_BT = self.tensor_parallel.axes, batch["targets"]
-        sums = sums_over_targets(self.logits(x_BTD), targets_BT, self.config, axes)
-        x = x._replace(x_BTD=x_BTD) if isinstance(x, Routed) else x_BTD
+        logits_BTV = self.output(x.x_BTD if isinstance(x, Routed) else x)
+        sums = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
         if self.losses_ahead and "tokens_1" in batch:
-            x, more = self._of_modules(x, batch, token_info)
+            x, more = self._of_modules(self._normed(x), batch, token_info)
             sums |= more
         return sums | self._of_routers(x, batch) if isinstance(x, Routed) else sums
 
@@ -99,11 +98,16 @@ class GPT(TextModel):
 
     def seen(self, x: Routed, batch: Mapping[str, Array], token_info: TokenInfo) -> Seen | None:
         """x after all blocks -> what all routers chose, with those of MTP modules."""
-        normed: Any = x._replace(x_BTD=self.last_norm(x.x_BTD))
+        normed = self._normed(x)
         for module in self.modules_ahead:
             normed = self._after(module, normed, batch, token_info)
         found: Seen | None = normed.seen
         return found
+
+    def _normed(self, x: Any) -> Any:
+        """x after all blocks -> what the first MTP module takes."""
+        x_BTD = self.last_norm(_stream(x))
+        return x._replace(x_BTD=x_BTD) if isinstance(x, Routed) else x_BTD
 
     def output_and_stream(self, x: Array) -> tuple[Array, Array]:
         """x after all blocks -> `output`, and what the first MTP module takes."""

@@ -222,7 +222,8 @@ TRIES = 60  # redraws before giving up a pair
 SET = 0.6  # share of options with a random value, of a layout and of sections of a model
 TARGETS = 2  # pairs to try for a case before drawing it without one
 _AXES = tuple(f"layout.{axis}" for axis in Axis)
-_OFTEN = (*_AXES, "layout.ep", "layout.ep")  # ep meets routers in few of the families
+# ep meets routers in few of the families; what follows needs other options, and is often redrawn.
+_OFTEN = (*_AXES, "layout.ep", "layout.ep", "layout.replicas", "layout.ulysses")
 
 
 @dataclasses.dataclass(frozen=True)

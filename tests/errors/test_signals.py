@@ -15,14 +15,22 @@ from jaxptd.errors import signal_watch
 
 # One long call into C without the GIL, so that Python's handlers cannot run in the main thread.
 BUSY = """
-import hashlib, os, signal, sys, time
+import hashlib, os, signal, sys, threading, time
 from jaxptd.distributed.stop import Stop
+
+def busy():
+    hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
+
+def say_ready(main):  # once the main thread is in there: a signal before would find it in Python
+    while sys._current_frames()[main].f_code.co_name != "busy":
+        time.sleep(0.001)
+    print("ready", flush=True)
 
 end = os._exit if sys.argv[1] == "insist" else None
 stop = Stop(on_asked=lambda: print("heard", flush=True), end=end)
 with stop.watching(), stop.listening():
-    print("ready", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
+    threading.Thread(target=say_ready, args=[threading.get_ident()]).start()
+    busy()
     print("asked" if stop.asked else "undisturbed", flush=True)
 sys.exit(stop.exit_code)
 """
