@@ -144,7 +144,8 @@ class Zero(StateShapes):
                 slot = like if scattered else grad_slot(like, plan, shape)
                 begun[name] = LazyParam(p, slot, None, info, plan)
                 continue
-            block: Any = (p := on_device(p) if plan.where == "host" else p)
+            p, like = on_device([p, like]) if plan.where == "host" else (p, like)
+            block: Any = p
             if info is not None:
                 held = training and plan.gather == "first_microbatch"
                 block = None if held else info.gather(p, plan.gather_dtype)

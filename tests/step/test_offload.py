@@ -9,9 +9,11 @@ import tiny
 from one_device import hold
 from turns import slow
 
+from jaxptd.analysis.count import count, formula
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.commands.command_line import load_config
+from jaxptd.costs.collective import subtract
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout
@@ -21,6 +23,7 @@ GRID = Layout(dp=2, row=2, col=2)
 SHARDED = Layout(dp=2, tp=2, zero=3)
 PIPELINE = Layout(dp=2, pp=2, zero=1, schedule="zb-h1")
 RING = Layout(dp=2, cp=2, zero=2)
+REPLICAS = Layout(replicas=2, dp=2, zero=1)
 
 
 def run(program, steps: int = 2):
@@ -60,6 +63,13 @@ def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
     assert memories(there.states.abstract["optimizer"]) == memories(state["optimizer"])
     assert HOST in memories(state["optimizer"]) and memories(state["step"]) == {DEVICE}
     assert equal(to_canonical(there, state), to_canonical(here, plain))
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2, zero=1), slow(REPLICAS)], ids=str)
+def test_layers_send_gradients_of_shards_that_are_on_the_host(layout: Layout) -> None:
+    """With one micro-batch they do it beside the layers, and the gradients are on the device."""
+    away = tiny.program(dataclasses.replace(layout, offload="optimizer"), micro_batches=1)
+    assert subtract(count(away), formula(away)) == []
 
 
 def test_a_run_starts_without_a_whole_state_on_the_devices() -> None:
