@@ -172,6 +172,8 @@ def _wide(config: Config) -> Dtype:
 def _where(config: Config) -> tuple[Where, str]:
     zero = config.layout.zero
     why = f"layout.zero={zero}: a {'shard' if zero else 'copy'} on each device along dp, ep and cp"
+    if zero and config.layout.replicas > 1:
+        why += f", a state for each of layout.replicas={config.layout.replicas}"
     if config.layout.hosts_parameters:
         return "host", f"layout.offload={','.join(sorted(config.layout.offloaded))}; {why}"
     return "device", why
@@ -239,6 +241,9 @@ def _of_layers(
         accumulate=accumulate,
         grad_dtype=gather_dtype if narrows else wide,
     )
+    if layout.zero and layout.replicas > 1:
+        when = "beside the layers" if plan.sums_replicas else "at the end of the step"
+        reduced += f"; added up over replicas {when}"
     return plan, Why(why_where, gathered, reduced, accumulated, graded)
 
 

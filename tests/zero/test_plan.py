@@ -64,6 +64,11 @@ def test_layers_add_up_replicas_where_they_send_once(
 ) -> None:
     config = tiny.config(layout, micro_batches=micro_batches, batch=24)
     assert layers_plan(config).sums_replicas == beside
+    matrices = (info for info in parameter_infos(config).values() if info.stack and info.matrix)
+    why = explained(config, next(matrices))[1]
+    said = {True: "over replicas beside the layers", False: "over replicas at the end of the step"}
+    assert (said[beside] in why.reduce) == bool(layout.zero and layout.replicas > 1)
+    assert ("layout.replicas=2" in why.where) == bool(layout.zero and layout.replicas > 1)
     first = layers_plan(config).first
     assert first.sums_replicas == (beside and first.reduce != "end")
 
