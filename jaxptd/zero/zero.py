@@ -136,8 +136,9 @@ class Zero(StateShapes):
         for name, p in params.items():
             stored, plan = self.stored[name], self.plans[name]
             info = stored if isinstance(stored, ShardedInfo) else None
-            like = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
-            p = as_varying(like, [Axis.REPLICAS] * plan.sums_replicas)
+            like = p = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
+            if owed and plan.sums_replicas:
+                p = as_varying(like, [Axis.REPLICAS])
             if plan.gather == "layer":
                 scattered = plan.reduce != "end" and not is_on_host(p)
                 shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)

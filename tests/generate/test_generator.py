@@ -62,6 +62,7 @@ GPT_OSS = (
 )
 BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
 ZERO3 = ("--layout.dp=2", "--layout.ep=2", "--layout.zero=3")
+REPLICAS = ("--layout.replicas=2", "--layout.dp=2", "--layout.zero=1")
 EXPERTS = (
     *("--model.family=mixtral", "--model.num_kv_heads=2", "--model.ffn_hidden_size=32"),
     *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.tie_embeddings=false"),
@@ -214,7 +215,7 @@ def test_layers_of_two_kinds_write_the_same(model, layout):
 
 @pytest.mark.parametrize(
     "layout",
-    [ZERO3, *map(slow, ((), SEQUENCE, (*PIPELINE, *ZERO3[1:]), (*TP2, *ZERO3[1:])))],
+    [ZERO3, REPLICAS, *map(slow, ((), SEQUENCE, (*PIPELINE, *ZERO3[1:]), (*TP2, *ZERO3[1:])))],
     ids=str,
 )
 def test_experts_write_the_same_on_every_layout(layout):
