@@ -136,17 +136,17 @@ class Zero(StateShapes):
         for name, p in params.items():
             stored, plan = self.stored[name], self.plans[name]
             info = stored if isinstance(stored, ShardedInfo) else None
-            like = p = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
-            if owed and plan.sums_replicas:
-                p = as_varying(like, [Axis.REPLICAS])
+            like = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
+            replicas = [Axis.REPLICAS] if owed and plan.sums_replicas else []
+            p = as_varying(like, replicas)
             if plan.gather == "layer":
                 scattered = plan.reduce != "end" and not is_on_host(p)
                 shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
                 slot = like if scattered else grad_slot(like, plan, shape)
                 begun[name] = LazyParam(p, slot, None, info, plan)
                 continue
-            p, like = on_device([p, like]) if plan.where == "host" else (p, like)
-            block: Any = p
+            like = on_device(like) if plan.where == "host" else like
+            block: Any = (p := as_varying(like, replicas))
             if info is not None:
                 held = training and plan.gather == "first_microbatch"
                 block = None if held else info.gather(p, plan.gather_dtype)
