@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.config.block import OF_GATES
 from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Field, Objective, Tokenizer
 from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
@@ -95,6 +96,11 @@ def check(config: Config) -> None:
             raise UserError(
                 f"model.{name}={given}: an encoder of pairs of sentences has {value}; leave it out"
             )
+    if model.block.activation in OF_GATES:
+        raise UserError(
+            f"model.activation={model.block.activation}: the head of an encoder has an activation "
+            "without a gate; use another activation"
+        )
     for name, unset in (
         ("logit_softcap", None),
         ("logit_divisor", None),

@@ -25,6 +25,10 @@ FOREIGN = "has no effect with the family"
             "model.token_types=0: an encoder of pairs of sentences has 2",
         ),
         (
+            {"family": "bert", "activation": "clamped-swiglu", "gated": True},
+            "model.activation=clamped-swiglu: the head of an encoder has an activation without a gate",
+        ),
+        (
             {"family": "bert", "z_loss": 0.1},
             "model.z_loss=0.1: an encoder has no such head; leave it out",
         ),
