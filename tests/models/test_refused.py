@@ -26,7 +26,7 @@ FOREIGN = "has no effect with the family"
         ),
         (
             {"family": "bert", "activation": "clamped-swiglu", "gated": True},
-            "model.activation=clamped-swiglu: the head of an encoder has an activation without a gate",
+            "model.activation=clamped-swiglu: the head of an encoder has an activation without",
         ),
         (
             {"family": "bert", "z_loss": 0.1},
