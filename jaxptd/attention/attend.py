@@ -65,7 +65,7 @@ class Expansion:
         return k, v
 
     def heads(self, x: Array) -> Array:
-        """Those of joined arrays, `[2, B, S, N, H]`."""
+        """Keys and values, stacked, of joined arrays: `[P, B, S, K, H]` -> `[2, B, S, N, H]`."""
         return x
 
     def gradients(self, x: Array, dkv: Array) -> tuple[Array, Any]:

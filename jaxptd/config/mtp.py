@@ -47,7 +47,7 @@ class MTP(Section):
 
 
 def check_mtp(model: Any) -> None:
-    """Raises UserError for what MTP modules do not go with; model: a `ModelConfig` with them."""
+    """Raises UserError for options that MTP modules of a `ModelConfig` do not support."""
     if model.mtp.layers >= model.seq_length:
         raise UserError(
             f"{NAME}.layers={model.mtp.layers}: no token of model.seq_length={model.seq_length} "

@@ -86,7 +86,7 @@ class Module(End):
     # ---- bytes sent ----------------------------------------------------------------------------
 
     def collectives(self, step: Scenario) -> Iterator[Collective]:
-        """Those of the look-up, of both matmuls before the layer, of the layer and of the head."""
+        """Collectives of the look-up, both matmuls before the layer, the layer, and the head."""
         step, M = dataclasses.replace(step, plan=None), step.micro_batches
         step, hidden = step.with_tokens(self.layer.tokens), step.sizes.hidden
         yield from self.table.collectives(step)

@@ -17,6 +17,7 @@ import jax
 from jax import Array
 from jax.extend.core import Var
 
+from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.matmul.ring import AGAIN
 from jaxptd.pipeline.pools import LayerInputs, X
 
@@ -95,11 +96,24 @@ def run_without_dead_code(program: Callable, *arguments: Any) -> Any:
 
 
 def evaluate(equations: Sequence[Any], values: Values) -> None:
-    """Runs equations and adds their results to `values`; inlines calls only."""
+    """Runs equations and adds their results to `values`; inlines calls only.
+
+    An array may vary over more axes than where it was traced: pools give theirs the axes of the
+    stages, also masks, which all stages have in common. The other arguments then vary alike.
+    """
     for eqn in equations:
         arguments = [value_of(var, values) for var in eqn.invars]
+        more: set[str] = set()
+        for var in eqn.invars:
+            if isinstance(var, Var):
+                traced: Any = var.aval
+                more |= varying_axes(values[var]) - traced.manual_axis_type.varying
+        if more:
+            arguments = [as_varying(x, sorted(more)) for x in arguments]
         if eqn.primitive.name in CALLS:
             results = _call(eqn.params[CALLS[eqn.primitive.name]], *arguments)
+        elif eqn.primitive.name == "pvary":
+            results = [as_varying(arguments[0], eqn.params["axes"])]
         else:
             values_out = eqn.primitive.bind(*arguments, **eqn.params)
             results = values_out if eqn.primitive.multiple_results else [values_out]

@@ -371,7 +371,7 @@ class ShardShape:
 
     @cached_property
     def along(self) -> tuple[Axis, ...]:
-        """The axes that the shards are dealt out over: ZeRO's that layers do not use.
+        """The axes over which shards are dealt out: those of ZeRO that do not shard the parameter.
 
         An expert's parameters are split over ep already.
         """

@@ -228,6 +228,7 @@ WINDOWS = [
 FIVE = {"num_layers": 5, "remat_layers": 2}
 POST = {"norm_order": "post"}
 OUTPUT = {"norm_order": "output"}
+SPLIT = Layout(pp=2, tp=2, sequence_parallel=True, schedule="zb-h1")
 BOTH = {"norm_order": "both"}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
@@ -248,6 +249,8 @@ HEADS = [
     *(slow(Layout(row=2, col=2), OUTPUT | {"remat": each}) for each in ("none", "dots", "full")),
     slow(Layout(pp=2, tp=2, sequence_parallel=True), FOUR | OUTPUT | {"remat": "dots"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | OUTPUT | {"remat": "full"}),
+    # W reads masks that B passes on.
+    (SPLIT, FOUR | OUTPUT | {"remat": "dots", "dropout": 0.1, "family": "llama"}),
     (Layout(row=2, col=2), BOTH | {"remat": "full"}),
     *(slow(tiny.SEQUENCE_PARALLEL, BOTH | each) for each in REMATS),
     *(slow(RING_STEPS, BOTH | {"remat": each}) for each in ("none", "full")),

@@ -23,6 +23,7 @@ from jaxptd.pipeline.schedules import DEFAULT_CHUNKS
 from jaxptd.step import Program
 
 FIVE = {"num_layers": 5, "dropout": 0.1}
+MASKED = {"norm_order": "output", "family": "llama", "remat": "dots", "dropout": 0.1}
 OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # the other kinds of models
 
 RING_STEPS: dict[str, Any] = {"tp": 4, "sequence_parallel": True, "collective_matmul": True}
@@ -60,6 +61,7 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
         case(FIVE | {"remat": "dots"}, 4, pp=2, cp=4, ring="rsa", schedule="zb-h2"),
         case(FIVE, 2, pp=2, row=2, col=2, matmul2d="cannon"),
         case(FIVE | {"scan_layers": False}, 8, pp=5, schedule="zb-h1"),
+        case(MASKED, 4, pp=2, tp=2, sequence_parallel=True, schedule="zb-h1"),
     ],
 )
 def test_more_steps_equal_one_device(layout: Layout, choice: dict) -> None:

@@ -6,8 +6,8 @@
 
 What a device computes of latent vectors is for its tokens of the residual stream, with whole
 matrices; what follows is for its heads. So, where a layer gathers all of x elsewhere, it gathers
-latent vectors here. Devices that share a sequence exchange latent vectors, too, and each makes the
-keys and values of its heads of those that it visits.
+latent vectors here. Devices that share a sequence also exchange latent vectors. Each expands those
+it visits into keys and values for its own heads.
 
 Letters: B batch, T query position, S key position, D model, N heads, H head size of queries and
 keys, R a latent vector's elements.

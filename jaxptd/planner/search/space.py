@@ -344,7 +344,7 @@ class Space:
         return any(choice.offload == "optimizer" for choice in self.choices[1:])
 
     def _copies(self, dp: int) -> int:
-        """The replicas that ZeRO leaves apart, as far as pins say."""
+        """`layout.replicas` by the pins; 1 if they leave it open. dp: with all replicas."""
         if "layout.replicas" in self.pins:
             return int(self.pins["layout.replicas"])
         pinned = self.pins.get("layout.dp", dp)
