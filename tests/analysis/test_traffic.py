@@ -144,6 +144,8 @@ EXPERTS = [
     (EP_SP, tiny.MOE | LOSSES | {"remat": "dots"}),
     (Layout(dp=2, ep=2, cp=2, zero=3), tiny.MOE | SHARED),
     (Layout(pp=2, ep=2, tp=2, zero=2), tiny.MOE | LOSSES | {"remat": "full"}),
+    # Each replica has every expert once: their gradients wait for the end of the step.
+    (Layout(replicas=2, ep=2, tp=2, zero=1), tiny.MOE | {"micro_batches": 4, "batch": 16}),
     slow(Layout(ep=2, ulysses=2), tiny.MOE | LOSSES),
     slow(Layout(dp=2, ep=2, tp=2), tiny.MOE | {"remat": "full"}),
     slow(Layout(dp=2, ep=2, tp=2, zero=1), tiny.MOE | {"optimizer": "adafactor"}),

@@ -45,6 +45,11 @@ def test_fields_of_a_pipeline_or_of_a_grid_are_refused_elsewhere(fields, axes, w
         (Layout(zero=1, tp=2), {"dp": 2}, "layout.zero=1 has no effect without layout.dp, layout."),
         (Layout(zero=2), {"ep": 2}, "layout.zero=2 has no effect without layout.dp, layout.ep, "),
         (Layout(zero=3), {"cp": 2}, "layout.zero=3 has no effect without layout.dp, layout.ep, "),
+        (
+            Layout(replicas=2, dp=2),
+            {"zero": 1},
+            "layout.replicas=2 has no effect without layout.",
+        ),
     ],
 )
 def test_other_fields_without_effect_are_named(layout, axes, sentence) -> None:

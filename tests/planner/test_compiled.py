@@ -18,7 +18,7 @@ from jaxptd.planner.planning import Compiling
 from jaxptd.planner.search.best import Candidate, Search
 from jaxptd.planner.search.space import Space
 from jaxptd.planner.steps.step import ConfigStep, Predictor
-from jaxptd.planner.steps.traffic import Figures, remade
+from jaxptd.planner.steps.traffic import Compiled, Figures, remade
 
 H100 = Cluster(find_accelerator("h100"))
 GPT = ModelConfig(
@@ -117,6 +117,11 @@ def test_collectives_are_hidden_as_compiled() -> None:
     assert exposed(0.0) == pytest.approx(whole)
     assert exposed(0.25) == pytest.approx(0.75 * whole)
     assert exposed(1.0) < 0.5 * whole
+
+
+def test_the_share_that_is_shown_is_of_devices_that_share_a_layer() -> None:
+    figures = Figures(0, 0.0, {"tp": 0.9, "cp+tp": 0.7, "replicas": 0.1, "replicas+dp": 0.2})
+    assert Compiled(figures, 0, None).hidden == 0.7  # type: ignore[arg-type]
 
 
 def test_each_link_is_hidden_by_the_same_kernels() -> None:

@@ -125,3 +125,11 @@ def test_groups_follow_the_order_of_axes() -> None:
     assert parallelism.group(("shard",)) == Group(4, 4)
     assert parallelism.group(("replica",)) == Group(2, 16)
     assert parallelism.group(("ends",)) == Group(2, 32)
+
+
+def test_replicas_are_outside_of_the_devices_that_share_a_state() -> None:
+    parallelism = Parallelism(64, 64, tp=2, pp=2, replicas=4, zero=3)
+    assert (parallelism.dp, parallelism.sample_shards, parallelism.shards) == (4, 16, 4)
+    assert parallelism.group(("dp",)) == parallelism.group(("shard",)) == Group(4, 2)
+    assert parallelism.group(("replicas",)) == parallelism.group(("replica",)) == Group(4, 8)
+    assert parallelism.group(("pp",)) == Group(2, 32)

@@ -12,10 +12,14 @@ import tiny
 from turns import by_turns, slow
 
 from jaxptd import comms
+from jaxptd.analysis import memory_report
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.jaxprs import equations
+from jaxptd.analysis.peak.model import peak
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.mesh import ZERO_AXES, Axis, Layout
+from jaxptd.planner.steps.step import ConfigStep
 from jaxptd.step import Program
 from jaxptd.zero.shards import ShardedInfo
 
@@ -24,14 +28,14 @@ THREE = {"num_layers": 3}
 
 # ---- traffic ------------------------------------------------------------------------------------
 
+REPLICAS = Layout(replicas=2, dp=2, tp=2)
 INSIDE = [
     (Layout(ep=3, cp=2), {"batch": 12, "documents": "apart"}),
     (Layout(dp=2, tp=4, sequence_parallel=True), {"remat": "full"}),
     (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
-]
-REPLICAS = Layout(replicas=2, dp=2, tp=2)
-MORE_INSIDE = [
     (REPLICAS, {"micro_batches": 1}),
+]
+MORE_INSIDE = [
     (REPLICAS, {"micro_batches": 3, "batch": 12}),
     (Layout(replicas=2, dp=2, ulysses=2), {"micro_batches": 1, "scan_layers": False}),
     (Layout(replicas=2, pp=2, dp=2), THREE),
@@ -276,6 +280,29 @@ def state(program: Program) -> list[Any]:
 # ---- memory of a step ---------------------------------------------------------------------------
 
 WIDE = {"num_layers": 12, "hidden_size": 64, "num_heads": 4, "micro_batches": 2}
+
+
+def held(layout: Layout, batch: int, **choice: Any) -> tuple[Any, ...]:
+    """What a device holds by the formulas: of the state, as published, and at the peak on GPUs."""
+    config = tiny.config(layout, dtype="bfloat16", batch=batch, **choice)
+    step = ConfigStep(config)
+    return (
+        step.state,
+        memory_report.published_state(config, step.infos),
+        peak(config, step.state, step.plan),
+        step.description(Cluster(find_accelerator("h200"))).own_parameters,
+    )
+
+
+@pytest.mark.parametrize("choice", [{}, tiny.MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize(("stage", "micro_batches"), [(1, 1), (1, 3), (2, 1), (3, 3)])
+def test_each_replica_holds_what_a_run_of_its_own_would(
+    stage: int, micro_batches: int, choice: dict
+) -> None:
+    alone = Layout(dp=2, ep=2 if choice else 1, zero=stage)
+    choice = choice | {"micro_batches": micro_batches}
+    both = dataclasses.replace(alone, replicas=2)
+    assert held(both, 24, **choice) == held(alone, 12, **choice)
 
 
 def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]:

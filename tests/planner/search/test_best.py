@@ -11,7 +11,7 @@ from jaxptd.config.moe import MoE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.planner.search.best import Search
-from jaxptd.planner.search.bounds import Bound, Bounds
+from jaxptd.planner.search.bounds import Bound, Bounds, sent_by, state_bytes
 from jaxptd.planner.search.space import LayerLayout, MeshShape, ScheduleChoice, Space
 from jaxptd.planner.steps.step import ConfigStep, predict
 
@@ -162,6 +162,20 @@ def test_replicas_pay_where_parameters_are_gathered_often_over_a_slower_network(
     assert (pinned.config.layout.replicas, pinned.config.layout.dp) == (4, 16)
     inner = next(iter(search(LLAMA, 64, 512, 80, B200, layout__replicas=4, layout__dp=8)))
     assert (inner.config.layout.replicas, inner.config.layout.dp) == (4, 8)
+
+
+def test_bounds_know_that_a_replica_gathers_within_a_node() -> None:
+    """A bound that gathered over all nodes would take longer than such a step does."""
+    found = search(LLAMA, 64, 512, 80, B200, **FOLDED, layout__zero=3, layout__replicas=8)
+    step = next(iter(found))
+    many, few = step.config.train.micro_batches > 1, step.config.layout.pp > 1
+    cost = found.layer_costs.whole(step.mesh_shape.layer_layout, many, few)
+    assert cost is not None
+    sent = [sent_by(3, cost, step.mesh_shape, B200, replicas).layerwise for replicas in (8, 1)]
+    assert sent[1] > 1.5 * sent[0] > 0
+    assert (
+        state_bytes(cost, step.mesh_shape, 3, 8)[0] == 8 * state_bytes(cost, step.mesh_shape, 3)[0]
+    )
 
 
 ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
