@@ -86,17 +86,6 @@ def test_offloading_helps_on_accelerators_only() -> None:
     assert needs(config, make_mesh(Layout())).state > 0
 
 
-@pytest.mark.parametrize(("dp", "helps"), [(1, False), (2, True)])
-def test_zero_is_named_only_where_a_replica_has_devices_to_share_a_state(
-    dp: int, helps: bool
-) -> None:
-    layout = Layout(replicas=2, dp=dp)
-    config, mesh = tiny.config(layout), make_mesh(layout)
-    before = memory_needs.Saving((), config, needs(config, mesh))
-    names = [name for each in memory_needs.savings(before, mesh) for name in each.names]
-    assert ("layout.zero=3" in names) == helps
-
-
 def test_two_trillion_parameters_are_refused_by_formulas_alone() -> None:
     model = ModelConfig(num_layers=128, hidden_size=36864, num_heads=288, vocab_size=257)
     config = Config(model, Layout(dp=4), train=TrainConfig(global_batch_size=32))

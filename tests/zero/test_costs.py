@@ -295,11 +295,12 @@ def held(layout: Layout, batch: int, **choice: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("choice", [{}, tiny.MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
 @pytest.mark.parametrize(("stage", "micro_batches"), [(1, 1), (1, 3), (2, 1), (3, 3)])
 def test_each_replica_holds_what_a_run_of_its_own_would(
-    stage: int, micro_batches: int, choice: dict
+    stage: int, micro_batches: int, offload: Any, choice: dict
 ) -> None:
-    alone = Layout(dp=2, ep=2 if choice else 1, zero=stage)
+    alone = Layout(dp=2, ep=2 if choice else 1, zero=stage, offload=offload)
     choice = choice | {"micro_batches": micro_batches}
     both = dataclasses.replace(alone, replicas=2)
     assert held(both, 24, **choice) == held(alone, 12, **choice)
