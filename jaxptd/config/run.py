@@ -71,8 +71,9 @@ class ProcessesConfig:
 
     def anywhere(self) -> "ProcessesConfig":
         """Clears the fields that say where a run ran, since it may be resumed elsewhere."""
-        here: dict[str, None] = dict.fromkeys(("coordinator", "count", "id", "domain", "place"))
-        return dataclasses.replace(self, **here)
+        return dataclasses.replace(
+            self, coordinator=None, count=None, id=None, domain=None, place=None
+        )
 
 
 def address_of(host: str, port: int) -> str:
