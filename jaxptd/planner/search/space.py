@@ -384,8 +384,8 @@ class Space:
         zeros = [*self.sharding(mesh_shape, near)]
         for schedule, chunks in self._schedules(mesh_shape):
             for less in self._cuts.fewer(mesh_shape.pp, schedule, chunks, fewer):
-                for zero, *replicas in zeros:
-                    yield ScheduleChoice(schedule, chunks, zero, less, *replicas)
+                for zero, replicas, state in zeros:
+                    yield ScheduleChoice(schedule, chunks, zero, less, replicas, state)
 
     def cut(self, mesh_shape: MeshShape, pipe: ScheduleChoice) -> StageSplit:
         """The layers of each part of the model.
