@@ -146,7 +146,7 @@ def test_every_engine_runs_blocks_of_other_options(layout: Layout, choice: dict)
 
 
 GEMMA = {"family": "gemma2", "num_kv_heads": 2, "window": 3, "window_layers": (True, False)}
-GEMMA |= {"attention_softcap": 0.5, "dropout": 0.1}
+GEMMA |= {"attention_softcap": 0.5, "softcap_layers": (False, True), "dropout": 0.1}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
 

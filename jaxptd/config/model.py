@@ -19,9 +19,7 @@ from jaxptd.config.block import (
     QKNorm,
     Rope,
     block_options,
-    by_layer,
     check_block,
-    period_of,
     section_of,
 )
 from jaxptd.config.checks import require_not_negative, require_positive, require_share
@@ -29,6 +27,7 @@ from jaxptd.config.images import Images
 from jaxptd.config.latent import Latent
 from jaxptd.config.moe import MoE, check_layers
 from jaxptd.config.mtp import MTP, check_mtp
+from jaxptd.config.patterns import by_layer, period_of
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
 
@@ -76,6 +75,8 @@ class ModelConfig:
         attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5,
             1 / 64 in granitemoe).
         attention_softcap: caps attention scores, as limit * tanh(scores / limit); null does not.
+        softcap_layers: which layers cap attention scores, as a period that repeats, or an entry for
+            each layer; null is all.
         embedding_scale: factor on x after the embedding; null is the family's (hidden_size ** 0.5
             in gemma2 and gemma3_text).
         residual_scale: factor on what attention and MLP add to the residual stream; null is the
@@ -140,6 +141,7 @@ class ModelConfig:
     token_types: int | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    softcap_layers: tuple[bool, ...] | None = None
     embedding_scale: float | None = None
     residual_scale: float | None = None
     logit_divisor: float | None = None
@@ -247,6 +249,11 @@ class ModelConfig:
         """For each layer, whether it has the window."""
         return by_layer(self.window_layers, self.num_layers)
 
+    @property
+    def capped(self) -> tuple[bool, ...]:
+        """For each layer, whether it caps scores if the model has a cap."""
+        return by_layer(self.softcap_layers, self.num_layers)
+
     def with_lengths(self, padded: Callable[[int], int]) -> "ModelConfig":
         """The model with longer sequences, whose added tokens at the end nothing else depends on.
 
@@ -307,6 +314,7 @@ def option(model: ModelConfig, name: str) -> Any:
         "encoder_decoder.seq_length": model.target_length,
         "encoder_decoder.output_scale": model.block.output_scale,
         "window_layers": period_of(model.windowed),
+        "softcap_layers": period_of(model.capped),
     }
     if name in rules:
         return rules[name]

@@ -26,7 +26,7 @@ LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary model
 _SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
 # Options that a family lacks unless it says so.
 _UNUSUAL: Mapping[str, Any] = MappingProxyType(
-    {"attention_sinks": False, "attention_softcap": None}
+    {"attention_sinks": False, "attention_softcap": None, "softcap_layers": None}
 )
 _CAPS = ("attention_softcap", "logit_softcap")  # null means none, whatever a missing key means
 # How to read options other than positive whole numbers.

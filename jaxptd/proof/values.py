@@ -106,6 +106,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.tie_embeddings": (True, False),
     "model.encoder_decoder.output_scale": (None, 0.5),
     "model.attention_softcap": (None, 0.5),
+    "model.softcap_layers": (None, (True, False), (False, True, True)),
     "model.logit_softcap": (None, 2.0),
     "model.z_loss": (0.0, 0.1),
     "model.moe.num_experts": (None, 4, 6, 3),

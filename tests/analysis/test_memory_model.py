@@ -36,6 +36,7 @@ QWEN = {"family": "qwen3", "num_kv_heads": 2}
 GPT_OSS = tiny.MOE | {"family": "gpt_oss", "window": 3, "window_layers": (True, False)}
 GEMMA = {"family": "gemma3_text", "num_kv_heads": 2, "window": 3, "window_layers": (True, False)}
 GEMMA |= {"rope.window_theta": 9.0, "logit_softcap": 2.0, "attention_softcap": 0.5}
+GEMMA |= {"softcap_layers": (False, True)}
 
 
 def every(layout: Layout, **choice: Any) -> list[Any]:

@@ -167,6 +167,14 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             {"window": 8, "window_layers": (False,)},
             r"model.window_layers=\[False\]: no layer has it; use model.window=null",
         ),
+        (
+            {"softcap_layers": (True, False)},
+            "model.softcap_layers has no effect without model.attention_softcap; set it, or",
+        ),
+        (
+            {"attention_softcap": 9.0, "softcap_layers": (False, False)},
+            r"model.softcap_layers=\[False, False\]: no layer has it; use model.attention_softcap=n",
+        ),
         ({"window": 8, "window_layers": (1, 0)}, r"model.window_layers=\(1, 0\): use a list, each"),
         ({"rope.layers": (True,)}, "model.rope.layers=.* has no effect with model.positions=lea"),
         (

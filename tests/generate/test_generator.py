@@ -48,6 +48,7 @@ QWEN = (
 BY_LAYER = (
     *QWEN,
     *("--model.window_layers=[false,true]", "--model.rope.window_theta=9"),
+    *("--model.attention_softcap=0.2", "--model.softcap_layers=[true,false]"),
     "--model.attention_sinks=true",
 )
 GEMMA = (
@@ -206,7 +207,7 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     ids=str,
 )
 def test_layers_of_two_kinds_write_the_same(model, layout):
-    """Layers pick window and angles by their number, even in a pipeline; heads may have sinks."""
+    """Layers pick window, cap and angles by number, even in a pipeline; heads may have sinks."""
     prompt = PROMPTS["some"]
     found = write(prompt, two_halves_more(prompt), *model, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *model)

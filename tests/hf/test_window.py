@@ -136,6 +136,11 @@ def test_what_is_written_is_read(kind: str, window: int | None, layers: tuple | 
         ),
         ("gpt", {"attention_softcap": 9.0}, "model.attention_softcap=9.0: Hugging Face's gpt2 has"),
         (
+            "gemma2",
+            {"attention_softcap": 9.0, "softcap_layers": (True, False)},
+            "model.softcap_layers=.True, False.: Hugging Face's gemma2 has None",
+        ),
+        (
             "llama",
             {"norm_order": "output"},
             "model.norm_order=output: Hugging Face's llama has pre",

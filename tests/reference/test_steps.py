@@ -203,9 +203,10 @@ OF_GPT_OSS = (
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
         *(slow(PATTERN, each) for each in (*LAYOUTS, *SHARED_SEQUENCES)),
+        (SINKS, LAYOUTS[-1]),
         *(
             slow(SINKS, each)
-            for each in (*LAYOUTS, *SHARED_SEQUENCES)
+            for each in (*LAYOUTS[:-1], *SHARED_SEQUENCES)
             if not each.unfused_attention
         ),
         *(slow(GEMMA2, each) for each in OF_GEMMA if not each.unfused_attention),

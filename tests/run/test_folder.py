@@ -123,6 +123,7 @@ NEEDED = {
             "--model.window=5",
             "--model.window_layers=[true,false] --model.window=5",
             "--model.attention_softcap=9.0",
+            "--model.softcap_layers=[true,false] --model.attention_softcap=9.0",
             "--model.attention_sinks=true",
         ),
         *(f"--model.encoder_decoder.{each} --model.family=t5" for each in TARGETS),

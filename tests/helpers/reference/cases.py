@@ -124,17 +124,26 @@ PATTERN = Case(
     },
     apart=True,
 )
+# Scores have a cap in the first two layers only, and a window in the second.
 SINKS = Case(
     "llama",
     {
+        "num_layers": 3,
         "num_kv_heads": 2,
         "norm_order": "output",
         "attention_sinks": True,
         "window": 5,
         "window_layers": (False, True),
-    }
-    | {"attention_softcap": 0.2},
-    {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4))), "score_cap": 0.2} | {"output": True},
+        "attention_softcap": 0.2,
+        "softcap_layers": (True, True, False),
+    },
+    {
+        "layers": 3,
+        "by_layer": ((None, Rope(1e4)), (5, Rope(1e4)), (None, Rope(1e4))),
+        "score_cap": 0.2,
+        "uncapped": (2,),
+        "output": True,
+    },
     apart=True,
 )
 # Gemma 2 has caps of scores and of logits, Gemma 3 norms of queries and keys and two rotations.
