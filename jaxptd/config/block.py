@@ -229,7 +229,7 @@ class BlockOptions:
         causal: whether a token attends to no token after it.
         token_types: kinds of tokens with an embedding of their own, as the two texts of a pair.
         num_kv_heads: heads of keys and values.
-        head_size: width of a head.
+        head_size: width of a head, in the first layer.
         rotated_size: elements of it that positions rotate, its last.
         attention_scale: factor of the scores of queries and keys.
         embedding_scale: factor of x after the embedding.
@@ -412,7 +412,8 @@ def block_options(model: Any) -> BlockOptions:
         if name not in SECTIONS
     }
     latent = model.latent
-    plain_size = model.head_size or model.hidden_size // model.num_heads
+    first_size = model.head_sizes[0] if model.head_sizes else model.head_size
+    plain_size = first_size or model.hidden_size // model.num_heads
     head_size = latent.head_size if latent else plain_size
     attention_scale = options.pop("attention_scale") or head_size**-0.5
     embedding_scale = options.pop("embedding_scale") or model.hidden_size**0.5
@@ -442,7 +443,7 @@ def block_options(model: Any) -> BlockOptions:
 def _looped(model: Any) -> bool:
     """True if every loop over layers has several iterations: XLA removes loops of one."""
     images = model.images
-    depths = [model.num_layers, model.decoder_layers]
+    depths = [model.num_layers // model.period, model.decoder_layers // model.period]
     if images:
         depths = [depth // 2 for depth in (*images.depths, *images.decoder_depths)]  # in pairs
     trips = [count for depth in depths for _, count in model.remats(depth)]
@@ -451,7 +452,7 @@ def _looped(model: Any) -> bool:
 
 def check_block(model: Any) -> None:
     """Raises UserError for options that do not fit each other, or that have no effect."""
-    if model.head_size is None and not model.latent:
+    if model.head_size is None and not model.head_sizes and not model.latent:
         require_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
     options: BlockOptions = model.block
     kv_heads = options.num_kv_heads
@@ -469,7 +470,7 @@ def check_block(model: Any) -> None:
             f"model.activation={options.activation} is of a gate and what it multiplies; use "
             "model.gated=true, or another activation"
         )
-    if options.rope and options.rotated_size % 2:
+    if options.rope and options.rotated_size % 2 and not model.head_sizes:
         raise UserError(
             f"model.positions=rope rotates pairs, but a head has {options.head_size} elements; use "
             "an even model.head_size"

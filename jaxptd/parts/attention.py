@@ -88,7 +88,7 @@ class AttentionShape(Part):
             "hidden": model.hidden_size,
             "heads": model.num_heads,
             "kv_heads": options.num_kv_heads,
-            "head_size": options.head_size,
+            "head_size": model.head_size_of(layers.start or 0),
             "unit": options.head_unit,
             "tokens": model.seq_length,
             "reaches": tuple(reaches if len(set(reaches)) > 1 else reaches[:1]),
@@ -101,6 +101,9 @@ class AttentionShape(Part):
             "sinks": options.attention_sinks,
         }
         return cls(**fields | others)
+
+    def make_layer(self, config: ModelConfig, **others: Any) -> Any:
+        return super().make_layer(config.with_heads_of(self.head_size), **others)
 
     # ---- sizes ---------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.num_heads": (4, 3, 6, 8),
     "model.num_kv_heads": (None, 1, 2, 3),
     "model.head_size": (None, 2, 6),
+    "model.head_sizes": (None, (2, 6), (6, 2, 2)),
     "model.ffn_hidden_size": (None, 24, 23),
     "model.norm": (None, "layernorm", "rmsnorm"),
     "model.norm_eps": (None, 1e-3),

@@ -253,7 +253,8 @@ def may_change(section: str, field: str) -> bool:
     saved = copy.deepcopy(config)
     fields = getattr(saved, section)
     of_layers = field in ("window_layers", "softcap_layers")
-    null = (False, True) if of_layers else 3  # the value that null stands for
+    # the value that null stands for
+    null = (2, 6) if field == "head_sizes" else (False, True) if of_layers else 3
     other = null if getattr(fields, field) is None else "something else"
     object.__setattr__(fields, field, other)
     return difference(config, saved) is None

@@ -113,7 +113,7 @@ NEEDED = {
     [
         "--model.num_layers=3",
         *("--model.hidden_size=32", "--model.num_heads=2"),
-        *("--model.num_kv_heads=2", "--model.head_size=6"),
+        *("--model.num_kv_heads=2", "--model.head_size=6", "--model.head_sizes=[4,6]"),
         *("--model.max_positions=300", "--model.logit_softcap=30.0", "--model.z_loss=1e-4"),
         *(
             "--model.attention_scale=0.1",

@@ -60,7 +60,7 @@ def choose_kernel(
     reason = obstacle(
         device.platform,
         model.dtype,
-        head_size=model.block.head_size,
+        head_sizes=model.every_head_size,
         dropout=model.dropout,
         documents=documents,
         bias=model.block.relative is not None,

@@ -146,6 +146,29 @@ SINKS = Case(
     },
     apart=True,
 )
+# Heads of two widths: all layers of one have the window, and its rotation, and none of the other.
+HEADS = Case(
+    "qwen3",
+    {
+        "num_layers": 4,
+        "num_kv_heads": 2,
+        "head_sizes": (6, 4),
+        "window": 3,
+        "window_layers": (True, False),
+        "rope.theta": 20.0,
+        "rope.window_theta": 7.0,
+        "attention_softcap": 0.2,
+        "softcap_layers": (False, True),
+    },
+    {
+        "layers": 4,
+        "head_sizes": (6, 4),
+        "by_layer": ((3, Rope(7.0)), (None, Rope(20.0))) * 2,
+        "score_cap": 0.2,
+        "uncapped": (0, 2),
+    },
+    apart=True,
+)
 # Gemma 2 has caps of scores and of logits, Gemma 3 norms of queries and keys and two rotations.
 _ROOT = SIZES["hidden_size"] ** 0.5
 GEMMA2 = Case(

@@ -98,6 +98,7 @@ class Options:
         cap: limit of the logits.
         score_cap: limit of scaled scores.
         uncapped: the layers without this limit.
+        head_sizes: head_size of each layer of a period, if they differ.
         z_loss: weight of the squared logsumexp of the logits.
         start: id that T5's decoder reads first.
         dropout: dropout rate.
@@ -129,6 +130,7 @@ class Options:
     cap: float | None = None
     score_cap: float | None = None
     uncapped: tuple[int, ...] = ()
+    head_sizes: tuple[int, ...] = ()
     z_loss: float = 0.0
     start: int = 0
     dropout: float = 0.0
@@ -139,6 +141,8 @@ class Options:
     def of_layer(self, number: int) -> "Options":
         """The options of one layer."""
         own = dataclasses.replace(self, score_cap=None) if number in self.uncapped else self
+        if sizes := self.head_sizes:
+            own = dataclasses.replace(own, head_size=sizes[number % len(sizes)])
         if not self.by_layer:
             return own
         window, rope = self.by_layer[number]
