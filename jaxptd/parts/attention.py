@@ -102,9 +102,6 @@ class AttentionShape(Part):
         }
         return cls(**fields | others)
 
-    def make_layer(self, config: ModelConfig, **others: Any) -> Any:
-        return super().make_layer(config.with_heads_of(self.head_size), **others)
-
     # ---- sizes ---------------------------------------------------------------------------------
 
     @property

@@ -103,7 +103,8 @@ class SelfAttention(Heads):
         seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
         sink_N = None if self.sinks is None else self.sinks[...]
         places = token_info.position_BCT
-        capped = self._capped(token_info)
+        every = self.capped
+        capped = None if every is None else of_layer(np.array(every), token_info)
         inputs = AttentionInputs(
             segment, segment, seed, bias_NR, windowed, capped, sink_N, expansion, places
         )
@@ -124,10 +125,6 @@ class SelfAttention(Heads):
         turns, length = (of_layer(each, token_info) for each in rotations(self.config))
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
 
-    def _capped(self, token_info: TokenInfo) -> Array | None:
-        """Whether this layer caps its scores; None if all layers are alike."""
-        return None if self.capped is None else of_layer(np.array(self.capped), token_info)
-
     def _attend_cache(
         self,
         q_BTNH: Array,
@@ -142,7 +139,9 @@ class SelfAttention(Heads):
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
         coordinates = ScoreCoordinates(token_info.position_T, key_S)
         coordinates = coordinates._replace(bias_NR=bias_NR, key_segment_BS=every, windowed=windowed)
-        coordinates = coordinates._replace(capped=self._capped(token_info))
+        if self.capped is not None:
+            capped = of_layer(np.array(self.capped), token_info)
+            coordinates = coordinates._replace(capped=capped)
         return self.attend_whole(
             q_BTNH, cache.k, cache.v, coordinates=coordinates, scores=self.scores
         )
