@@ -268,12 +268,14 @@ class ModelConfig:
         """The layers of a pipeline's parts (`layout.stage_layers`) as numbers of periods.
 
         Raises:
-            UserError: a part has some layers of a period.
+            UserError: a part has some layers of a period, or they are not all layers.
         """
-        if any(count % self.period for count in layers):
+        uneven = any(count % self.period for count in layers)
+        if self.period > 1 and (uneven or sum(layers) != self.num_layers):
             raise UserError(
                 f"layout.stage_layers={list(layers)} with model.head_sizes: a part of the model "
-                f"has whole periods of {self.period} layers; use multiples of {self.period}"
+                f"has whole periods of {self.period} layers; use multiples of {self.period} that add "
+                f"up to model.num_layers={self.num_layers}"
             )
         return tuple(count // self.period for count in layers)
 

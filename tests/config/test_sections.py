@@ -87,9 +87,15 @@ def test_a_layer_of_a_period_reads_what_all_such_layers_have():
 def test_parts_of_a_pipeline_have_whole_periods():
     model = ModelConfig(num_layers=6, head_sizes=(8, 16))
     assert model.in_periods((4, 2)) == (2, 1)
-    words = r"layout.stage_layers=\[3, 3\] with model.head_sizes: .* use multiples of 2"
-    with pytest.raises(UserError, match=words):
-        model.in_periods((3, 3))
+    words = r"layout.stage_layers=\[., .\] with model.head_sizes: .* use multiples of 2 that add up"
+    for sizes in ((3, 3), (4, 4)):
+        with pytest.raises(UserError, match=words):
+            model.in_periods(sizes)
+
+
+def test_layers_that_recompute_are_counted_in_periods():
+    model = ModelConfig(num_layers=6, head_sizes=(8, 16), remat="full", remat_layers=4)
+    assert model.remats(3) == (("full", 2), ("none", 1))
 
 
 @pytest.mark.parametrize("pattern", [None, (False, True)], ids=str)
