@@ -274,8 +274,8 @@ class ModelConfig:
         if self.period > 1 and (uneven or sum(layers) != self.num_layers):
             raise UserError(
                 f"layout.stage_layers={list(layers)} with model.head_sizes: a part of the model "
-                f"has whole periods of {self.period} layers; use multiples of {self.period} that add "
-                f"up to model.num_layers={self.num_layers}"
+                f"has whole periods of {self.period} layers; use multiples of {self.period} that "
+                f"add up to model.num_layers={self.num_layers}"
             )
         return tuple(count // self.period for count in layers)
 
