@@ -220,7 +220,9 @@ def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
     config, layers = program.config, memory_model.stacks(program.config, plan)
     published = [_published_layer(config, each.remat) for each in layers]
     sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(layers, published, strict=True)]
-    how = " + ".join(f"{s.layers} layers x {s.micro_batches} micro-batches" for s in layers)
+    how = " + ".join(
+        f"{s.layers * s.stack.period} layers x {s.micro_batches} micro-batches" for s in layers
+    )
     yield {
         "part": f"all layers: {how}",
         "published": None if None in published else sum(sums),
