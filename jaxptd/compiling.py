@@ -105,6 +105,7 @@ def _has_depths(config: Config) -> bool:
         and config.layout.pp == 1
         and model.remat_layers is None
         and model.decoder_layers == model.num_layers
+        and model.period == 1
         and model.num_layers > DEPTHS[1]
     )
 

@@ -146,7 +146,9 @@ def test_every_engine_runs_blocks_of_other_options(layout: Layout, choice: dict)
 
 
 GEMMA = {"family": "gemma2", "num_kv_heads": 2, "window": 3, "window_layers": (True, False)}
-GEMMA |= {"attention_softcap": 0.5, "dropout": 0.1}
+GEMMA |= {"attention_softcap": 0.5, "softcap_layers": (False, True), "dropout": 0.1}
+WIDTHS = {"family": "qwen3", "num_kv_heads": 2, "num_layers": 4, "head_sizes": (2, 6), "window": 3}
+WIDTHS |= {"window_layers": (True, False), "dropout": 0.1}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
 
@@ -161,6 +163,24 @@ HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
         slow(Layout(cp=2, tp=2, zero=3), {"tie_embeddings": False}),
         (Layout(tp=2, sequence_parallel=True), GEMMA),
         slow(Layout(tp=2, offload="activations"), GEMMA | {"remat": "dots"}),
+        (Layout(pp=2, tp=2, schedule="zb-h1"), WIDTHS | {"micro_batches": 4, "remat": "dots"}),
+        *(
+            slow(each, WIDTHS)
+            for each in (
+                Layout(dp=2, cp=2, zero=3),
+                Layout(cp=2, ulysses=2, tp=2),
+                Layout(cp=4, ring="rsa"),
+                Layout(row=2, col=2, attention2d="blocks"),
+                Layout(replicas=2, dp=2, tp=2, zero=2, sequence_parallel=True),
+                Layout(dp=2, offload=("optimizer", "parameters")),
+            )
+        ),
+        slow(
+            Layout(pp=2, stage_layers=(6, 3)), WIDTHS | {"num_layers": 9, "head_sizes": (2, 2, 6)}
+        ),
+        slow(Layout(tp=2, offload="activations"), WIDTHS | {"remat": "dots"}),
+        slow(Layout(dp=2, tp=2), WIDTHS | {"mtp.layers": 2}),
+        slow(Layout(tp=2), {"family": "bert", "num_layers": 4, "head_sizes": (2, 6)}),
         slow(Layout(pp=2, row=2, col=2), FOUR | {"norm_order": "both", "remat": "full"}),
         slow(Layout(row=2, col=2, attention2d="blocks"), {"norm_order": "both"}),
         slow(dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True), GEMMA),

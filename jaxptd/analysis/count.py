@@ -148,7 +148,7 @@ def _deeper(config: Config) -> Config:
     model, longer = config.model, config.layout.stage_layers
     if longer and len(architecture_of(model).stacks) > 1:
         longer = (longer[0] + 1, *longer[1:])
-    longer = longer and (*longer[:-1], longer[-1] + 1)
+    longer = longer and (*longer[:-1], longer[-1] + model.period)
     return dataclasses.replace(
         config,
         model=family_of(model).deeper(model),

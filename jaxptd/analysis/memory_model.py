@@ -88,6 +88,10 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
         config: of the run.
         stack: of the layer.
     """
+    if stack.period > 1:
+        for each in stack.in_turn:
+            yield from kept_by_layer(config, each)
+        return
     sizes = sizes_of(config).with_tokens(stack.tokens, stack.hidden)
     x, statistics = sizes.stream, stack.norm.kept(sizes)
     for number, part in enumerate(stack.parts):

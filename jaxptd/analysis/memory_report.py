@@ -21,6 +21,7 @@ from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.models.families import architecture_of, family_of, has_times, sizes_of
+from jaxptd.parts.architecture import Stack
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
@@ -144,6 +145,11 @@ def _state(program: Program) -> Iterator[Row]:
         yield {"part": part, "published": published.get(name), "formula": size}
 
 
+def _one_of(stack: Stack) -> str:
+    """A layer of a stack, in words."""
+    return "a layer" if stack.period == 1 else f"a period of {stack.period} layers"
+
+
 def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
     """Each tensor saved by one layer of each kind for one micro-batch, and their total."""
     for stack in memory_model.stacks(config, plan):
@@ -152,7 +158,7 @@ def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
                 name = f"  {kept.name}" + (f", {times} times" if times > 1 else "")
                 yield {"part": name, "formula": times * kept.bytes}
         yield {
-            "part": f"a layer, remat {stack.remat}",
+            "part": f"{_one_of(stack.stack)}, remat {stack.remat}",
             "published": _published_layer(config, stack.remat),
             "formula": memory_model.layer(config, stack.stack, stack.remat),
         }
@@ -206,7 +212,8 @@ def published_layer(config: Config, remat: Remat) -> int | None:
 def _published_layer(config: Config, remat: Remat) -> int | None:
     """Published bytes of a layer; None for several stacks, images or experts: they are for GPT."""
     stacks = architecture_of(config.model).stacks
-    alike = len(stacks) == 1 and not stacks[0].of_images and not config.model.moe
+    plain = stacks[0].period == 1 and not stacks[0].of_images and not config.model.moe
+    alike = len(stacks) == 1 and plain
     return published_layer(config, remat) if alike else None
 
 
@@ -215,7 +222,9 @@ def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
     config, layers = program.config, memory_model.stacks(program.config, plan)
     published = [_published_layer(config, each.remat) for each in layers]
     sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(layers, published, strict=True)]
-    how = " + ".join(f"{s.layers} layers x {s.micro_batches} micro-batches" for s in layers)
+    how = " + ".join(
+        f"{s.layers * s.stack.period} layers x {s.micro_batches} micro-batches" for s in layers
+    )
     yield {
         "part": f"all layers: {how}",
         "published": None if None in published else sum(sums),

@@ -90,8 +90,9 @@ class AttentionInputs(NamedTuple):
     query_segment_BCT, key_segment_BCS: the document of each token on every device, as in
     `kernel.ScoreCoordinates`, or None. seed_BN2: dropout seeds, or None. bias_NR: of the scores by
     distance, as in `kernel.ScoreCoordinates`, or None. windowed: whether this layer has the window
-    of the scores; None: it has. sink_N: a logit of each head beside its scores, or None.
-    expansion: makes keys and values from the k and v that devices exchange.
+    of the scores; None: it has. capped: whether it has their cap; None: it has. sink_N: a logit of
+    each head beside its scores, or None. expansion: makes keys and values from the k and v that
+    devices exchange.
     position_BCT: the position of each token on every device, for queries and keys, or None where it
     follows from the device.
     """
@@ -101,6 +102,7 @@ class AttentionInputs(NamedTuple):
     seed_BN2: Array | None = None
     bias_NR: Array | None = None
     windowed: Array | None = None
+    capped: Array | None = None
     sink_N: Array | None = None
     expansion: Expansion = UNCHANGED
     position_BCT: Array | None = None
@@ -218,6 +220,7 @@ class Ring:
             inputs.seed_BN2,
             inputs.bias_NR,
             inputs.windowed,
+            inputs.capped,
         )
 
     def all_coordinates(self, inputs: AttentionInputs, lengths: Lengths) -> ScoreCoordinates:
@@ -407,7 +410,8 @@ def _coordinates(q: Array, k: Array, inputs: AttentionInputs) -> ScoreCoordinate
     """Sites of all queries and keys."""
     query_T, key_S = (jnp.arange(x.shape[1], dtype=jnp.int32) for x in (q, k))
     query_BT, key_BS = (None if x is None else x[:, 0] for x in inputs[:2])
-    return ScoreCoordinates(query_T, key_S, query_BT, key_BS, inputs.seed_BN2, inputs.bias_NR)
+    others = inputs.seed_BN2, inputs.bias_NR
+    return ScoreCoordinates(query_T, key_S, query_BT, key_BS, *others, capped=inputs.capped)
 
 
 _alone = recomputing(_forward, _backward)

@@ -43,7 +43,7 @@ class ScoreCoordinates(NamedTuple):
     two words for each sequence and head, or None for no dropout. bias_NR: added to the scaled
     scores of each head, number R // 2 + key - query of it, or None; with it positions in a block
     of queries, and in one of keys, follow one another without a gap. windowed: whether the layer
-    has the window of `Scores`; None: it has.
+    has the window of `Scores`; None: it has. capped: whether it has their cap; None: it has.
     """
 
     query_T: Array
@@ -53,6 +53,7 @@ class ScoreCoordinates(NamedTuple):
     seed_BN2: Array | None = None
     bias_NR: Array | None = None
     windowed: Array | None = None
+    capped: Array | None = None
 
     def each(
         self, queries: Callable[[Array, int], Array], keys: Callable[[Array, int], Array]

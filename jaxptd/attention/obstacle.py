@@ -1,11 +1,13 @@
 """Where cuDNN's fused attention cannot be used, by the facts of a step. Imports no jax."""
 
+from collections.abc import Collection
+
 
 def obstacle(
     platform: str,
     dtype: str,
     *,
-    head_size: int,
+    head_sizes: Collection[int],
     dropout: float,
     documents: bool,
     window_in_ring: bool = False,
@@ -18,7 +20,7 @@ def obstacle(
     Args:
         platform: of the devices, as JAX names it.
         dtype: name of the precision of q, k and v.
-        head_size: H.
+        head_sizes: H of all layers.
         dropout: rate of dropout of the probabilities.
         documents: whether attention is restricted to a token's own document, or sees no padding.
         window_in_ring: whether a window ends within a block of another device's keys.
@@ -33,8 +35,9 @@ def obstacle(
     if dtype != "bfloat16":
         return f"it needs model.dtype=bfloat16, not {dtype}"
     largest = 256 if capability >= 9 else 128
-    if head_size % 8 or head_size > largest:
-        return f"it needs a head size that is a multiple of 8, at most {largest}, not {head_size}"
+    for size in head_sizes:
+        if size % 8 or size > largest:
+            return f"it needs a head size that is a multiple of 8, at most {largest}, not {size}"
     if dropout > 0:
         return f"it has no dropout (model.dropout={dropout})"
     if bias:

@@ -285,9 +285,18 @@ def _scores(
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
     s_GTS = s_GTS * scores.scale
-    s_GTS = s_GTS if scores.cap is None else scores.cap * jnp.tanh(s_GTS / scores.cap)
+    if scores.cap is not None:
+        capped_GTS = scores.cap * jnp.tanh(s_GTS / scores.cap)
+        s_GTS = _if_capped(coordinates, capped_GTS, s_GTS)
     s_GTS = s_GTS if coordinates.bias_NR is None else add_bias(s_GTS, coordinates, groups)
     return jnp.where(seen, s_GTS, -jnp.inf)
+
+
+def _if_capped(coordinates: ScoreCoordinates, x_GTS: Array, otherwise: Array | float) -> Array:
+    """`x_GTS` in layers with a cap. A cap hides nothing, so that no choice of kernels is needed."""
+    if coordinates.capped is None:
+        return x_GTS
+    return jnp.where(coordinates.capped, x_GTS, otherwise)
 
 
 def _block_fwd(
@@ -349,7 +358,7 @@ def _block_bwd(
     ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])
     bias = None if coordinates.bias_NR is None else bias_gradient(ds_GTS, coordinates)
     if scores.cap is not None:  # a score without a bias, which models with a cap do not have
-        ds_GTS *= 1 - jnp.square(finite(s_GTS) / scores.cap)
+        ds_GTS *= _if_capped(coordinates, 1 - jnp.square(finite(s_GTS) / scores.cap), 1.0)
     ds_GTS = (ds_GTS * scores.scale).astype(dtype)
     dq_GTH = product("GTS,GSH->GTH", ds_GTS, k_GSH)
     dk_GSH = product("GTS,GTH->GSH", ds_GTS, q_GTH)

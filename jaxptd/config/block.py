@@ -15,6 +15,7 @@ from jaxptd.config.images import SWIN, SWIN_UNET, check_images
 from jaxptd.config.latent import Latent, check_latent
 from jaxptd.config.moe import DEEPSEEK_V2, DEEPSEEK_V3, MoE
 from jaxptd.config.mtp import MTP
+from jaxptd.config.patterns import by_layer, check_patterns
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
@@ -64,28 +65,6 @@ class Rope(Section):
     def turns(self) -> tuple[float, ...]:
         """The range, or that of the scaling."""
         return self.range or ((0, 0) if self.scaling is None else _RANGES.get(self.scaling, (0, 0)))
-
-
-def by_layer(pattern: tuple[bool, ...] | None, layers: int) -> tuple[bool, ...]:
-    """The entry of each layer of a pattern that repeats; without one, true for all.
-
-    >>> by_layer((True, True, False), 4)
-    (True, True, False, True)
-    """
-    period = pattern or (True,)
-    return tuple(period[layer % len(period)] for layer in range(layers))
-
-
-def period_of(each: tuple[bool, ...]) -> tuple[bool, ...] | None:
-    """The shortest pattern that gives these entries of layers; None if all are true.
-
-    >>> period_of((True, False, True, False, True))
-    (True, False)
-    """
-    if all(each):
-        return None
-    sizes = range(1, len(each) + 1)
-    return next(each[:size] for size in sizes if by_layer(each[:size], len(each)) == each)
 
 
 def rotations(model: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -250,7 +229,7 @@ class BlockOptions:
         causal: whether a token attends to no token after it.
         token_types: kinds of tokens with an embedding of their own, as the two texts of a pair.
         num_kv_heads: heads of keys and values.
-        head_size: width of a head.
+        head_size: width of a head, in the first layer.
         rotated_size: elements of it that positions rotate, its last.
         attention_scale: factor of the scores of queries and keys.
         embedding_scale: factor of x after the embedding.
@@ -433,7 +412,8 @@ def block_options(model: Any) -> BlockOptions:
         if name not in SECTIONS
     }
     latent = model.latent
-    plain_size = model.head_size or model.hidden_size // model.num_heads
+    first_size = model.head_sizes[0] if model.head_sizes else model.head_size
+    plain_size = first_size or model.hidden_size // model.num_heads
     head_size = latent.head_size if latent else plain_size
     attention_scale = options.pop("attention_scale") or head_size**-0.5
     embedding_scale = options.pop("embedding_scale") or model.hidden_size**0.5
@@ -463,7 +443,7 @@ def block_options(model: Any) -> BlockOptions:
 def _looped(model: Any) -> bool:
     """True if every loop over layers has several iterations: XLA removes loops of one."""
     images = model.images
-    depths = [model.num_layers, model.decoder_layers]
+    depths = [model.num_layers // model.period, model.decoder_layers // model.period]
     if images:
         depths = [depth // 2 for depth in (*images.depths, *images.decoder_depths)]  # in pairs
     trips = [count for depth in depths for _, count in model.remats(depth)]
@@ -472,7 +452,7 @@ def _looped(model: Any) -> bool:
 
 def check_block(model: Any) -> None:
     """Raises UserError for options that do not fit each other, or that have no effect."""
-    if model.head_size is None and not model.latent:
+    if model.head_size is None and not model.head_sizes and not model.latent:
         require_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
     options: BlockOptions = model.block
     kv_heads = options.num_kv_heads
@@ -490,7 +470,7 @@ def check_block(model: Any) -> None:
             f"model.activation={options.activation} is of a gate and what it multiplies; use "
             "model.gated=true, or another activation"
         )
-    if options.rope and options.rotated_size % 2:
+    if options.rope and options.rotated_size % 2 and not model.head_sizes:
         raise UserError(
             f"model.positions=rope rotates pairs, but a head has {options.head_size} elements; use "
             "an even model.head_size"
@@ -500,7 +480,7 @@ def check_block(model: Any) -> None:
             f"model.window={options.window} covers a token and those before it, but with "
             "model.causal=false a token also attends to those after it; leave one of them out"
         )
-    _check_patterns(model)
+    check_patterns(model)
     _check_scores(model)
     if model.rope:
         _check_scaling(model.rope)
@@ -531,41 +511,6 @@ def _check_scores(model: Any) -> None:
                 f"model.{name}={quoted(value)} with model.family={model.family}: it is for models "
                 "of one text; leave it out"
             )
-
-
-def _check_patterns(model: Any) -> None:
-    """Raises UserError for a pattern of layers that does not fit, or has no effect."""
-    patterns = {"model.window_layers": model.window_layers}
-    patterns |= {"model.rope.layers": model.rope.layers} if model.rope else {}
-    for name, pattern in patterns.items():
-        if pattern is None:
-            continue
-        words = f"{name}={quoted(list(pattern))}"
-        if not pattern:
-            raise UserError(f"{words} has no entry; leave it out, or give a period")
-        if len(pattern) > model.num_layers:
-            raise UserError(
-                f"{words} has {len(pattern)} entries, but model.num_layers={model.num_layers}; "
-                "use a period, which repeats, or one entry for each layer"
-            )
-        if not any(by_layer(pattern, model.num_layers)):
-            without = "positions=none" if name.endswith("rope.layers") else "window=null"
-            raise UserError(f"{words}: no layer has it; use model.{without}")
-    if model.window is None and model.window_layers:
-        raise UserError(
-            "model.window_layers has no effect without model.window; set it, or leave "
-            "model.window_layers out"
-        )
-    if model.encoder_decoder and model.rope and model.rope.layers:
-        raise UserError(
-            "model.rope.layers is of decoders; an encoder-decoder rotates in all layers: leave it "
-            "out"
-        )
-    if model.rope and model.rope.window_theta is not None and model.window is None:
-        raise UserError(
-            "model.rope.window_theta has no effect without model.window; set it, or leave "
-            "model.rope.window_theta out"
-        )
 
 
 def _check_scaling(rope: Rope) -> None:

@@ -1,7 +1,7 @@
 """The section `model` of a config."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -19,9 +19,7 @@ from jaxptd.config.block import (
     QKNorm,
     Rope,
     block_options,
-    by_layer,
     check_block,
-    period_of,
     section_of,
 )
 from jaxptd.config.checks import require_not_negative, require_positive, require_share
@@ -29,6 +27,7 @@ from jaxptd.config.images import Images
 from jaxptd.config.latent import Latent
 from jaxptd.config.moe import MoE, check_layers
 from jaxptd.config.mtp import MTP, check_mtp
+from jaxptd.config.patterns import by_layer, period_of, repeated, shortest
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
 
@@ -51,6 +50,8 @@ class ModelConfig:
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
         num_kv_heads: heads of keys and values, a divisor of num_heads; null is num_heads.
         head_size: width of a head; null is hidden_size / num_heads.
+        head_sizes: width of a head in each layer, as a period that repeats, or an entry for each
+            layer; null is head_size in all.
         ffn_hidden_size: width inside the MLP; null is 4 * hidden_size.
         mlp: kind of MLP: dense, or one that you registered with register_mlp.
         norm: layernorm or rmsnorm; null is the family's.
@@ -76,6 +77,8 @@ class ModelConfig:
         attention_scale: factor on attention scores; null is head_size ** -0.5 (1 in the family t5,
             1 / 64 in granitemoe).
         attention_softcap: caps attention scores, as limit * tanh(scores / limit); null does not.
+        softcap_layers: which layers cap attention scores, as a period that repeats, or an entry for
+            each layer; null is all.
         embedding_scale: factor on x after the embedding; null is the family's (hidden_size ** 0.5
             in gemma2 and gemma3_text).
         residual_scale: factor on what attention and MLP add to the residual stream; null is the
@@ -125,6 +128,7 @@ class ModelConfig:
     num_heads: int = 8
     num_kv_heads: int | None = None
     head_size: int | None = None
+    head_sizes: tuple[int, ...] | None = None
     ffn_hidden_size: int | None = None
     mlp: str = "dense"
     norm: NormKind | None = None
@@ -140,6 +144,7 @@ class ModelConfig:
     token_types: int | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    softcap_layers: tuple[bool, ...] | None = None
     embedding_scale: float | None = None
     residual_scale: float | None = None
     logit_divisor: float | None = None
@@ -247,6 +252,67 @@ class ModelConfig:
         """For each layer, whether it has the window."""
         return by_layer(self.window_layers, self.num_layers)
 
+    @property
+    def capped(self) -> tuple[bool, ...]:
+        """For each layer, whether it caps scores if the model has a cap."""
+        return by_layer(self.softcap_layers, self.num_layers)
+
+    @property
+    def period(self) -> int:
+        """Layers that one iteration of the loop over layers runs: a period of their shapes."""
+        if not self.head_sizes:
+            return 1
+        return len(shortest(repeated(self.head_sizes, self.num_layers), whole=True))
+
+    def in_periods(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """The layers of a pipeline's parts (`layout.stage_layers`) as numbers of periods.
+
+        Raises:
+            UserError: a part has some layers of a period, or they are not all layers.
+        """
+        uneven = any(count % self.period for count in layers)
+        if self.period > 1 and (uneven or sum(layers) != self.num_layers):
+            raise UserError(
+                f"layout.stage_layers={list(layers)} with model.head_sizes: a part of the model "
+                f"has whole periods of {self.period} layers; use multiples of {self.period} that "
+                f"add up to model.num_layers={self.num_layers}"
+            )
+        return tuple(count // self.period for count in layers)
+
+    def head_size_of(self, layer: int) -> int:
+        """The width of a head in one layer."""
+        sizes = self.head_sizes
+        return sizes[layer % len(sizes)] if sizes else self.block.head_size
+
+    @property
+    def every_head_size(self) -> tuple[int, ...]:
+        """The widths of heads that some layers have."""
+        return tuple(dict.fromkeys(self.head_sizes or (self.block.head_size,)))
+
+    def with_heads_of(self, head_size: int) -> "ModelConfig":
+        """The model as a layer with heads of this width reads it."""
+        if not self.head_sizes:
+            return self
+        return dataclasses.replace(self, head_size=head_size, head_sizes=None)
+
+    def of_layers(self, layers: slice) -> "ModelConfig":
+        """The model as these layers read it, which have heads of one width.
+
+        What all of them have, or none, holds for all layers, so that nothing is chosen by number.
+        """
+        windowed, capped = (set(each[layers]) for each in (self.windowed, self.capped))
+        changes: dict[str, Any] = {}
+        if self.window and len(windowed) == 1:
+            changes["window_layers"] = None
+            if windowed == {False}:
+                rope = self.rope and dataclasses.replace(self.rope, window_theta=None)
+                changes |= {"window": None, "rope": rope}
+        if self.attention_softcap and len(capped) == 1:
+            cap = self.attention_softcap if capped == {True} else None
+            changes |= {"attention_softcap": cap, "softcap_layers": None}
+        heads = self.with_heads_of(self.head_size_of(layers.start))
+        return dataclasses.replace(heads, **changes)
+
     def with_lengths(self, padded: Callable[[int], int]) -> "ModelConfig":
         """The model with longer sequences, whose added tokens at the end nothing else depends on.
 
@@ -277,13 +343,21 @@ class ModelConfig:
         return self.vocab_multiple * padded(-(-(self.vocab_size or 0) // self.vocab_multiple))
 
     @property
+    def recomputing(self) -> int | None:
+        """Iterations of the loop over layers that recompute, counted from the first; None: all."""
+        return None if self.remat_layers is None else self.remat_layers // self.period
+
+    @property
     def keeps_inputs(self) -> bool:
         """True if some layers save the inputs of their matmuls for backward."""
         return self.remat in ("none", "attention") or self.remat_layers is not None
 
     def remats(self, layers: int) -> tuple[tuple[Remat, int], ...]:
-        """Splits a stack of layers by what they recompute: (policy, number of layers), in order."""
-        first = layers if self.remat_layers is None else min(self.remat_layers, layers)
+        """Splits a stack of layers by what they recompute: (policy, number of layers), in order.
+
+        Where layers differ in shape, a period of them counts as one.
+        """
+        first = layers if self.recomputing is None else min(self.recomputing, layers)
         both: tuple[tuple[Remat, int], ...] = ((self.remat, first), ("none", layers - first))
         return tuple((remat, count) for remat, count in both if count)
 
@@ -307,6 +381,9 @@ def option(model: ModelConfig, name: str) -> Any:
         "encoder_decoder.seq_length": model.target_length,
         "encoder_decoder.output_scale": model.block.output_scale,
         "window_layers": period_of(model.windowed),
+        "softcap_layers": period_of(model.capped),
+        "head_size": None if model.head_sizes else model.block.head_size,
+        "head_sizes": model.head_sizes and shortest(repeated(model.head_sizes, model.num_layers)),
     }
     if name in rules:
         return rules[name]

@@ -26,7 +26,12 @@ LONGEST = 4096  # tokens in a sequence unless the config sets them: rotary model
 _SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
 # Options that a family lacks unless it says so.
 _UNUSUAL: Mapping[str, Any] = MappingProxyType(
-    {"attention_sinks": False, "attention_softcap": None}
+    {
+        "attention_sinks": False,
+        "attention_softcap": None,
+        "softcap_layers": None,
+        "head_sizes": None,
+    }
 )
 _CAPS = ("attention_softcap", "logit_softcap")  # null means none, whatever a missing key means
 # How to read options other than positive whole numbers.
@@ -42,7 +47,7 @@ _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     }
 )
 # Keys of any `config.json` that change the model, and the only value that is supported.
-_PLAIN: Mapping[str, Any] = MappingProxyType({"per_layer_config": None})
+_PLAIN: Mapping[str, Any] = MappingProxyType({"per_layer_config": None, "global_head_dim": None})
 
 
 # ---- config.json -> ours ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Letters: B batch, T position, D model, L layers.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel, block_along
 from jaxptd.params import normal, stacked
 from jaxptd.parts.architecture import Stack
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
 
 
@@ -195,6 +197,73 @@ def drop_residual(
     return dropout(x_BTD, local, axes.local_hidden(x_BTD.shape[-1]), rate)
 
 
+class Period(nnx.Module):
+    """Blocks of different shapes, one after another: a layer of a stack whose loop runs periods.
+
+    Args:
+        stack: of periods.
+        config: of the model.
+        tensor_parallel: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+        kind: the blocks' class.
+    """
+
+    recomputes_inside = True
+
+    def __init__(
+        self,
+        stack: Stack,
+        config: ModelConfig,
+        *,
+        tensor_parallel: TensorParallel,
+        rngs: nnx.Rngs,
+        kind: type[Block] = Block,
+    ) -> None:
+        self.names = tuple(name.removesuffix(".") for name in stack.names)
+        for place, (name, each) in enumerate(zip(self.names, stack.in_turn, strict=True)):
+            every = dataclasses.replace(each, layers=stack.layers * stack.period)
+            own = config.of_layers(slice(place, None, stack.period))
+            setattr(self, name, kind(every, own, tensor_parallel=tensor_parallel, rngs=rngs))
+
+    @property
+    def blocks(self) -> dict[str, Block]:
+        """The blocks by their names, in turn."""
+        return {name: getattr(self, name) for name in self.names}
+
+    def __call__(
+        self,
+        x: Array | Routed,
+        token_info: TokenInfo,
+        period: Array,
+        caches: dict[str, Cache] | None,
+        common: Any = None,
+        *,
+        wrap: Callable[[Any], Any] | None = None,
+    ) -> tuple[Any, dict[str, Cache | None] | None]:
+        """Maps the residual stream through the blocks.
+
+        Args:
+            x: the residual stream, with or without routers' losses.
+            token_info: describes its tokens.
+            period: the number of the period.
+            caches: each block's, in generation.
+            common: as of `Block`.
+            wrap: makes the pass of a block save what its policy says. Each block recomputes by
+                itself, so that backward never holds the values of a whole period.
+        """
+
+        def run(params: tuple[Any, Any], inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
+            result: tuple[Any, Any] = params[0](x, *inputs, params[1])
+            return result
+
+        new, each = {}, run if wrap is None else wrap(run)
+        for place, (name, block) in enumerate(self.blocks.items()):
+            layer = period * len(self.names) + place
+            inputs = LayerInputs(token_info, layer, caches and caches[name])
+            x, new[name] = each((block, common), inputs, x)
+        return x, None if caches is None else new
+
+
 def make_blocks(
     stack: Stack,
     config: ModelConfig,
@@ -203,10 +272,14 @@ def make_blocks(
     rngs: nnx.Rngs,
     kind: type[Block] = Block,
 ) -> Any:
-    """Makes one block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
+    """Makes one block, or period, with the parameters of L of them, stacked `[L, ...]`.
+
+    kind: the blocks' class.
+    """
     keys = jax.random.split(rngs(), stack.layers)
+    make: Any = partial(Period, kind=kind) if stack.period > 1 else kind
     blocks = stacked(
-        lambda key: kind(stack, config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
+        lambda key: make(stack, config, tensor_parallel=tensor_parallel, rngs=nnx.Rngs(key)), keys
     )
     blocks.remats = config.remats(stack.layers)
     return blocks

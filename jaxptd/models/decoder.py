@@ -231,9 +231,15 @@ def layers_ahead(model: ModelConfig, statistics: int) -> list[Stack]:
 
 def _stack(model: ModelConfig, name: str, layers: slice, *, statistics: int, sparse: bool) -> Stack:
     """Layers of one kind; sparse: whether they have experts."""
-    parts = attention_of(model, layers), MoEShape.of(model) if sparse else mlp_of(model)
     number = layers.stop - layers.start
-    return Stack(name, number, parts, statistics, model.block.norm_order, updates="x")
+    period = min(model.period, number)
+    parts = [
+        (attention_of(model, each), MoEShape.of(model) if sparse else mlp_of(model))
+        for first in range(layers.start, layers.start + period)
+        for each in [slice(first, layers.stop, period)]
+    ]
+    every, order = tuple(itertools.chain(*parts)), model.block.norm_order
+    return Stack(name, number // period, every, statistics, order, updates="x", period=period)
 
 
 def router_losses(model: ModelConfig) -> dict[str, Loss]:

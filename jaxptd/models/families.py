@@ -109,7 +109,7 @@ def _has_fused_attention(config: Config) -> bool:
     reason = obstacle(
         "gpu",
         model.dtype,
-        head_size=model.block.head_size,
+        head_sizes=model.every_head_size,
         dropout=model.dropout,
         documents=family_of(model).has_documents(config),
         bias=model.block.relative is not None,

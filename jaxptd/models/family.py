@@ -69,8 +69,8 @@ class Work(NamedTuple):
 
 
 def with_a_layer_more(model: ModelConfig) -> ModelConfig:
-    """The model with one more layer in each stack."""
-    fields = {"num_layers": model.num_layers + 1}
+    """The model with one more layer in each stack, or one more period of layers."""
+    fields: dict[str, Any] = {"num_layers": model.num_layers + model.period}
     if model.encoder_decoder:
         fields["encoder_decoder.num_layers"] = model.decoder_layers + 1
     return with_fields(model, fields)

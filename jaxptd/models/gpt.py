@@ -34,7 +34,8 @@ class GPT(TextModel):
         self.module_names = tuple(x.name for x in self.architecture(config).layers_behind)
         for number, layer in enumerate(self.architecture(config).layers_behind, 1):
             own: Any = {"number": number, "tensor_parallel": self.tensor_parallel, "rngs": rngs}
-            setattr(self, layer.name, MTPModule(layer, config, **own))
+            like_last = config.with_heads_of(config.head_size_of(config.num_layers - 1))
+            setattr(self, layer.name, MTPModule(layer, like_last, **own))
 
     @property
     def modules_ahead(self) -> list[MTPModule]:

@@ -19,7 +19,7 @@ from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.block import Block, Routed, Seen, drop_residual, make_blocks
+from jaxptd.layers.block import Block, Period, Routed, Seen, drop_residual, make_blocks
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.linear import INIT, PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.norm import Norm
@@ -52,7 +52,8 @@ class Model(Protocol):
 
         A stack has the parameters of L layers, `[L, ...]`, and `remats`, that of `ModelConfig`
         for L. A layer of it is called with (x, places, number of the layer in the model, its state,
-        `common`) and returns x and its state.
+        `common`) and returns x and its state. One with `recomputes_inside` is also given `wrap`,
+        for the parts that it runs in turn.
         """
 
     @property
@@ -175,7 +176,7 @@ class TextModel(nnx.Module):
         return make_table(self.config, tensor_parallel=self.tensor_parallel, rngs=rngs)
 
     @property
-    def stacks(self) -> Mapping[str, Block]:
+    def stacks(self) -> Mapping[str, Block | Period]:
         """The stacks; one if all layers are of the same kind."""
         return {name: getattr(self, name) for name in self.stack_names}
 
@@ -225,11 +226,15 @@ class TextModel(nnx.Module):
         """x after all blocks -> x for a head, normalised if the blocks do not do it."""
         return self.norm(x_BTD) if self.norms_last else x_BTD
 
-    def empty_state(self, batch: int) -> dict[str, Cache]:
+    def empty_state(self, batch: int) -> GenerationState:
         """Empty caches for up to seq_length tokens and this device's heads."""
         return {
-            name: empty_cache(stack.attention, self.config, batch)
-            for name, stack in self.stacks.items()
+            name: {
+                of: empty_cache(x.attention, self.config, batch) for of, x in each.blocks.items()
+            }
+            if isinstance(each, Period)
+            else empty_cache(each.attention, self.config, batch)
+            for name, each in self.stacks.items()
         }
 
 

@@ -56,11 +56,12 @@ def _plan(config: Config, make: Callable[..., Schedule]) -> Plan:
         raise UserError(in_terms_of_config(str(error))) from error
     parts = architecture_of(model).stacks
     layers = {stack.name: stack.layers for stack in parts}
-    stacks = stack_sizes(layers, schedule, layout.stage_layers)
+    given = layout.stage_layers and model.in_periods(layout.stage_layers)
+    stacks = stack_sizes(layers, schedule, given, period=model.period)
     # From a part's input routers would choose again; with policies of layers their choice is saved.
     routes = any(part.routes for stack in parts for part in stack.parts)
     recompute = model.remat == "full" and model.remat_layers is None and not routes
-    return Plan(schedule, stacks, recompute=recompute, first=model.remat_layers)
+    return Plan(schedule, stacks, recompute=recompute, first=model.recomputing)
 
 
 def in_terms_of_config(sentence: str) -> str:

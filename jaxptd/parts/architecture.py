@@ -22,15 +22,18 @@ from jaxptd.shapes import ParamShape
 class Stack:
     """Identical layers: for each pair of matmuls its norms and a residual addition after it.
 
+    Where the model's layers differ in shape, a layer of the stack is a period of them.
+
     Args:
         name: the stack's name.
         layers: L.
-        parts: a layer's parts in order.
+        parts: a layer's parts in order; of a period, those of its layers in turn.
         statistics: each norm's, as in `Norm`.
         norm_order: what the norms apply to, as in `BlockOptions`.
         parallel: whether all parts read one norm of the layer's input, and none another's output.
         updates: the array of x that it updates, by a name that other stacks may share; None: one of
             its own.
+        period: how many layers of the model one of the stack is.
     """
 
     name: str
@@ -40,6 +43,24 @@ class Stack:
     norm_order: NormOrder = "pre"
     parallel: bool = False
     updates: str | None = None
+    period: int = 1
+
+    @cached_property
+    def in_turn(self) -> tuple["Stack", ...]:
+        """The layers of a period, each as a stack of such layers; the stack itself without one."""
+        if self.period == 1:
+            return (self,)
+        each = len(self.parts) // self.period
+        starts = range(0, len(self.parts), each)
+        return tuple(
+            dataclasses.replace(self, parts=self.parts[start : start + each], period=1)
+            for start in starts
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The prefixes of the names of a period's layers; an empty one without a period."""
+        return tuple(f"layer_{i}." for i in range(self.period)) if self.period > 1 else ("",)
 
     @property
     def norm(self) -> Norm:
@@ -129,6 +150,10 @@ class Stack:
 
     def of_a_layer(self, sharding: Sharding) -> Named:
         """The parameters of a layer."""
+        if self.period > 1:
+            for name, layer in zip(self.names, self.in_turn, strict=True):
+                yield from inside(name.removesuffix("."), layer.of_a_layer(sharding))
+            return
         for number, part in enumerate(self.parts):
             if self.has_norm(number):
                 name = "norm" if self.parallel else f"{part.name}_norm"
@@ -152,6 +177,10 @@ class Stack:
 
     def collectives(self, step: Scenario) -> Iterator[Collective]:
         """Collectives over tp, or on a grid; step: with any sequence lengths."""
+        if self.period > 1:
+            for layer in self.in_turn:
+                yield from layer.collectives(step)
+            return
         step, has_grid = step.with_tokens(self.tokens, self.hidden), step.config.layout.has_grid
         for again, layers in self._recomputed(step):
             times = step.micro_batches * layers

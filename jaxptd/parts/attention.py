@@ -88,7 +88,7 @@ class AttentionShape(Part):
             "hidden": model.hidden_size,
             "heads": model.num_heads,
             "kv_heads": options.num_kv_heads,
-            "head_size": options.head_size,
+            "head_size": model.head_size_of(layers.start or 0),
             "unit": options.head_unit,
             "tokens": model.seq_length,
             "reaches": tuple(reaches if len(set(reaches)) > 1 else reaches[:1]),

@@ -54,7 +54,11 @@ class Stages(Protocol):
 
 
 def stack_sizes(
-    layers: Mapping[str, int], schedule: Schedule, stage_layers: Sequence[int] | None = None
+    layers: Mapping[str, int],
+    schedule: Schedule,
+    stage_layers: Sequence[int] | None = None,
+    *,
+    period: int = 1,
 ) -> Stacks:
     """The number of layers of each stack in each part of the model.
 
@@ -67,6 +71,7 @@ def stack_sizes(
         layers: the number of layers of each stack, in the order in which x passes them.
         schedule: the schedule that runs the parts.
         stage_layers: as in `part_sizes`, for the layers of all stacks.
+        period: layers of the model in one of a stack, for errors.
 
     Raises:
         UserError: a part would be empty, or `stage_layers` does not add up to all layers.
@@ -75,19 +80,23 @@ def stack_sizes(
     needed = (schedule.stages * number for number in chunks)
     whole = schedule.chunks >= len(layers) and all(map(operator.ge, layers.values(), needed))
     if stage_layers is not None or (len(layers) > 1 and not whole):
-        sizes = part_sizes(sum(layers.values()), schedule.parts, stage_layers, words=_words(layers))
+        sizes = part_sizes(
+            sum(layers.values()), schedule.parts, stage_layers, words=_words(layers, period)
+        )
         return _cut(sizes, layers)
     ends = [schedule.stages * end for end in itertools.accumulate(chunks)]
     by_stack: dict[str, tuple[int, ...]] = {}
     for (name, count), begin, end in zip(layers.items(), [0, *ends], ends, strict=False):
-        parts = part_sizes(count, end - begin, words=_words({name: count}))
+        parts = part_sizes(count, end - begin, words=_words({name: count}, period))
         by_stack[name] = (*[0] * begin, *parts, *[0] * (schedule.parts - end))
     return by_stack
 
 
-def _words(layers: Mapping[str, int]) -> str:
+def _words(layers: Mapping[str, int], period: int) -> str:
     """The number of layers in the words of `part_sizes`' errors."""
     total = sum(layers.values())
+    if period > 1:
+        return f"model.num_layers={total * period}, {total} periods of {period} layers,"
     if len(layers) == 1:
         return f"model.num_layers={total}"
     each = ", ".join(f"{count} of {name}" for name, count in layers.items())

@@ -178,23 +178,32 @@ class PipelineSchedule:
 
     def _trained_layers(self) -> list[Callable]:
         """The layers of each of `Plan.kinds`, which save what the model's policy says: -> x."""
-        runs = []
+        runs: list[Callable] = []
         for stack, layer in zip(self.plan.stacks, self._layers(), strict=True):
             run = partial(_without_cache, layer)
             remats = [] if self.plan.recompute else self.model.remats(self.plan.depth(stack))
             scanned = self.model.scan_layers
-            runs += [
-                run if remat == "none" else with_remat(run, remat, scanned=scanned)
-                for remat, _ in remats
-            ] or [run]
+            for remat, _ in remats or [("none", 0)]:
+                wrap = partial(with_remat, remat=remat, scanned=scanned)
+                if remat == "none":
+                    runs.append(run)
+                elif self.model.period > 1:  # its layers recompute by themselves
+                    runs.append(partial(_without_cache, partial(layer, wrap=wrap)))
+                else:
+                    runs.append(wrap(run))
         return runs
 
     def _layer(
-        self, stack: str, params: tuple[Params, Params], inputs: LayerInputs, x: X
+        self,
+        stack: str,
+        params: tuple[Params, Params],
+        inputs: LayerInputs,
+        x: X,
+        **others: Any,
     ) -> tuple[X, Any]:
         layer_params, common = params
         model = self.blueprint.build(layer_params | common)
-        result: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
+        result: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common, **others)
         return result
 
     def _terms(

@@ -67,7 +67,7 @@ def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray
 
 # Fields that only models of tokens use, with their default values.
 _OF_TOKENS = (
-    *("num_layers", "num_kv_heads", "head_size", "norm_order", "linear_bias"),
+    *("num_layers", "num_kv_heads", "head_size", "head_sizes", "norm_order", "linear_bias"),
     *("positions", "qk_norm", "causal", "token_types", "window", "seq_length"),
     *("max_positions", "vocab_size", "vocab_multiple"),
     *("products", "tie_embeddings", "logit_softcap", "z_loss", "attention"),

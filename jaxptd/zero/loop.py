@@ -97,15 +97,17 @@ def run_blocks(
     stacks = _split((blocks, layer_L, cache), counts)
     caches = []
 
-    def plain(params: tuple[Any, Any], inputs: LayerInputs, x: X) -> tuple[X, Any]:
-        result: tuple[X, Any] = params[0](x, *inputs, params[1])
+    def plain(params: tuple[Any, Any], inputs: LayerInputs, x: X, **others: Any) -> tuple[X, Any]:
+        result: tuple[X, Any] = params[0](x, *inputs, params[1], **others)
         return result
 
     for (remat, count), (stack, number_L, layer_inputs) in zip(blocks.remats, stacks, strict=True):
         run = plain
         if remat != "none":
             in_scan = scanned and count > 1  # XLA runs one iteration without a loop
-            run = with_remat(plain, remat, scanned=in_scan, offload=offload)
+            wrap = partial(with_remat, remat=remat, scanned=in_scan, offload=offload)
+            inside = getattr(blocks, "recomputes_inside", False)
+            run = partial(plain, wrap=wrap) if inside else wrap(plain)
         inputs = LayerInputs(token_info, number_L, layer_inputs)
         with jax.named_scope(LAYERS):
             x, new = _in_turn(run, (stack, common), inputs, x, scanned=scanned)

@@ -29,6 +29,9 @@ PATTERN = {
     "positions": "rope",
     "rope.window_theta": 9.0,
 }
+# Heads of two widths, one of them in layers with a window.
+WIDTHS = {"family": "llama", "num_kv_heads": 2, "num_layers": 4, "head_sizes": (2, 6), "window": 3}
+WIDTHS |= {"window_layers": (True, False)}
 SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
 FIVE = {"num_layers": 5, "micro_batches": 4}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
@@ -36,6 +39,7 @@ QWEN = {"family": "qwen3", "num_kv_heads": 2}
 GPT_OSS = tiny.MOE | {"family": "gpt_oss", "window": 3, "window_layers": (True, False)}
 GEMMA = {"family": "gemma3_text", "num_kv_heads": 2, "window": 3, "window_layers": (True, False)}
 GEMMA |= {"rope.window_theta": 9.0, "logit_softcap": 2.0, "attention_softcap": 0.5}
+GEMMA |= {"softcap_layers": (False, True)}
 
 
 def every(layout: Layout, **choice: Any) -> list[Any]:
@@ -60,6 +64,8 @@ QUICK = [
     (Layout(tp=4), QWEN | {"remat": "attention"}),  # more devices than kv heads
     (Layout(tp=4), QWEN | {"qk_norm": "whole", "remat": "dots"}),
     (Layout(cp=2), PATTERN),
+    (tiny.SEQUENCE_PARALLEL, WIDTHS | {"remat": "full", "dropout": 0.1}),
+    (Layout(pp=2, tp=2), WIDTHS | {"micro_batches": 4}),
     (tiny.SEQUENCE_PARALLEL, {"norm_order": "output", "remat": "dots"}),
     (tiny.SEQUENCE_PARALLEL, GEMMA | {"remat": "dots"}),
     (KEEPING, {"norm_order": "output"}),
@@ -197,6 +203,17 @@ SLOW = [
     *every(Layout(ep=2, tp=2, sequence_parallel=True), **GPT_OSS)[1:3],
     *every(Layout(cp=2, tp=2, ring="gather"), **GPT_OSS)[:2],
     *every(Layout(pp=2, ep=2, zero=2), **GPT_OSS | FIVE)[::2],
+    *every(Layout(), **WIDTHS),
+    *every(KEEPING, **WIDTHS),
+    *every(RING_STEPS, **WIDTHS),
+    *every(Layout(cp=4, ring="rsa"), **WIDTHS),
+    *every(Layout(cp=4, ring="gather"), **WIDTHS),
+    *every(BLOCKS, **WIDTHS),
+    *every(Layout(dp=2, tp=2, zero=3), **WIDTHS),
+    *every(Layout(pp=2, schedule="interleaved"), **WIDTHS | FIVE | {"num_layers": 8}),
+    *every(tiny.SEQUENCE_PARALLEL, **WIDTHS, norm_order="both"),
+    *every(tiny.SEQUENCE_PARALLEL, **WIDTHS, norm_order="post"),
+    *every(Layout(tp=2), **WIDTHS | {"num_layers": 6, "remat_layers": 2})[1:],
     *every(Layout(), **GEMMA),
     *every(Layout(tp=4), **GEMMA),
     *every(tiny.SEQUENCE_PARALLEL, **GEMMA | {"dropout": 0.1}),

@@ -207,6 +207,8 @@ MODULES = [  # which run with the head
 # One layer without a window makes blocks travel to all devices in every layer.
 PATTERN = {"window": 3, "window_layers": (True, False)}
 SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
+# All layers with narrow heads have the window, and only in them blocks travel less far.
+WIDTHS = PATTERN | {"num_kv_heads": 2, "family": "llama", "num_layers": 4, "head_sizes": (2, 6)}
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
@@ -214,6 +216,14 @@ WINDOWS = [
     slow(Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
     (BLOCKWISE, PATTERN),
     slow(Layout(cp=4, ring="rsa"), PATTERN | {"remat": "dots"}),
+    (BLOCKWISE, WIDTHS | {"remat": "full"}),
+    *(slow(Layout(cp=4, ring="rsa"), WIDTHS | each) for each in REMATS),
+    *(slow(tiny.SEQUENCE_PARALLEL, WIDTHS | each) for each in REMATS),
+    slow(RING_STEPS, WIDTHS | {"remat": "full"}),
+    slow(Layout(row=2, col=2), WIDTHS | {"remat": "full"}),
+    slow(Layout(dp=2, tp=2, zero=3), WIDTHS | {"optimizer": "muon"}),
+    slow(Layout(pp=2, tp=2), WIDTHS | FOUR | {"remat": "full"}),
+    slow(Layout(pp=2, cp=2, schedule="zb-h1"), WIDTHS | FOUR | {"remat": "dots"}),
     slow(Layout(pp=2, cp=2, tp=2, ring="zigzag"), FOUR | PATTERN),
     (Layout(cp=2, tp=2, sequence_parallel=True), SINKS),
     slow(Layout(row=2, col=2), SINKS),

@@ -25,7 +25,7 @@ DEVICES = 4
 SCORES = Scores(H**-0.5)
 WINDOW = Scores(0.25, window=100)
 XLA = Xla(Dropout(0.0, keep_mask))
-NO_OBSTACLE = {"head_size": 64, "dropout": 0.0, "documents": False}
+NO_OBSTACLE = {"head_sizes": (64,), "dropout": 0.0, "documents": False}
 
 
 def abstract(length: int = T) -> jax.ShapeDtypeStruct:
@@ -120,9 +120,9 @@ def test_a_window_and_a_factor_are_the_kernels_own() -> None:
     [
         ("cpu", "bfloat16", {}, "NVIDIA GPU, not cpu"),
         ("gpu", "float32", {}, "bfloat16, not float32"),
-        ("gpu", "bfloat16", {"head_size": 20}, "multiple of 8, at most 256, not 20"),
-        ("gpu", "bfloat16", {"head_size": 264}, "at most 256, not 264"),
-        ("gpu", "bfloat16", {"head_size": 136, "capability": 8.0}, "at most 128, not 136"),
+        ("gpu", "bfloat16", {"head_sizes": (20,)}, "multiple of 8, at most 256, not 20"),
+        ("gpu", "bfloat16", {"head_sizes": (264,)}, "at most 256, not 264"),
+        ("gpu", "bfloat16", {"head_sizes": (64, 136), "capability": 8.0}, "at most 128, not 136"),
         ("gpu", "bfloat16", {"capability": 7.5}, "compute capability 8.0 or more, not 7.5"),
         ("gpu", "bfloat16", {"dropout": 0.1}, "no dropout (model.dropout=0.1)"),
         ("gpu", "bfloat16", {"documents": True}, "data.documents=apart"),

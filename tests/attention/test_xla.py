@@ -172,6 +172,28 @@ def test_any_lengths_and_chunks(case: Case) -> None:
     hold(case, "float64")
 
 
+@pytest.mark.parametrize("case", [CASES[0], slow(CASES[3]), slow(Case(8, 8, 512))], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", slow("bfloat16")])
+def test_a_layer_has_its_cap_or_none_at_all(case: Case, dtype: str) -> None:
+    """Scores reach several times the cap. Both are equal to the last bit."""
+    scores = case.scores._replace(scale=9.0)
+    with jax.enable_x64(dtype == "float64"):
+        inputs, coordinates = case.inputs(dtype), case.coordinates()
+
+        def results(capped: bool | None, cap: float | None) -> list[np.ndarray]:
+            own = coordinates._replace(capped=None if capped is None else jnp.asarray(capped))
+            found = both_ways(case.kernel, *inputs, own, scores=scores._replace(cap=cap))
+            return [np.asarray(x) for x in jax.tree.leaves(found)]
+
+        plain, capped = results(None, None), results(None, 2.0)
+        for x, y, of_plain, of_capped in zip(
+            results(False, 2.0), results(True, 2.0), plain, capped, strict=True
+        ):
+            np.testing.assert_array_equal(x, of_plain)
+            np.testing.assert_array_equal(y, of_capped)
+            assert not np.array_equal(of_plain, of_capped)
+
+
 def test_a_query_that_sees_nothing_gives_nothing_and_gets_no_gradient() -> None:
     case = Case(11, 11, 4, rate=0.3, documents=True)
     (o, lse, dq, dk, dv, _), _ = run(case, "float32")

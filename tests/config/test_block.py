@@ -167,6 +167,38 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             {"window": 8, "window_layers": (False,)},
             r"model.window_layers=\[False\]: no layer has it; use model.window=null",
         ),
+        (
+            {"head_sizes": (16, 32), "head_size": 16},
+            r"model.head_sizes=\[16, 32\] with model.head_size=16; leave one",
+        ),
+        ({"head_sizes": (16, 16)}, r"model.head_sizes=\[16, 16\]: all are alike; use model.head_s"),
+        ({"head_sizes": (16, 0)}, r"model.head_sizes=\[16, 0\]: use positive numbers"),
+        ({"family": "llama", "head_sizes": (3, 4)}, r"model.head_sizes=\[3, 4\]: use positive num"),
+        ({"head_sizes": (2, 4, 2, 4, 2)}, "has 5 entries, but model.num_layers=4; use a period"),
+        (
+            {"head_sizes": (2, 4), "remat": "full", "remat_layers": 3},
+            "model.remat_layers=3 is not a multiple of the 2 layers of a period of model.h",
+        ),
+        (
+            {"family": "mixtral", "head_sizes": (2, 4)},
+            r"model.head_sizes=\[2, 4\] with model.moe: only layers of decoders with plain",
+        ),
+        (
+            LATENT | {"head_sizes": (2, 4)},
+            r"model.head_sizes=\[2, 4\] with model.(moe|latent): only",
+        ),
+        (
+            {"family": "t5", "head_sizes": (2, 4)},
+            r"=\[2, 4\] with model.encoder_decoder: only layers",
+        ),
+        (
+            {"softcap_layers": (True, False)},
+            "model.softcap_layers has no effect without model.attention_softcap; set it, or",
+        ),
+        (
+            {"attention_softcap": 9.0, "softcap_layers": (False, False)},
+            r"model.softcap_layers=\[False, False\]: no layer has it; use model.attention_softcap=",
+        ),
         ({"window": 8, "window_layers": (1, 0)}, r"model.window_layers=\(1, 0\): use a list, each"),
         ({"rope.layers": (True,)}, "model.rope.layers=.* has no effect with model.positions=lea"),
         (

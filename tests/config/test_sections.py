@@ -14,6 +14,7 @@ from jaxptd.config import (
     OptimizerConfig,
     ProcessesConfig,
     TrainConfig,
+    option,
 )
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
@@ -50,6 +51,51 @@ def test_sizes_that_follow_from_others():
     model = ModelConfig(hidden_size=96, num_heads=6)
     assert (model.block.head_size, model.mlp_size) == (16, 384)
     assert ModelConfig(ffn_hidden_size=100).mlp_size == 100
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layers", "period"),
+    [
+        (None, 3, 1),
+        ((8, 16), 6, 2),
+        ((8, 16, 8, 16), 4, 2),
+        ((8, 16, 8), 3, 3),  # a loop runs whole periods
+        ((8, 16), 5, 5),
+    ],
+)
+def test_a_loop_runs_whole_periods_of_shapes(sizes, layers, period):
+    model = ModelConfig(num_layers=layers, head_sizes=sizes)
+    assert model.period == period
+    assert option(model, "head_size") == (None if sizes else 32)
+
+
+def test_a_layer_of_a_period_reads_what_all_such_layers_have():
+    rope = {"window_theta": 9.0}
+    sizes = {"num_layers": 6, "head_sizes": (8, 16), "window": 3, "attention_softcap": 9.0}
+    model = ModelConfig(family="llama", rope=rope, **sizes, window_layers=(True, False))
+    model = dataclasses.replace(model, softcap_layers=(False, True))
+    first, second = (model.of_layers(slice(place, None, 2)) for place in (0, 1))
+    assert (first.block.head_size, second.block.head_size) == (8, 16)
+    assert (first.block.window, second.block.window) == (3, None)
+    assert (first.attention_softcap, second.attention_softcap) == (None, 9.0)
+    assert first.window_layers is second.window_layers is second.softcap_layers is None
+    assert (first.rope.window_theta, second.rope.window_theta) == (9.0, None)
+    mixed = dataclasses.replace(model, window_layers=(True, True, False))
+    assert mixed.of_layers(slice(0, None, 2)).window_layers == (True, True, False)
+
+
+def test_parts_of_a_pipeline_have_whole_periods():
+    model = ModelConfig(num_layers=6, head_sizes=(8, 16))
+    assert model.in_periods((4, 2)) == (2, 1)
+    words = r"layout.stage_layers=\[., .\] with model.head_sizes: .* use multiples of 2 that add up"
+    for sizes in ((3, 3), (4, 4)):
+        with pytest.raises(UserError, match=words):
+            model.in_periods(sizes)
+
+
+def test_layers_that_recompute_are_counted_in_periods():
+    model = ModelConfig(num_layers=6, head_sizes=(8, 16), remat="full", remat_layers=4)
+    assert model.remats(3) == (("full", 2), ("none", 1))
 
 
 @pytest.mark.parametrize("pattern", [None, (False, True)], ids=str)

@@ -48,6 +48,7 @@ QWEN = (
 BY_LAYER = (
     *QWEN,
     *("--model.window_layers=[false,true]", "--model.rope.window_theta=9"),
+    *("--model.attention_softcap=0.2", "--model.softcap_layers=[true,false]"),
     "--model.attention_sinks=true",
 )
 GEMMA = (
@@ -55,6 +56,7 @@ GEMMA = (
     *("--model.window_layers=[true,false]", "--model.rope.window_theta=9"),
     *("--model.logit_softcap=0.5", "--model.attention_softcap=0.2"),
 )
+WIDTHS = (*QWEN, "--model.head_sizes=[6,4]", "--model.window_layers=[false,true]")
 GPT_OSS = (
     *("--model.family=gpt_oss", "--model.num_kv_heads=2", "--model.ffn_hidden_size=32"),
     *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.window=5"),
@@ -195,7 +197,9 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     ("model", "layout"),
     [
         (BY_LAYER, ()),
+        (WIDTHS, TP2),
         *(slow(model, ()) for model in (GEMMA, GPT_OSS)),
+        *(slow(WIDTHS, x) for x in ((), GRID, PIPELINE, CP2_TP2)),
         *(slow(GPT_OSS, x) for x in (TP4, SEQUENCE, PIPELINE, CP2_TP2)),
         *(
             slow(model, x)
@@ -206,7 +210,7 @@ def test_groups_of_heads_that_are_turned_write_the_same(layout):
     ids=str,
 )
 def test_layers_of_two_kinds_write_the_same(model, layout):
-    """Layers pick window and angles by their number, even in a pipeline; heads may have sinks."""
+    """Layers pick window, cap and angles by number, even in a pipeline; heads may have sinks."""
     prompt = PROMPTS["some"]
     found = write(prompt, two_halves_more(prompt), *model, *layout)
     assert found == written_without_cache(prompt, two_halves_more(prompt), *model)

@@ -341,6 +341,8 @@ def test_every_value_of_every_key(kind: str) -> None:
         ("llama", {"num_hidden_layers": "2"}, 'num_hidden_layers="2"; it must be a whole number'),
         ("llama", {"hidden_size": HUGE}, "hidden_size=1000000000000000000; it must be 2147483647 "),
         ("llama", {"is_causal": False}, "is_causal=False; use a model with is_causal=true"),
+        ("llama", {"global_head_dim": 512}, "global_head_dim=512; use a model with global_h"),
+        ("llama", {"model_type": "gemma4_text"}, "model_type=gemma4_text; use a model of gpt2, "),
         ("llama", {"per_layer_config": [{}]}, "per_layer_config=[{}]; use a model with per_layer_"),
         ("llama", {"hidden_act": None}, "hidden_act=None; use a model with one of gelu_new, "),
         ("qwen3", {"head_dim": None}, "head_dim=None; it must be a whole number above 0"),

@@ -135,6 +135,12 @@ def test_what_is_written_is_read(kind: str, window: int | None, layers: tuple | 
             "model.attention_sinks=True: Hugging Face's llama has F",
         ),
         ("gpt", {"attention_softcap": 9.0}, "model.attention_softcap=9.0: Hugging Face's gpt2 has"),
+        ("llama", {"head_sizes": (2, 4)}, "model.head_sizes=.2, 4.: Hugging Face's llama has None"),
+        (
+            "gemma2",
+            {"attention_softcap": 9.0, "softcap_layers": (True, False)},
+            "model.softcap_layers=.True, False.: Hugging Face's gemma2 has None",
+        ),
         (
             "llama",
             {"norm_order": "output"},

@@ -34,6 +34,7 @@ PIPELINES = [
     (Layout(pp=2, tp=2), FOUR | {"num_layers": 5}),
     (Layout(pp=2, stage_layers=(1, 4)), FOUR | {"num_layers": 5} | GROUPS),
     (Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
+    (Layout(pp=2, tp=2, stage_layers=(4, 2)), FOUR | {"num_layers": 6, "head_sizes": (2, 6)}),
     (Layout(pp=2, row=2, col=2, schedule="interleaved"), FOUR | {"family": "bert"}),
     slow(Layout(pp=4, tp=2), FOUR | POST),
     slow(Layout(pp=2, tp=2), FOUR | GEMMA),

@@ -252,7 +252,9 @@ def may_change(section: str, field: str) -> bool:
     config = Config(ModelConfig(family="llama"))
     saved = copy.deepcopy(config)
     fields = getattr(saved, section)
-    null = (False, True) if field == "window_layers" else 3  # the value that null stands for
+    of_layers = field in ("window_layers", "softcap_layers")
+    # the value that null stands for
+    null = (2, 6) if field == "head_sizes" else (False, True) if of_layers else 3
     other = null if getattr(fields, field) is None else "something else"
     object.__setattr__(fields, field, other)
     return difference(config, saved) is None

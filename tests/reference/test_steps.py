@@ -14,6 +14,7 @@ from reference.cases import (
     GEMMA3,
     GPT,
     GPT_OSS,
+    HEADS,
     LATENT,
     LATENT_KEYS,
     LLAMA_3,
@@ -105,6 +106,7 @@ def hold(case: Case, layout: Layout) -> None:
         PATTERN,
         SINKS,
         GEMMA2,
+        HEADS,
     ],
     ids=str,
 )
@@ -203,12 +205,14 @@ OF_GPT_OSS = (
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
         *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
         *(slow(PATTERN, each) for each in (*LAYOUTS, *SHARED_SEQUENCES)),
+        (SINKS, LAYOUTS[-1]),
         *(
             slow(SINKS, each)
-            for each in (*LAYOUTS, *SHARED_SEQUENCES)
+            for each in (*LAYOUTS[:-1], *SHARED_SEQUENCES)
             if not each.unfused_attention
         ),
         *(slow(GEMMA2, each) for each in OF_GEMMA if not each.unfused_attention),
+        *(slow(HEADS, each) for each in OF_GEMMA if not each.unfused_attention),
         *(slow(GEMMA3, each) for each in OF_GEMMA),
         slow(GEMMA3, Layout(pp=2, tp=2, schedule="zb-v")),
         *(slow(SIGMOIDS, each) for each in EXPERT_LAYOUTS),

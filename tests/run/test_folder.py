@@ -114,7 +114,7 @@ NEEDED = {
     [
         "--model.num_layers=3",
         *("--model.hidden_size=32", "--model.num_heads=2"),
-        *("--model.num_kv_heads=2", "--model.head_size=6"),
+        *("--model.num_kv_heads=2", "--model.head_size=6", "--model.head_sizes=[4,6]"),
         *("--model.max_positions=300", "--model.logit_softcap=30.0", "--model.z_loss=1e-4"),
         *(
             "--model.attention_scale=0.1",
@@ -124,6 +124,7 @@ NEEDED = {
             "--model.window=5",
             "--model.window_layers=[true,false] --model.window=5",
             "--model.attention_softcap=9.0",
+            "--model.softcap_layers=[true,false] --model.attention_softcap=9.0",
             "--model.attention_sinks=true",
         ),
         *(f"--model.encoder_decoder.{each} --model.family=t5" for each in TARGETS),

@@ -103,7 +103,11 @@ class Loop:
         sends a layer in one collective, and on a grid, those of the layer.
         """
         config, sizes = self.config, self.sizes
-        working_bytes = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
+        each = len(self.pairs) // self.stack.stack.period
+        working_bytes = max(
+            working.layer(self.pairs[i : i + each], self.stack.remat, at_once=self._at_once)
+            for i in range(0, len(self.pairs), each)
+        )
         plan = layers_plan(config)
         moved = ((plan.gather == "layer") + plan.prefetches) * self._whole
         on_way = self._largest if plan.prefetches and plan.reduce == "each_layer" else 0

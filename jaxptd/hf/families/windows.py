@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
-from jaxptd.config.block import period_of
+from jaxptd.config.patterns import period_of
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families import rope
 from jaxptd.hf.families.family import Json, Keys, count, flag

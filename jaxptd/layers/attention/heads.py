@@ -60,7 +60,7 @@ def choose_kernel(
     reason = obstacle(
         device.platform,
         model.dtype,
-        head_size=model.block.head_size,
+        head_sizes=model.every_head_size,
         dropout=model.dropout,
         documents=documents,
         bias=model.block.relative is not None,
@@ -128,6 +128,8 @@ class Heads(nnx.Module):
         self.kernel, self.scores = make_kernel(config), make_scores(config)
         some = self.scores.window is not None and not all(config.windowed)
         self.windowed = config.windowed if some else None  # by layer; None if all are alike
+        some = self.scores.cap is not None and not all(config.capped)
+        self.capped = config.capped if some else None  # likewise
 
     @property
     def local_kv_heads(self) -> int:

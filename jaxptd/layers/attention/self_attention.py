@@ -103,8 +103,10 @@ class SelfAttention(Heads):
         seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
         sink_N = None if self.sinks is None else self.sinks[...]
         places = token_info.position_BCT
+        every = self.capped
+        capped = None if every is None else of_layer(np.array(every), token_info)
         inputs = AttentionInputs(
-            segment, segment, seed, bias_NR, windowed, sink_N, expansion, places
+            segment, segment, seed, bias_NR, windowed, capped, sink_N, expansion, places
         )
         return self.tensor_parallel.attend(
             q_BTNH, k_BTKH, v_BTKH, inputs, kernel=self.kernel, scores=self.scores
@@ -137,6 +139,9 @@ class SelfAttention(Heads):
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
         coordinates = ScoreCoordinates(token_info.position_T, key_S)
         coordinates = coordinates._replace(bias_NR=bias_NR, key_segment_BS=every, windowed=windowed)
+        if self.capped is not None:
+            capped = of_layer(np.array(self.capped), token_info)
+            coordinates = coordinates._replace(capped=capped)
         return self.attend_whole(
             q_BTNH, cache.k, cache.v, coordinates=coordinates, scores=self.scores
         )

@@ -6,6 +6,7 @@ is one byte. Backward of a norm reads what it needs twice: for its input's gradi
 weights'.
 """
 
+import itertools
 from typing import NamedTuple
 
 from jaxptd.costs import kernels
@@ -62,7 +63,10 @@ class LayerTerms(NamedTuple):
 
 
 def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
-    """Terms of one layer of a stack and micro-batch."""
+    """Terms of one layer of a stack and micro-batch; of a period, of its layers in turn."""
+    if stack.period > 1:
+        every = [layer_terms(description, each) for each in stack.in_turn]
+        return LayerTerms(*(list(itertools.chain(*lists)) for lists in zip(*every, strict=True)))
     products, work = _products(description, stack), description.work(stack)
     forward = [_forward(description, each) for each in products]
     routing = [term for part in stack.parts for term in part.routing_forward(work)]

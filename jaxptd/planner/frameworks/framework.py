@@ -324,6 +324,7 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         "latent attention (model.latent)": bool(model.latent),
         f"model.mtp.layers={model.ahead}": model.ahead > 0,
         "a window in some layers only (model.window_layers)": not all(model.windowed),
+        "heads of several widths (model.head_sizes)": bool(model.head_sizes),
         "rotary positions by layer (model.rope.layers, model.rope.window_theta)": bool(
             model.rope and (model.rope.layers or model.rope.window_theta is not None)
         ),

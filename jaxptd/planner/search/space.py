@@ -309,7 +309,9 @@ class Space:
         self.config, self.gpus, self.pins = config, gpus, pins
         self.stacks = architecture_of(config.model).stacks
         self.layers = sum(stack.layers for stack in self.stacks)
-        self._cuts = StageSplits([s.layers for s in self.stacks], pins.get("layout.stage_layers"))
+        given = pins.get("layout.stage_layers")
+        given = given and config.model.in_periods(given)
+        self._cuts = StageSplits([s.layers for s in self.stacks], given)
 
     def mesh_shapes(self) -> Iterator[MeshShape]:
         """Every layer layout on every number of stages that divides the devices."""
@@ -400,15 +402,16 @@ class Space:
         mesh_shape: MeshShape,
         pipe: ScheduleChoice,
         choice: Choice,
-        remat_layers: int | None = None,
+        recomputing: int | None = None,
     ) -> Config:
-        """The config with these choices.
+        """The config with these choices; recomputing: as in `ModelConfig`.
 
         Raises:
             UserError: they conflict with each other or with the model.
         """
         layer, balance = mesh_shape.layer_layout.layout, self.config.layout.balance
         fixed = layer.has_grid or not layer.context_parallel.exchange.any_order
+        sizes = self.cut(mesh_shape, pipe).sizes
         layout = dataclasses.replace(
             layer,
             balance="samples" if balance == "tokens" and layer.ring_size > 1 and fixed else balance,
@@ -418,14 +421,15 @@ class Space:
             replica_state=pipe.replica_state,
             schedule=pipe.schedule,
             virtual_stages=pipe.virtual_stages,
-            stage_layers=self.cut(mesh_shape, pipe).sizes,
+            stage_layers=sizes and tuple(size * self.config.model.period for size in sizes),
             zero=pipe.zero,
             offload=choice.offload,
         )
         if choice.remat == "none":
             layers = None
         else:
-            layers = self.pins.get("model.remat_layers", remat_layers)
+            layers = recomputing and recomputing * self.config.model.period
+            layers = self.pins.get("model.remat_layers", layers)
         model = dataclasses.replace(self.config.model, remat=choice.remat, remat_layers=layers)
         train = dataclasses.replace(self.config.train, micro_batches=mesh_shape.micro_batches)
         return dataclasses.replace(self.config, model=model, layout=layout, train=train)

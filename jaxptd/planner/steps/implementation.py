@@ -210,10 +210,11 @@ def outline(config: Config, layers: Mapping[str, int]) -> Stages | None:
             f"layout.schedule=interleaved: train.micro_batches={m} is not a multiple of "
             f"layout.pp={layout.pp}; use train.micro_batches={m - m % layout.pp + layout.pp}"
         )
-    stacks = stack_sizes(layers, schedule, layout.stage_layers)
+    given = layout.stage_layers and model.in_periods(layout.stage_layers)
+    stacks = stack_sizes(layers, schedule, given, period=model.period)
     if len(layers) == 1 and not layout.schedule.endswith(".csv"):
         return Outline(schedule, stacks, recompute)
-    return _plan(schedule, tuple(stacks.items()), recompute, model.remat_layers)
+    return _plan(schedule, tuple(stacks.items()), recompute, model.recomputing)
 
 
 @functools.lru_cache(4096)

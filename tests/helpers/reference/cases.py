@@ -124,17 +124,49 @@ PATTERN = Case(
     },
     apart=True,
 )
+# Scores have a cap in the first two layers only, and a window in the second.
 SINKS = Case(
     "llama",
     {
+        "num_layers": 3,
         "num_kv_heads": 2,
         "norm_order": "output",
         "attention_sinks": True,
         "window": 5,
         "window_layers": (False, True),
-    }
-    | {"attention_softcap": 0.2},
-    {"by_layer": ((None, Rope(1e4)), (5, Rope(1e4))), "score_cap": 0.2} | {"output": True},
+        "attention_softcap": 0.2,
+        "softcap_layers": (True, True, False),
+    },
+    {
+        "layers": 3,
+        "by_layer": ((None, Rope(1e4)), (5, Rope(1e4)), (None, Rope(1e4))),
+        "score_cap": 0.2,
+        "uncapped": (2,),
+        "output": True,
+    },
+    apart=True,
+)
+# Heads of two widths: all layers of one have the window, and its rotation, and none of the other.
+HEADS = Case(
+    "qwen3",
+    {
+        "num_layers": 4,
+        "num_kv_heads": 2,
+        "head_sizes": (6, 4),
+        "window": 3,
+        "window_layers": (True, False),
+        "rope.theta": 20.0,
+        "rope.window_theta": 7.0,
+        "attention_softcap": 0.2,
+        "softcap_layers": (False, True),
+    },
+    {
+        "layers": 4,
+        "head_sizes": (6, 4),
+        "by_layer": ((3, Rope(7.0)), (None, Rope(20.0))) * 2,
+        "score_cap": 0.2,
+        "uncapped": (0, 2),
+    },
     apart=True,
 )
 # Gemma 2 has caps of scores and of logits, Gemma 3 norms of queries and keys and two rotations.

@@ -97,6 +97,8 @@ class Options:
         tied: whether the output layer is the embedding.
         cap: limit of the logits.
         score_cap: limit of scaled scores.
+        uncapped: the layers without this limit.
+        head_sizes: head_size of each layer of a period, if they differ.
         z_loss: weight of the squared logsumexp of the logits.
         start: id that T5's decoder reads first.
         dropout: dropout rate.
@@ -127,6 +129,8 @@ class Options:
     tied: bool = True
     cap: float | None = None
     score_cap: float | None = None
+    uncapped: tuple[int, ...] = ()
+    head_sizes: tuple[int, ...] = ()
     z_loss: float = 0.0
     start: int = 0
     dropout: float = 0.0
@@ -136,10 +140,13 @@ class Options:
 
     def of_layer(self, number: int) -> "Options":
         """The options of one layer."""
+        own = dataclasses.replace(self, score_cap=None) if number in self.uncapped else self
+        if sizes := self.head_sizes:
+            own = dataclasses.replace(own, head_size=sizes[number % len(sizes)])
         if not self.by_layer:
-            return self
+            return own
         window, rope = self.by_layer[number]
-        return dataclasses.replace(self, window=window, rope=rope)
+        return dataclasses.replace(own, window=window, rope=rope)
 
 
 Params = Mapping[str, Value]

@@ -125,8 +125,10 @@ def stacks(options: Options) -> list[tuple[str, int]]:
     """The prefix of each layer's stack, and the layer's index in it.
 
     Neighbours of the same kind form a stack, named after its first layer; a single stack is
-    `blocks`.
+    `blocks`. Where heads differ in width, those of a period have names in it.
     """
+    if period := len(options.head_sizes):
+        return [(f"blocks.layer_{i % period}.", i // period) for i in range(options.layers)]
     first, places = 0, []
     for layer in range(options.layers):
         if layer and sparse(layer, options.moe) != sparse(layer - 1, options.moe):

@@ -98,6 +98,10 @@ REFUSED = (
         ["--model.window", "64", "--model.window_layers", "[true, false]"],
         "a window in some layers only (model.window_layers) is not written as a setting",
     ),
+    (
+        ["--model.head_sizes", "[64, 128]"],
+        "heads of several widths (model.head_sizes) is not written as a setting",
+    ),
     (["--model.attention_sinks", "true"], "model.attention_sinks=true is not written as a setting"),
     (["--model.norm_order", "both"], "model.norm_order=both is not written as a setting"),
     (["--model.embedding_scale", "2"], "model.embedding_scale=2.0 is not written as a setting"),
