@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 316,
-    "lines": 62_500,
+    "lines": 62_700,
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.config.block import FAMILIES as PRESETS
+from jaxptd.config.latent import attended_size
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields import checked
@@ -109,7 +110,7 @@ def _has_fused_attention(config: Config) -> bool:
     reason = obstacle(
         "gpu",
         model.dtype,
-        head_size=model.block.head_size,
+        head_size=attended_size(model, layout),
         dropout=model.dropout,
         documents=family_of(model).has_documents(config),
         bias=model.block.relative is not None,

@@ -68,6 +68,7 @@ def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
     routing = [term for part in stack.parts for term in part.routing_forward(work)]
     attention = [term for part in stack.parts for term in part.core_forward(work)]
     remade = [each for part in stack.parts for each in part.remade(work)]
+    rerun = _rerun(description, products, forward, attention)
     return LayerTerms(
         forward,
         attention,
@@ -82,7 +83,7 @@ def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
         _accumulation(description, stack, len(products)),
         unread=_unread(description, products, forward, routing),
         always=[_forward(description, each) for each in remade],
-        rerun=_rerun(description, products, forward, attention),
+        rerun=[*rerun, *(term for part in stack.parts for term in part.core_again(work))],
     )
 
 

@@ -118,6 +118,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
         latents=layout.exchanges_latents,
+        absorbed=layout.absorbs_latents,
     )
 
 
@@ -330,6 +331,7 @@ def _spread_alone(layout: Layout) -> Parallelism:
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
         latents=layout.exchanges_latents,
+        absorbed=layout.absorbs_latents,
     )
 
 
