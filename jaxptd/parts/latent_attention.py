@@ -313,6 +313,8 @@ class LatentAttentionShape(AttentionShape):
         vectors = sum(each.columns for each in self.compressed.values())
         vectors *= (sizes.stream_rows + sizes.tokens) * size
         joined = queries + self._taken_kv(own)  # rotated, and values padded
+        if sizes.config.layout.absorbs_latents:  # the kernel's output, and its gradient
+            joined += 2 * (queries - self._of_tokens(own, self.value_size))
         core, scores = self._core_bytes(own, queries), not sizes.is_fused
         found = AttentionBytes.of(self, sizes, first=made + vectors, core=core + joined)
         largest = max(self.first_weights, self.hidden * self.inner) * size // sizes.matrix_shards

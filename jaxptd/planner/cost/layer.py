@@ -217,9 +217,14 @@ def first_terms(description: StepDescription) -> list[Term]:
 
 
 def last_terms(description: StepDescription) -> list[Term]:
-    """Terms of a micro-batch after the layers."""
+    """Terms of a micro-batch after the layers, with those of the layers that run with heads."""
     work = description.work(description.model.stacks[-1])
-    return [term for end in description.model.behind for term in end.terms(work)]
+    ((remat, _),) = description.parallelism.remats(1)
+    terms = [term for end in description.model.behind for term in end.terms(work)]
+    for stack in description.model.layers_behind:
+        each = layer_terms(description, stack)
+        terms += [*each.forward, *each.backward(remat)]
+    return terms
 
 
 def update_terms(description: StepDescription) -> list[Term]:

@@ -152,7 +152,7 @@ class LayerCosts:
         def seconds(remat: Remat) -> float:
             return min(sum(n * _seconds(each, remat) for n, each in terms) for terms in ways)
 
-        last = total(last_terms(description))
+        last = min(total(last_terms(each)) for each in descriptions)
         ends = total(first_terms(description)) + last
         hop = 2 * total(
             message_terms(description, inside=self.space.gpus <= self.cluster.node_size)
@@ -169,6 +169,8 @@ class LayerCosts:
         parallelism = dataclasses.replace(
             description.parallelism,
             latents=False,
+            remat="none",
+            remat_layers=None,
             micro_batch=layer_layout.micro_batch,
             global_batch=layer_layout.sequences,
         )
@@ -203,9 +205,9 @@ class LayerCosts:
         def seconds(remat: Remat) -> float:
             return min(of_exchange(remat) for of_exchange in each)
 
-        _, ends = self.predict.unit(configs[0], records[0], "none")
-        last = total(ends.last)
-        end_seconds = total(ends.first) + last
+        ends = [self.predict.unit(*both, "none")[1] for both in zip(configs, records, strict=True)]
+        last = min(total(each.last) for each in ends)
+        end_seconds = total(ends[0].first) + last
         return dataclasses.replace(
             bare, layers=functools.cache(seconds), ends=end_seconds, last=last
         )
