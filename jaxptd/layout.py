@@ -42,6 +42,7 @@ Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ExpertSplit = Literal["cut", "whole"]
 LatentExchange = Literal["compressed", "expanded"]
+LatentProducts = Literal["expanded", "absorbed"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offloaded = Literal["optimizer", "parameters", "activations"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
@@ -94,6 +95,9 @@ class Layout:
         latent_exchange: what latent attention moves over cp and ulysses: compressed (the latent
             vectors of tokens, from which each device computes keys and values wherever it meets
             them), or expanded (keys and values of all heads; always with rsa).
+        latent_products: what latent attention multiplies with W_kv: expanded (latent vectors, which
+            yields the keys and values of all heads), or absorbed (queries and attention's output,
+            so that scores are taken on the latent vectors themselves, which also move).
         balance: with data.documents=apart, what is arranged so that devices have equal work: none;
             samples (of a step, over replicas and micro-batches); or tokens (also those of each
             sequence, over cp with ring=gather). The loss stays the same.
@@ -134,6 +138,7 @@ class Layout:
     keep_gathered: bool = False
     ring: RingKind = "zigzag"
     latent_exchange: LatentExchange = "compressed"
+    latent_products: LatentProducts = "expanded"
     balance: Balance = "none"
     matmul2d: Matmul2D = "gather"
     matmul2d_slices: int = 1
@@ -299,13 +304,26 @@ class Layout:
 
     @property
     def expands_latents(self) -> bool:
-        """Devices share sequences in a way that can exchange latent vectors."""
-        return self.sequence_shards > 1 and self.context_parallel.exchange.expands
+        """Devices share sequences in a way that can exchange latent vectors and expand them."""
+        shared = self.sequence_shards > 1 and self.context_parallel.exchange.expands
+        return shared and not self.absorbs_latents
 
     @property
     def exchanges_latents(self) -> bool:
-        """Devices that share sequences exchange latent vectors, in models that have them."""
+        """Devices that share sequences exchange latent vectors, in models that have them, and make
+        keys and values of them wherever they meet them.
+        """
         return self.expands_latents and self.latent_exchange == "compressed"
+
+    @property
+    def absorbs_latents(self) -> bool:
+        """Latent attention takes scores on latent vectors, in models that have them."""
+        return self.latent_products == "absorbed"
+
+    @property
+    def attends_latents(self) -> bool:
+        """Attention takes latent vectors, not the keys and values made of them."""
+        return self.exchanges_latents or self.absorbs_latents
 
     @property
     def gathers_inputs(self) -> bool:
@@ -370,6 +388,7 @@ class Layout:
         ring = [str(self.ring)] if self.ring_size > 1 else []
         expanded = self.expands_latents and not self.exchanges_latents
         ring += ["latent_exchange=expanded"] if expanded else []
+        ring += ["latent_products=absorbed"] if self.absorbs_latents else []
         ring += [f"balance={self.balance}"] if self.balance != "none" else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []

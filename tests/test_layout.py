@@ -1,5 +1,7 @@
 """Layouts: sizes, descriptions, and mutually exclusive options."""
 
+import dataclasses
+
 import pytest
 
 from jaxptd.errors import UserError
@@ -95,3 +97,15 @@ def test_latent_vectors_move_where_sequences_are_shared_and_a_strategy_can_expan
     for fields in ({"tp": 2}, {"cp": 2, "ring": "rsa"}, {"ulysses": 2, "ring": "rsa"}):
         assert not Layout(**fields).exchanges_latents
         assert "latent" not in str(Layout(**fields, latent_exchange="expanded"))
+
+
+def test_absorbed_products_take_latent_vectors_everywhere_and_expand_none() -> None:
+    for fields in ({}, {"tp": 2}, {"cp": 2}, {"cp": 2, "ring": "rsa"}, {"ulysses": 2}):
+        absorbed = Layout(**fields, latent_products="absorbed")
+        assert absorbed.attends_latents
+        assert not absorbed.exchanges_latents
+        assert str(absorbed).endswith("latent_products=absorbed")
+        both = dataclasses.replace(absorbed, latent_exchange="expanded")
+        assert str(both) == str(absorbed)
+    assert Layout(cp=2).attends_latents
+    assert not Layout(tp=2).attends_latents

@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 317,
-    "lines": 62_700,
+    "lines": 63_100,
 }
 
 

@@ -140,6 +140,7 @@ class Ring:
         heads: a mesh axis along which devices split each block further, except in attention, where
             they split heads; or None.
         latents: whether latent attention exchanges latent vectors instead of keys and values.
+        absorbs: whether it takes scores on them, wherever they are.
 
     Attributes:
         strategy: the order of tokens, and how queries meet the keys of other devices.
@@ -152,6 +153,7 @@ class Ring:
     kind: RingKind = "zigzag"
     heads: str | None = None
     latents: bool = False
+    absorbs: bool = False
     strategy: ContextParallel = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -311,6 +313,7 @@ def attend(
         raise ValueError(f"a ring of kind {ring.kind!r} has its own positions; use gather")
     # A device that expands latent vectors does so as a ring does its local block.
     if devices == 1 and not jax.tree.leaves(expansion):
+        k, v = (k, v) if expansion == UNCHANGED else expansion.expand(k, v)
         return _alone(q, k, v, inputs, spec)
     spec = spec._replace(kernel=kernel.within(_at_once(max(lengths), scores)))
     o: Array = ring.strategy.exchange.attend(q, k, v, inputs, spec)

@@ -24,6 +24,7 @@ from jaxptd.collectives import alike
 def attend_rsa(q: Array, k: Array, v: Array, inputs: AttentionInputs, spec: AttentionSpec) -> Array:
     """Attention in whole rows of scores, as `attend` has it; only the kernel's dropout is used."""
     ring, kernel, scores, _ = spec
+    k, v = inputs.expansion.expand(k, v)
     furthest = inputs.furthest(scores)
     lengths = Lengths(q.shape[1], k.shape[1])
     in_line = ring.strategy.order.in_line  # so all keys follow one another

@@ -58,8 +58,13 @@ _NEEDS = (
     _Need(
         ("layout.latent_exchange",),
         lambda model, layout: model.latent is not None and layout.expands_latents,
-        "latent attention, and layout.cp or layout.ulysses of 2 or more with another layout.ring "
-        "than rsa",
+        "latent attention with layout.latent_products=expanded, and layout.cp or layout.ulysses of "
+        "2 or more with another layout.ring than rsa",
+    ),
+    _Need(
+        ("layout.latent_products",),
+        lambda model, layout: model.latent is not None,
+        "latent attention",
     ),
     _Need(
         ("layout.sequence_parallel", "layout.collective_matmul"),

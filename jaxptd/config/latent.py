@@ -64,6 +64,21 @@ class Latent(Section):
         """Elements of a head of queries and keys."""
         return self.nope_size + self.rope_size
 
+    @property
+    def vector(self) -> int:
+        """Elements of what keys and values of all heads are made of, with the rotated key."""
+        return self.kv_rank + self.rope_size
+
+
+def attended_sizes(model: Any, layout: Any) -> tuple[int, ...]:
+    """Elements of a query and of a key in attention, for a `ModelConfig` and a `Layout`.
+
+    One number, or several where layers differ.
+    """
+    if model.latent and layout.absorbs_latents:
+        return (int(model.latent.vector),)
+    return tuple(model.every_head_size)
+
 
 def check_latent(model: Any) -> None:
     """Raises UserError for options that latent attention lacks; model: a `ModelConfig` with it."""

@@ -111,6 +111,7 @@ class Parallelism:
         expert_tp: devices that share each expert's matrices; 0: as many as share other matrices.
         dispatch: how tokens reach their experts.
         latents: whether devices that share sequences exchange latent vectors in latent attention.
+        absorbed: whether latent attention takes scores on latent vectors.
         imbalance: pairs of a token and an expert on the busiest device, over the mean.
     """
 
@@ -136,6 +137,7 @@ class Parallelism:
     expert_tp: int = 0
     dispatch: Dispatch = "allgather"
     latents: bool = False
+    absorbed: bool = False
     imbalance: float = 1.0
 
     @property

@@ -43,7 +43,8 @@ def _on_tp(
     layout: Layout, precision: MatmulPrecision, whole: Callable[..., TensorParallel1D]
 ) -> TensorParallel:
     heads = Axis.ULYSSES if layout.ulysses > 1 else None
-    ring = Ring((Axis.CP,), layout.ring, heads, layout.exchanges_latents)
+    latents = layout.exchanges_latents, layout.absorbs_latents
+    ring = Ring((Axis.CP,), layout.ring, heads, *latents)
     gather_input, reduce_output = collectives.copy_to, collectives.reduce_from
     if layout.sequence_parallel:
         gather_input, reduce_output = collectives.all_gather, collectives.reduce_scatter

@@ -13,6 +13,7 @@ from typing import Any
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.config.block import FAMILIES as PRESETS
+from jaxptd.config.latent import attended_sizes
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields import checked
@@ -109,7 +110,7 @@ def _has_fused_attention(config: Config) -> bool:
     reason = obstacle(
         "gpu",
         model.dtype,
-        head_sizes=model.every_head_size,
+        head_sizes=attended_sizes(model, layout),
         dropout=model.dropout,
         documents=family_of(model).has_documents(config),
         bias=model.block.relative is not None,
@@ -121,17 +122,15 @@ def _has_fused_attention(config: Config) -> bool:
 
 def has_times(model: ModelConfig) -> bool:
     """True if the models of step time and peak memory on GPUs cover a model's parts."""
-    return family_of(model).has_times and not model.ahead
+    return family_of(model).has_times
 
 
 def require_times(model: ModelConfig) -> None:
     """Raises UserError for a model whose step time cannot be predicted."""
     if not has_times(model):
-        what = f"model.mtp.layers={model.ahead}" if model.ahead else f"model.family={model.family}"
         raise UserError(
-            f"{what}: its step time cannot be predicted yet; use "
-            "jaxptd comms and jaxptd memory, which count its bytes, or "
-            + ("model.mtp.layers=0" if model.ahead else "another family")
+            f"model.family={model.family}: its step time cannot be predicted yet; use "
+            "jaxptd comms and jaxptd memory, which count its bytes, or another family"
         )
 
 

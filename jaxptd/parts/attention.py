@@ -122,6 +122,13 @@ class AttentionShape(Part):
         """Elements for each token that devices exchange if they share sequences."""
         return 2 * own.sent_keys
 
+    def attended(self, absorbed: bool) -> tuple[int, int]:
+        """(heads of keys and values, their size) that attention takes; 0 heads: the layer's own.
+
+        absorbed: whether latent attention takes scores on latent vectors.
+        """
+        return 0, self.head_size
+
     def of_keys(self, tokens: int) -> int:
         """Number of tokens with keys and values, for `tokens` queries."""
         return tokens * self.key_tokens // self.tokens
@@ -450,7 +457,7 @@ class HeadSizes:
     @property
     def head(self) -> int:
         """H, which blocks on a grid shard and pad."""
-        size, unit = self.part.head_size, self.part.unit
+        (_, size), unit = self._attended, self.part.unit
         return unit * self.sizes.padded(size // unit, each=unit) if self.sizes.has_blocks else size
 
     @property
@@ -471,7 +478,7 @@ class HeadSizes:
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values that a device attends with, whole or a block of each."""
-        return max(1, self.counts.keys // self._sharing)
+        return self._attended[0] or max(1, self.counts.keys // self._sharing)
 
     @property
     def keys(self) -> int:
@@ -513,6 +520,16 @@ class HeadSizes:
         return self.counts.keys * head
 
     @property
+    def _attended(self) -> tuple[int, int]:
+        """Heads of keys and values that all devices share, if any, and H."""
+        return self.part.attended(self.sizes.config.layout.absorbs_latents)
+
+    @property
+    def _cuts_output(self) -> bool:
+        """True if the layer cuts attention's output before the matmul that takes it."""
+        return self.part.cuts_output and not self.sizes.config.layout.absorbs_latents
+
+    @property
     def _sharing(self) -> int:
         """Devices that share the heads."""
         return 1 if self.sizes.has_blocks else self.sizes.inner_devices
@@ -527,7 +544,7 @@ class HeadSizes:
         Ulysses, layers that save all do: with all tokens of its heads, and all heads of its tokens.
         """
         sizes, layout = self.sizes, self.sizes.config.layout
-        again = layout.ulysses > 1 and not self.part.cuts_output
+        again = layout.ulysses > 1 and not self._cuts_output
         twice: dict[Remat, int] = {"none": 1 + again, "dots": 1 + layout.has_grid}
         yield Kept("attention's output", output, twice)
         logsumexp = sizes.rows * self.heads * sizes.master_itemsize
@@ -541,7 +558,7 @@ class HeadSizes:
         sizes, blocks = self.sizes, self.sizes.has_blocks
         narrow, wide, rows = sizes.itemsize, sizes.master_itemsize, sizes.rows * self.heads
         scores = rows * self.part.key_tokens // (sizes.config.layout.col if blocks else 1)
-        taken = {} if self.part.cuts_output else by("none")
+        taken = {} if self._cuts_output else by("none")
         yield Kept("attention's output", output, by("attention", "dots") | taken)
         yield Kept("probabilities, before and after dropout", scores * (wide + narrow), by("none"))
         yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), by("none"))

@@ -37,7 +37,7 @@ class AttentionWork:
         if self.is_fused:
             return self._flash(backward=False)
         heads, T, S = self._scores
-        a, H = self.work.accelerator, self.part.head_size
+        a, H = self.work.accelerator, self._head_size
         return [
             _named(kernels.product(a, T, S, H, batch=heads), "scores forward"),
             self._softmax(SOFTMAX_FORWARD, "softmax forward"),
@@ -49,7 +49,7 @@ class AttentionWork:
         if self.is_fused:
             return self._flash(backward=True)
         heads, T, S = self._scores
-        a, H = self.work.accelerator, self.part.head_size
+        a, H = self.work.accelerator, self._head_size
         of_scores = _named(kernels.product(a, T, S, H, batch=heads), "scores backward")
         of_heads = _named(kernels.product(a, T, H, S, batch=heads), "context backward")
         softmax = self._softmax(SOFTMAX_BACKWARD, "softmax backward")
@@ -76,6 +76,11 @@ class AttentionWork:
         return reach / keys * (1 - reach / (2 * keys))
 
     @property
+    def _head_size(self) -> int:
+        """H."""
+        return self.part.attended(self.work.parallelism.absorbed)[1]
+
+    @property
     def _scores(self) -> tuple[int, int, int]:
         """A device's heads times sequences, its queries, and its keys."""
         part, parallelism = self.part, self.work.parallelism
@@ -85,7 +90,7 @@ class AttentionWork:
 
     def _flash(self, *, backward: bool) -> list[Term]:
         heads, T, S = self._scores
-        H = self.part.head_size
+        H = self._head_size
         flops = 4.0 * heads * T * S * H * self.visible
         term = kernels.flash(self.work.accelerator, flops, H, backward=backward)
         return [term.named("attention backward" if backward else "attention forward")]

@@ -2,7 +2,8 @@
 
 A device computes latent vectors of its tokens of the residual stream, with whole matrices, and from
 them queries, keys and values of its heads. So latent vectors move over tp where x moves elsewhere,
-and the keys that all heads share move beside them. The layer is `layers/attention/latent.py`.
+and the keys that all heads share move beside them. With absorbed products attention takes both as
+one head of keys and values. The layer is `layers/attention/latent.py`.
 
 Letters: T tokens, D model, N heads, H head size of queries and keys, V that of values, R a latent
 vector's elements.
@@ -143,12 +144,29 @@ class LatentAttentionShape(AttentionShape):
             vectors["q_latent"] = Compressed(self.hidden, self.q_rank)
         return vectors
 
+    @property
+    def vector(self) -> int:
+        """Elements of a latent vector of keys and values, and of the key that all heads share."""
+        return self.kv_rank + self.rope_size
+
+    def attended(self, absorbed: bool) -> tuple[int, int]:
+        """With absorbed products one head of latent vectors."""
+        return (1, self.vector) if absorbed else super().attended(absorbed)
+
     def exchanged(self, own: HeadSizes) -> int:
-        """A latent vector, and the keys' part that all heads share; with Ulysses for all heads."""
+        """A latent vector, and the keys' part that all heads share; with Ulysses for all heads.
+
+        RSA passes them around a ring as keys, and another as values.
+        """
         layout = own.sizes.config.layout
-        if layout.exchanges_latents:
-            return (self.kv_rank + self.rope_size) * layout.ulysses
+        if layout.attends_latents:
+            return self.vector * layout.ulysses * own.exchange.rings
         return super().exchanged(own)
+
+    def _taken_kv(self, own: HeadSizes) -> int:
+        """Bytes of what attention takes for keys and values."""
+        rings = own.exchange.rings if own.sizes.config.layout.absorbs_latents else 1
+        return own.taken_kv // rings
 
     @property
     def compressing_weights(self) -> int:
@@ -243,11 +261,11 @@ class LatentAttentionShape(AttentionShape):
             again = by("attention") if normed and config.gathers_again else {}
             copies = SOME if sizes.copies_taken else again
             yield Kept("x beside its tokens on all devices", sizes.stream, copies)
-        exchanges = sizes.config.layout.exchanges_latents
+        attended = sizes.config.layout.attends_latents
         for name, each in self.compressed.items():
             yield Kept("a latent vector before its norm", rows * each.rank * size, MOST)
             yield Kept("statistics of its norm", rows * sizes.master_itemsize, MOST)
-            if exchanges and name == "kv_latent":
+            if attended and name == "kv_latent":
                 continue  # no matmul before attention
             taken = sizes.with_tokens(sizes.length, each.rank).taken
             yield Kept("a latent vector", taken, SOME)
@@ -255,14 +273,14 @@ class LatentAttentionShape(AttentionShape):
     def _queries_keys_values(self, own: HeadSizes, queries: int) -> Iterator[Kept]:
         """The projections' result and the keys of all heads, or what follows from them."""
         sizes, layout = own.sizes, own.sizes.config.layout
-        made = sizes.rows * self.first(sizes) * sizes.itemsize // sizes.matrix_shards
-        shared = self.rope_size
-        if layout.exchanges_latents:
-            made, shared = queries, self.rope_size + self.kv_rank
-        of_all = sizes.rows * shared * sizes.itemsize
-        yield Kept("q, k, v of latent vectors", made, by("attention", "dots"))
+        of_all = self.vector if layout.attends_latents else self.rope_size
+        of_all *= sizes.rows * sizes.itemsize
+        yield Kept("q, k, v of latent vectors", self._made(own), by("attention", "dots"))
         yield Kept("what all heads share", of_all, by("attention", "dots"))
-        yield Kept("q, k, v as attention takes them", queries + own.taken_kv, by("none"))
+        taken = queries + self._taken_kv(own)
+        yield Kept("q, k, v as attention takes them", taken, by("none"))
+        if layout.absorbs_latents:
+            yield Kept("queries for W_k", self._of_tokens(own, self.nope_size), by("none"))
         if layout.exchanges_latents and layout.ulysses > 1:
             size = sizes.itemsize if sizes.casts else sizes.master_itemsize
             columns = own.attended * (self.nope_size + self.value_size)
@@ -271,20 +289,32 @@ class LatentAttentionShape(AttentionShape):
     def _core_kept(self, own: HeadSizes, output: int) -> Iterator[Kept]:
         """Adds the output without the padding of values, as the output projection takes it."""
         yield from super()._core_kept(own, output)
-        sizes = own.sizes
-        if self.cuts_output:
-            taken = sizes.rows * self.second(sizes) * sizes.itemsize // sizes.matrix_shards
+        if own.sizes.config.layout.absorbs_latents:
+            yield Kept("outputs of W_v", self._of_tokens(own, self.value_size), by("none"))
+        elif self.cuts_output:
+            taken = self._of_tokens(own, self.value_size)
             yield Kept("attention's output without padding", taken, by("none"))
+
+    def _made(self, own: HeadSizes) -> int:
+        """Bytes of what the first matmuls of heads yield: of queries alone, or of keys as well."""
+        if own.sizes.config.layout.attends_latents:
+            return self._of_tokens(own, self.head_size)
+        return self._of_tokens(own, self.first(own.sizes) // own.counts.queries)
+
+    def _of_tokens(self, own: HeadSizes, size: int) -> int:
+        """Bytes of `size` elements for each token and head of a device."""
+        return own.sizes.rows * own.heads * size * own.sizes.itemsize
 
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
         """Bytes of attention, with latent vectors beside what the first matmuls yield."""
         own, size = HeadSizes(self, sizes), sizes.itemsize
         queries = sizes.tokens * size * own.inner // sizes.matrix_shards
-        made = sizes.tokens * size * self.first(sizes) // sizes.matrix_shards
-        made = queries if sizes.config.layout.exchanges_latents else made
+        made = self._made(own)
         vectors = sum(each.columns for each in self.compressed.values())
         vectors *= (sizes.stream_rows + sizes.tokens) * size
-        joined = queries + own.taken_kv  # rotated, and values padded
+        joined = queries + self._taken_kv(own)  # rotated, and values padded
+        if sizes.config.layout.absorbs_latents:  # the kernel's output, and its gradient
+            joined += 2 * (queries - self._of_tokens(own, self.value_size))
         core, scores = self._core_bytes(own, queries), not sizes.is_fused
         found = AttentionBytes.of(self, sizes, first=made + vectors, core=core + joined)
         largest = max(self.first_weights, self.hidden * self.inner) * size // sizes.matrix_shards
@@ -293,11 +323,12 @@ class LatentAttentionShape(AttentionShape):
     def _core_bytes(self, own: HeadSizes, queries: int) -> int:
         """Adds what a visit expands: keys, values and their gradients, and those of the matrix."""
         found, sizes, layout = super()._core_bytes(own, queries), own.sizes, own.sizes.config.layout
-        if not layout.exchanges_latents:
+        narrow, wide, matrix = sizes.itemsize, sizes.master_itemsize, 0
+        if layout.exchanges_latents:
+            matrix = self.kv_rank * own.attended * (self.nope_size + self.value_size)
+        elif not layout.absorbs_latents:
             return found
-        narrow, wide = sizes.itemsize, sizes.master_itemsize
         visited = own.visited_kv * (own.exchange.at_once(layout) if layout.ring_size > 1 else 1)
-        matrix = self.kv_rank * own.attended * (self.nope_size + self.value_size)
         return found + visited + visited * wide // narrow + matrix * wide
 
     # ---- bytes sent ----------------------------------------------------------------------------
@@ -311,7 +342,7 @@ class LatentAttentionShape(AttentionShape):
         x, token = sizes.activations, sizes.tokens * sizes.itemsize
         taken: tuple[int, ...] = (token * self.kv_rank, token * self.q_rank or x)
         key, tp = token * self.rope_size, layout.tp
-        if layout.exchanges_latents:  # in one array, which no matmul takes before attention
+        if layout.attends_latents:  # in one array, which no matmul takes before attention
             taken, key = taken[1:], key + taken[0]
         ends = BACKWARD + FORWARD + again.last_product
         if layout.collective_matmul:
@@ -338,15 +369,16 @@ class LatentAttentionShape(AttentionShape):
         self, step: Scenario, own: HeadSizes, again: Recomputed, times: int
     ) -> Iterator[Collective]:
         """All-to-alls of queries and outputs; latent vectors are gathered for the heads."""
-        if not step.config.layout.exchanges_latents:
+        if not step.config.layout.attends_latents:
             yield from super()._exchanged_heads(step, own, again, times)
             return
         sizes, forwards = step.sizes, times * (2 - again.nothing)
         queries = sizes.rows * own.heads * own.head * sizes.itemsize
         moves, axes = 2 * (forwards + times), (Axis.ULYSSES,)
         yield Collective(ALL_TO_ALL, axes, moves, moves * queries)
-        yield Collective(ALL_GATHER, axes, forwards, forwards * own.taken_kv)
-        yield Collective(REDUCE_SCATTER, axes, times, times * own.taken_kv)
+        vectors = self._taken_kv(own)
+        yield Collective(ALL_GATHER, axes, forwards, forwards * vectors)
+        yield Collective(REDUCE_SCATTER, axes, times, times * vectors)
 
     # ---- seconds -------------------------------------------------------------------------------
 
@@ -357,16 +389,41 @@ class LatentAttentionShape(AttentionShape):
         heads = self.heads // devices
         source, key_value = self.q_rank or self.hidden, self.nope_size + self.value_size
         yield Product("q of heads", work.tokens, source, heads * self.head_size)
-        if not work.parallelism.latents:
+        if not (work.parallelism.latents or work.parallelism.absorbed):
             yield Product("k, v of heads", work.tokens, self.kv_rank, heads * key_value)
 
     def core_forward(self, work: Work) -> list[Term]:
-        """Adds the keys and values that a device makes of the latent vectors that it visits."""
-        return [*super().core_forward(work), *self._expansions(work, "forward")]
+        """Adds the keys and values that a device makes of the latent vectors that it visits.
+
+        With absorbed products, the matmuls of queries and outputs instead.
+        """
+        more = *self._expansions(work, "forward"), *self._absorbed(work, "forward")
+        return [*super().core_forward(work), *more]
 
     def core_backward(self, work: Work) -> list[Term]:
         """Adds the same again, and the gradients of vectors and matrix."""
-        return [*super().core_backward(work), *self._expansions(work, "backward")]
+        more = *self._expansions(work, "backward"), *self._absorbed(work, "backward")
+        return [*super().core_backward(work), *more]
+
+    def core_again(self, work: Work) -> list[Term]:
+        return list(self._absorbed(work, "forward"))
+
+    def _absorbed(self, work: Work, name: str) -> Iterator[Term]:
+        """Each head's matmuls with its columns of W_k and W_v, and passes over their results."""
+        parallelism, a = work.parallelism, work.accelerator
+        if not parallelism.absorbed:
+            return
+        T, R, heads = work.tokens, self.kv_rank, self.heads // parallelism.inner
+        backward = name == "backward"
+        factors = {"queries by W_k": (self.nope_size, R), "outputs by W_v": (R, self.value_size)}
+        for what, (K, N) in factors.items():
+            for each in ((T, K, N), (K, N, T)) if backward else ((T, N, K),):
+                term = kernels.product(a, *each, batch=heads)
+                yield term.named(f"{what} {name}", "attention")
+        # Queries joined of both parts, or their gradient and that of outputs cut and padded.
+        moves = T * heads * self.vector * 4 * (1 + backward)
+        passes = kernels.moved(a, moves, 1 + backward)
+        yield passes.named(f"queries of latent vectors joined {name}", "attention")
 
     def _expansions(self, work: Work, name: str) -> Iterator[Term]:
         """Matmuls with the tokens of each device that it visits, and passes over their results."""

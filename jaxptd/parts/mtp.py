@@ -9,7 +9,10 @@ Source: DeepSeek-V3, arXiv 2412.19437, section 2.2.
 import dataclasses
 from collections.abc import Iterator
 
+from jaxptd.costs import kernels
 from jaxptd.costs.collective import Collective
+from jaxptd.costs.program import Work
+from jaxptd.costs.terms import Term
 from jaxptd.parts.architecture import Stack
 from jaxptd.parts.ends import Embedding, End, EndBytes, Head, Norm
 from jaxptd.parts.grid import product
@@ -18,6 +21,7 @@ from jaxptd.parts.scenario import RECOMPUTED, Scenario
 from jaxptd.parts.sizes import Sizes, elements_on_device
 
 HALVES = 2  # of what its first matmul reads: the embedding of a token, and the stream before it
+NORMS = 3  # besides those of its layer: of both halves, and the head's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +79,18 @@ class Module(End):
         yield from inside("norm", self.norm.parameters(sharding))
 
     def end_bytes(self, sizes: Sizes) -> EndBytes:
-        """Logits are held beside those of the other heads until all losses are known."""
+        """Logits are held beside those of the other heads until all losses are known.
+
+        The table has two more gradients, of its head and of its look-up.
+        """
         layout = sizes.config.layout
         infos = dict(self.parameters(LayoutSharding(layout), sizes.vocab)).values()
         elements = sum(elements_on_device(info, layout) for info in infos)
+        head = self.head.end_bytes(sizes)
         return EndBytes(
-            parameters=elements * sizes.master_itemsize, logits=self.head.end_bytes(sizes).logits
+            parameters=elements * sizes.master_itemsize,
+            gradient=2 * head.gradient,
+            logits=head.logits,
         )
 
     # ---- bytes sent ----------------------------------------------------------------------------
@@ -97,6 +107,32 @@ class Module(End):
         yield from self.layer.collectives(step)
         yield from self.layer.along_cp(step)
         yield from self.head.collectives(step)
+
+    # ---- seconds -------------------------------------------------------------------------------
+
+    def terms(self, work: Work) -> list[Term]:
+        """The look-up, both matmuls before the layer, its norms, and the head with its loss.
+
+        The layer's own terms are those of a stack, `layers`.
+        """
+        parallelism, a = work.parallelism, work.accelerator
+        sharded = parallelism.tp if parallelism.sequence_parallel else 1
+        T, D, N = work.tokens // sharded, self.hidden, self.hidden // parallelism.col
+        ((remat, _),) = parallelism.remats(1)
+        sizes = {"forward": (T, N, D), "dx": (T, D, N), "dw": (D, N, T)}
+        if RECOMPUTED[remat].products:
+            sizes["forward again"] = sizes["forward"]
+        joins = [
+            kernels.product(a, *size).times(HALVES).named(f"join of a module {name}")
+            for name, size in sizes.items()
+        ]
+        norm = self.norm.moved_forward(work.implementation)
+        norm += self.norm.moved_backward(work.implementation)
+        elements = parallelism.stream(self.layer.tokens, D)
+        norms = kernels.moved(a, NORMS * norm * elements, 2 * NORMS).named("norms of a module")
+        return [*self.table.terms(work), *joins, norms, *self.head.terms(work)]
+
+    # ---- recomputation -------------------------------------------------------------------------
 
     def _is_recomputed(self, step: Scenario) -> bool:
         """True if backward computes again what the layer takes."""

@@ -264,6 +264,10 @@ class Part(abc.ABC):
         """The backward pass of `core_forward`."""
         return []
 
+    def core_again(self, work: Work) -> list[Term]:
+        """The kernels of `core_forward` that backward repeats where layers save `dots`."""
+        return []
+
     def routing_forward(self, work: Work) -> list[Term]:
         """The kernels that choose experts, and bring tokens to them and back."""
         return []

@@ -21,6 +21,7 @@ from jaxptd.layout import (
     Balance,
     ExpertSplit,
     LatentExchange,
+    LatentProducts,
     Matmul2D,
     ReplicaState,
 )
@@ -41,6 +42,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "layout.ring": tuple(STRATEGIES),
     "layout.replica_state": get_args(ReplicaState),
     "layout.latent_exchange": get_args(LatentExchange),
+    "layout.latent_products": get_args(LatentProducts),
     "layout.balance": get_args(Balance),
     "layout.matmul2d": get_args(Matmul2D),
     "layout.matmul2d_slices": (1, 2, 3),

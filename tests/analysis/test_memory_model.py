@@ -46,6 +46,10 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
     return [(layout, choice | {"remat": remat}) for remat in REMATS]
 
 
+def absorbed(layout: Layout, **choice: Any) -> list[Any]:
+    return every(dataclasses.replace(layout, latent_products="absorbed"), **choice)
+
+
 MOE = tiny.MOE | {"moe.balance_loss": 0.1, "moe.shared_ffn_hidden_size": 8}
 SWIN = {"family": "swin-unet", "dropout": 0.1, "images.drop_path": 0.1}
 LATENT = tiny.LATENT
@@ -84,6 +88,9 @@ QUICK = [
     (Layout(cp=2, tp=2, ring="rsa"), LATENT | {"dropout": 0.1}),
     (Layout(cp=2, tp=2), LATENT | {"remat": "dots"}),
     (Layout(ulysses=2), LATENT),
+    (Layout(tp=2, latent_products="absorbed"), LATENT | {"remat": "dots"}),
+    (Layout(ulysses=2, tp=2, latent_products="absorbed"), LATENT),
+    (Layout(cp=2, tp=2, ring="rsa", latent_products="absorbed"), LATENT),
     (tiny.SEQUENCE_PARALLEL, PLAIN_QUERIES | {"remat": "attention"}),
 ]
 SLOW = [
@@ -97,6 +104,18 @@ SLOW = [
     *every(Layout(cp=2, tp=2, sequence_parallel=True), **PLAIN_QUERIES),
     *every(Layout(ulysses=2, tp=2, zero=1), **LATENT, dtype="bfloat16"),
     *every(Layout(ulysses=2, latent_exchange="expanded"), **LATENT),
+    *absorbed(Layout(), **LATENT),
+    *absorbed(Layout(cp=2, tp=2), **LATENT),
+    *absorbed(Layout(ulysses=2, tp=2), **LATENT)[1:],
+    *absorbed(Layout(cp=2, ulysses=2), **WIDE_VALUES),
+    *absorbed(Layout(cp=2, tp=2, ring="rsa"), **LATENT)[1:],
+    *absorbed(Layout(cp=2, ring="gather"), **LATENT, attention_sinks=True),
+    *absorbed(tiny.SEQUENCE_PARALLEL, **LATENT, dropout=0.1),
+    *absorbed(RING_STEPS, **PLAIN_QUERIES),
+    *absorbed(Layout(pp=2, tp=2), **LATENT | FIVE | {"moe.first_dense": 1}),
+    *absorbed(Layout(dp=2, ep=2, tp=2, zero=3), **LATENT, dtype="bfloat16"),
+    *absorbed(Layout(tp=2), **LATENT, dtype="bfloat16"),
+    *absorbed(Layout(tp=4), **LATENT | {"num_heads": 6}),
     *every(Layout(cp=2, tp=2, ring="rsa"), **LATENT)[1:],
     *every(Layout(cp=2, tp=2, ring="gather"), **WIDE_VALUES),
     *every(Layout(ulysses=2, tp=2), **LATENT),

@@ -166,6 +166,12 @@ EXPERTS = [
     slow(Layout(dp=2, ep=2, tp=2, zero=3), tiny.MOE | BIASES),
     slow(Layout(pp=2, cp=2, tp=2, schedule="zb-v"), FOUR | tiny.MOE | BIASES),
 ]
+
+
+def absorbed(layout: Layout) -> Layout:
+    return dataclasses.replace(layout, latent_products="absorbed")
+
+
 LATENT, PLAIN_QUERIES = tiny.LATENT, tiny.LATENT | {"latent.q_rank": 0}
 LATENTS = [
     (EP_SP, LATENT | {"remat": "dots"}),
@@ -193,6 +199,24 @@ LATENTS = [
     ),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=2), LATENT | {"optimizer": "muon"}),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=1), LATENT | {"optimizer": "adafactor"}),
+]
+ABSORBED = [
+    (absorbed(EP_SP), LATENT | {"remat": "dots"}),
+    (absorbed(Layout(cp=2, ulysses=2, tp=2)), LATENT | {"remat": "attention"}),
+    (absorbed(Layout(cp=2, ulysses=2, ring="rsa")), LATENT | {"remat": "full"}),
+    slow(absorbed(RING_STEPS), LATENT | {"remat": "full"}),
+    slow(absorbed(RING_STEPS), PLAIN_QUERIES),
+    *(slow(absorbed(Layout(cp=2, tp=2, sequence_parallel=True)), LATENT | r) for r in REMATS),
+    *(slow(absorbed(Layout(cp=4, ring="gather", zero=3)), LATENT | r) for r in REMATS),
+    *(slow(absorbed(Layout(cp=2, ulysses=2, tp=2)), LATENT | r) for r in REMATS),
+    *(slow(absorbed(Layout(cp=2, ulysses=2, ring="rsa")), LATENT | r) for r in REMATS),
+    slow(absorbed(Layout(cp=4, ring="blockwise")), LATENT | {"window": 4}),
+    slow(absorbed(Layout(pp=2, cp=2, tp=2, schedule="zb-v")), FOUR | LATENT),
+    slow(absorbed(dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-v")), FOUR | LATENT),
+    slow(
+        absorbed(Layout(pp=2, tp=4, sequence_parallel=True, schedule="zb-h1")),
+        FOUR | LATENT | REMATS[1],
+    ),
 ]
 AHEAD = {"mtp.layers": 2}
 MODULES = [  # which run with the head
@@ -357,6 +381,7 @@ ALL = (
     + OPTIONS
     + EXPERTS
     + LATENTS
+    + ABSORBED
     + MODULES
     + WINDOWS
     + HEADS

@@ -19,7 +19,7 @@ from jaxptd.attention.attend import AttentionInputs, attend
 from jaxptd.attention.xla import Xla
 from jaxptd.collectives import as_varying
 from jaxptd.costs.collective import Collective, add_up, subtract
-from jaxptd.layers.attention.latent import FromLatents
+from jaxptd.layers.attention.latent import FromLatents, Latents
 from jaxptd.mesh import SEQUENCE_AXES, Axis, Layout
 from tests.attention.test_kernel import Dropout, difference, mixed, plain
 from tests.test_ring_attention import TENSOR, B, Case, H, T
@@ -31,7 +31,7 @@ assert NOPE + SHARED == H
 
 
 @dataclasses.dataclass(frozen=True)
-class Latents(Case):
+class Expanded(Case):
     """A case whose keys and values are made of latent vectors."""
 
     def inputs(self) -> list[np.ndarray]:
@@ -60,11 +60,11 @@ class Latents(Case):
         return jax.shard_map(body, mesh=self.mesh, in_specs=specs, out_specs=outs, check_vma=True)
 
 
-def forward(case: Latents) -> Callable:
+def forward(case: Expanded) -> Callable:
     return case.mapped(lambda tokens, q, c, s, do, w: case.own(tokens, q, c, s, w), TENSOR)
 
 
-def both_ways(case: Latents) -> Callable:
+def both_ways(case: Expanded) -> Callable:
     """Computes the output, and the gradients of queries, vectors, shared parts and matrix."""
 
     def body(tokens: AttentionInputs, *arrays: Array) -> tuple[Array, ...]:
@@ -75,7 +75,7 @@ def both_ways(case: Latents) -> Callable:
     return case.mapped(body, (TENSOR, TENSOR, VECTORS, VECTORS, MATRIX))
 
 
-def expected(case: Latents) -> list[np.ndarray]:
+def expected(case: Expanded) -> list[np.ndarray]:
     """What `both_ways` yields, by plain attention to the keys and values of the whole sequence."""
     q, latent, shared, do, w = case.inputs()
     made = np.einsum("BSR,RNH->BSNH", latent[:, :, 0], w)
@@ -88,10 +88,10 @@ def expected(case: Latents) -> list[np.ndarray]:
     return [want.o, want.dq, dlatent, dshared, np.einsum("BSR,BSNH->RNH", latent[:, :, 0], dmade)]
 
 
-def case(ring: Any, cp: int, *, rich: bool = False, **choice: Any) -> Latents:
+def case(ring: Any, cp: int, *, rich: bool = False, **choice: Any) -> Expanded:
     sizes = {name: choice.pop(name) for name in ("tp", "ulysses", "dp") if name in choice}
     layout = Layout(cp=cp, ring=ring, **sizes)
-    return Latents(layout, rate=0.1 * rich, documents=rich, **{"heads": 4} | choice)
+    return Expanded(layout, rate=0.1 * rich, documents=rich, **{"heads": 4} | choice)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def case(ring: Any, cp: int, *, rich: bool = False, **choice: Any) -> Latents:
     ],
     ids=str,
 )
-def test_it_gives_the_attention_of_one_device_to_expanded_keys(case: Latents) -> None:
+def test_it_gives_the_attention_of_one_device_to_expanded_keys(case: Expanded) -> None:
     """And gradients: one part of those of vectors from each device's heads, of the matrix from
     each device's queries.
     """
@@ -127,7 +127,7 @@ def test_it_gives_the_attention_of_one_device_to_expanded_keys(case: Latents) ->
         assert difference(x, want) < 1e-14, name
 
 
-def moved(case: Latents, fn: Callable, dtype: str = "bfloat16") -> list[Collective]:
+def moved(case: Case, fn: Callable, dtype: str = "bfloat16") -> list[Collective]:
     """Collectives over cp and ulysses; the others are sums where this test's arrays are whole."""
     traced = jax.make_jaxpr(fn)(*case.arguments(dtype))
     found = collectives_of(traced, case.mesh)
@@ -180,7 +180,7 @@ def test_ulysses_gathers_vectors_and_exchanges_queries_and_outputs() -> None:
     ],
     ids=str,
 )
-def test_every_device_expands_all_that_it_visits(each: Latents, visits: int) -> None:
+def test_every_device_expands_all_that_it_visits(each: Expanded, visits: int) -> None:
     """Once in forward; in backward once more, and two matmuls for the gradients."""
     heads, tokens = each.heads // each.layout.ulysses, T // each.layout.sequence_shards
     once = visits * 2 * B * tokens * R * heads * (NOPE + V)
@@ -208,7 +208,7 @@ def work(case: Case, fn: Callable) -> np.ndarray:
 
 
 @pytest.mark.parametrize("each", [case("zigzag", 4), slow(case("gather", 4))], ids=str)
-def test_vectors_are_kept_and_not_the_keys_made_of_them(each: Latents) -> None:
+def test_vectors_are_kept_and_not_the_keys_made_of_them(each: Expanded) -> None:
     kept: list[tuple[int, ...]] = []
 
     def body(tokens: AttentionInputs, *arrays: Array) -> Array:
@@ -226,3 +226,95 @@ def test_vectors_are_kept_and_not_the_keys_made_of_them(each: Latents) -> None:
         (R, each.heads, NOPE + V),
     ]
     assert sorted(kept) == sorted(wanted)
+
+
+# ---- latent vectors that are the keys and values of all heads ------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Absorbed(Case):
+    """A case whose queries meet latent vectors with a shared part beside them, `[B, S, 1, W]`."""
+
+    def inputs(self) -> list[np.ndarray]:
+        """Queries, vectors with shared parts, and the output's gradient."""
+        draw = np.random.default_rng(0).standard_normal
+        q, both, do = (draw((B, T, heads, W)) for heads in (self.heads, 1, self.heads))
+        do[..., R:] = 0  # where the output is that of the shared part
+        return [q, both, do]
+
+    def arguments(self, dtype: str) -> tuple[AttentionInputs, *tuple[Array, ...]]:
+        return self.tokens(), *(jnp.asarray(x[:, self.order], dtype) for x in self.inputs())
+
+    def own(self, tokens: AttentionInputs, q: Array, both: Array) -> Array:
+        kernel, expansion = Xla(Dropout(self.rate, mixed), self.chunk), Latents()
+        k, v = expansion.split(as_varying(both, [Axis.TP])[None])
+        inputs = tokens._replace(expansion=expansion)
+        return attend(q, k, v, inputs, ring=self.ring, kernel=kernel, scores=self.scores)
+
+    def mapped(self, body: Callable, outs: Any) -> Callable:
+        """Maps `body(tokens, q, vectors, do)` over the devices' blocks."""
+        tokens = AttentionInputs(P(Axis.DP), P(Axis.DP), P(Axis.DP, Axis.TP), P(Axis.TP))
+        specs = (tokens, TENSOR, VECTORS, TENSOR)
+        return jax.shard_map(body, mesh=self.mesh, in_specs=specs, out_specs=outs, check_vma=True)
+
+    def both_ways(self) -> Callable:
+        """Computes the output, and the gradients of queries and vectors."""
+
+        def body(tokens: AttentionInputs, q: Array, both: Array, do: Array) -> tuple[Array, ...]:
+            o, back = jax.vjp(partial(self.own, tokens), q, both)
+            return o, *back(do)
+
+        return self.mapped(body, (TENSOR, TENSOR, VECTORS))
+
+
+W = R + SHARED
+
+
+def absorbed(ring: Any, cp: int, **choice: Any) -> Absorbed:
+    given = case(ring, cp, **choice)
+    fields = {each.name: getattr(given, each.name) for each in dataclasses.fields(Case)}
+    return Absorbed(**fields)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        absorbed("zigzag", 1, rich=True),
+        absorbed("zigzag", 3, rich=True),
+        slow(absorbed("zigzag", 4, window=17, rich=True)),
+        slow(absorbed("zigzag", 4, causal=False)),
+        slow(absorbed("zigzag", 2, bias=True, tp=2, dp=2)),
+        absorbed("blockwise", 4, window=14, rich=True, tp=2),
+        absorbed("gather", 3, rich=True),
+        slow(absorbed("gather", 4, window=14, tp=2)),
+        absorbed("rsa", 4),
+        slow(absorbed("rsa", 2, rich=True, tp=2)),
+        absorbed("zigzag", 2, ulysses=2, rich=True, tp=2),
+        slow(absorbed("gather", 2, ulysses=2, rich=True)),
+        slow(absorbed("rsa", 2, ulysses=2)),
+    ],
+    ids=str,
+)
+def test_it_gives_the_attention_of_one_device_to_vectors(case: Absorbed) -> None:
+    """A vector is the key and the value of all heads: the gradients of both add up."""
+    with jax.enable_x64(True):
+        found = jax.jit(case.both_ways())(*case.arguments("float64"))
+    q, both, do = case.inputs()
+    keys = np.repeat(both, case.heads, 2)
+    want = plain(q, keys, keys, do, case.coordinates(), scores=case.scores, rate=case.rate)
+    gradient = (want.dk + want.dv).sum(2, keepdims=True)
+    back = np.argsort(case.order)
+    for name, x, y in zip(("o", "dq", "dc"), found, (want.o, want.dq, gradient), strict=True):
+        assert difference(np.asarray(x)[:, back], y) < 1e-14, name
+
+
+@pytest.mark.parametrize(("ring", "rings"), [("zigzag", 1), ("blockwise", 1), ("rsa", 2)])
+def test_one_array_travels_as_keys_and_values(ring: Any, rings: int) -> None:
+    """With RSA twice, as it has a ring for scores and another for outputs."""
+    each, hops = absorbed(ring, 4), 3
+    forward = each.mapped(lambda tokens, q, both, do: each.own(tokens, q, both), TENSOR)
+    block, hops = B * each.block * W, hops * rings
+    first = moved(each, forward)
+    assert first == [Collective("collective-permute", ("cp",), hops, hops * block * 2)]
+    later = subtract(moved(each, each.both_ways()), first)
+    assert later == [Collective("collective-permute", ("cp",), 2 * hops, hops * block * (2 + 4))]

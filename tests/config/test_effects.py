@@ -112,9 +112,17 @@ def test_what_latent_attention_exchanges_is_named_where_nothing_is_exchanged() -
         (MODEL, {"cp": 2}),
         (latent, {"tp": 2}),
         (latent, {"cp": 2, "ring": "rsa"}),
+        (latent, {"cp": 2, "latent_products": "absorbed"}),
     ):
         layout = Layout(**fields, latent_exchange="expanded")
         (found,) = without_effect(model, layout)
         assert found.startswith("layout.latent_exchange=expanded has no effect without latent att")
     for fields in ({"cp": 2}, {"ulysses": 2}, {"cp": 2, "ring": "gather"}):
         assert list(without_effect(latent, Layout(**fields, latent_exchange="expanded"))) == []
+
+
+def test_products_of_latent_attention_are_named_where_there_is_none() -> None:
+    layout = Layout(latent_products="absorbed")
+    (found,) = without_effect(MODEL, layout)
+    assert found == "layout.latent_products=absorbed has no effect without latent attention"
+    assert list(without_effect(ModelConfig(family="deepseek_v3"), layout)) == []

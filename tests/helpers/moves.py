@@ -129,7 +129,7 @@ def latent(ranks: tuple[int, ...], shared: int) -> Part:
         size = tokens(layout) * np.dtype(dtype).itemsize
         gathers = layout.sequence_parallel
         taken, whole = ranks, shared
-        if layout.exchanges_latents:  # one array that no matmul takes before attention
+        if layout.attends_latents:  # one array that no matmul takes before attention
             taken, whole = ranks[1:], shared + ranks[0]
         beside = [whole * size] * (gathers and layout.collective_matmul)
         moved = [each * size for each in (*taken, whole, D)]

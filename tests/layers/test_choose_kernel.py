@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import Config, Latent, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.mesh import Layout
+from jaxptd.models.families import sizes_of
 
 GPU = SimpleNamespace(platform="gpu", compute_capability="9.0")
 CPU = SimpleNamespace(platform="cpu")
@@ -49,6 +50,19 @@ def test_cudnn_is_picked_where_it_can_run(layout: Layout) -> None:
 )
 def test_attention_without_a_fused_kernel(layout: Layout, words: str) -> None:
     assert chosen(config(layout), GPU) == ("xla", words)
+
+
+def test_vectors_of_latent_attention_may_be_wider_than_fused_heads() -> None:
+    """Heads of 192 elements fit, and vectors of 512 + 64 do not."""
+    absorbed = Layout(latent_products="absorbed")
+    assert chosen(config(Layout(), family="deepseek_v3"), GPU) == ("cudnn", None)
+    kernel, words = chosen(config(absorbed, family="deepseek_v3"), GPU)
+    assert kernel == "xla"
+    assert words.endswith("at most 256, not 576")
+    assert not sizes_of(config(absorbed, family="deepseek_v3")).is_fused
+    narrow = config(absorbed, family="deepseek_v3", latent=Latent(kv_rank=192))
+    assert chosen(narrow, GPU) == ("cudnn", None)
+    assert sizes_of(narrow).is_fused
 
 
 def test_a_window_that_ends_in_another_devices_block_has_no_fused_kernel() -> None:

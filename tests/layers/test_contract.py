@@ -1,5 +1,7 @@
 """Every layer on every layout against the same layer on one device."""
 
+import dataclasses
+
 import jax
 import pytest
 from contract import Case, hold
@@ -124,11 +126,16 @@ def test_experts_are_those_of_one_device(case: Case, layout: Layout) -> None:
         hold(case, layout, dtype="float64")
 
 
+ABSORBED = [dataclasses.replace(each, latent_products="absorbed") for each in LAYOUTS[:9]]
+
+
 @pytest.mark.parametrize(
     ("layout", "case"),
     [
         *by_turns([LAYOUTS[i] for i in (0, 5, 6, 8)], LATENTS),
         *(slow(layout, case) for layout in LAYOUTS[1:5] for case in LATENTS),
+        *by_turns([ABSORBED[i] for i in (1, 4, 6, 8)], LATENTS),
+        *(slow(ABSORBED[i], case) for i in (2, 3, 5, 7) for case in LATENTS),
     ],
     ids=str,
 )

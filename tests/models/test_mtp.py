@@ -14,7 +14,7 @@ from jaxptd.config import ModelConfig, nested
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.models.decoder import MTP_LOSS, losses, targets_ahead, tokens_ahead
-from jaxptd.models.families import architecture_of, require_times, work_of
+from jaxptd.models.families import architecture_of, work_of
 from jaxptd.models.stages import parameter_infos
 from jaxptd.params import shardings
 from tests.models.test_latent_attention import V3
@@ -162,11 +162,6 @@ def test_what_modules_do_not_go_with_is_refused_in_a_line(fields: dict, line: st
     with pytest.raises(UserError) as error:
         ModelConfig(**nested(fields))
     assert str(error.value).startswith(line)
-
-
-def test_times_are_refused() -> None:
-    with pytest.raises(UserError, match=r"model.mtp.layers=1: its step time cannot be predicted"):
-        require_times(ModelConfig(**nested({"mtp.layers": 1})))
 
 
 def test_no_modules_are_no_section() -> None:

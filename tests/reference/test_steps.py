@@ -1,5 +1,6 @@
 """jaxptd's training steps equal a numpy reference, on one device and on layouts."""
 
+import dataclasses
 import functools
 
 import jax
@@ -187,6 +188,16 @@ LATENT_LAYOUTS = (
     Layout(dp=2, cp=4, ring="rsa", zero=2),
     Layout(ulysses=2, tp=2, zero=1),
 )
+ABSORBED = tuple(
+    dataclasses.replace(each, latent_products="absorbed")
+    for each in (
+        Layout(cp=2, tp=2, sequence_parallel=True),
+        Layout(),
+        *LATENT_LAYOUTS,
+        Layout(cp=2, ulysses=2, ring="blockwise"),
+        Layout(cp=2, ulysses=2, ring="rsa"),
+    )
+)
 OF_GPT_OSS = (
     *EXPERT_LAYOUTS,
     Layout(tp=4),
@@ -219,6 +230,9 @@ OF_GPT_OSS = (
         (LATENT, LATENT_LAYOUTS[0]),
         *(slow(LATENT, each) for each in LATENT_LAYOUTS[1:]),
         *(slow(LATENT_KEYS, each) for each in LATENT_LAYOUTS[:4]),
+        (LATENT, ABSORBED[0]),
+        *(slow(LATENT, each) for each in ABSORBED[1:]),
+        *(slow(LATENT_KEYS, each) for each in (*ABSORBED[:6], *ABSORBED[-3:])),
         slow(LATENT_KEYS, EXPERT_LAYOUTS[3]),
         *(slow(GPT_OSS, each) for each in OF_GPT_OSS),
         *(slow(MIXTRAL, each) for each in EXPERT_LAYOUTS[:2]),

@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--layout.sequence_parallel=true",
         "--layout.collective_matmul=true --layout.sequence_parallel=true",
         "--layout.ring=rsa",
-        "--layout.latent_exchange=expanded",
+        *("--layout.latent_exchange=expanded", "--layout.latent_products=absorbed"),
         "--layout.replica_state=split",
         "--layout.row=2",
         "--layout.matmul2d=summa --layout.row=2",

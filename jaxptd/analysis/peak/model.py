@@ -329,6 +329,7 @@ class _Step:
         else:
             yield from map(self._backward, range(len(self.loops)))
             yield self._loss()
+            yield from self._modules(self._loss())
             yield self._turned()
         if self._is_late:
             yield self._late()
@@ -417,7 +418,7 @@ class _Step:
             moment="layers",
             gathered=self._gathered() + sum(each.gathered for each in before),
             kept=sum(each.kept for each in before),
-            gradients=self._sums + gradients + table,
+            gradients=self._sums + gradients + table + self._of_modules,
             working=self.loops[number].working,
             copies=sum(each.copies for each in before),
         )
@@ -432,6 +433,7 @@ class _Step:
         zeros = self._stacked(self.loops) if early and not self._sums else 0
         return dataclasses.replace(
             self._before_backward,
+            kept=self._before_backward.kept + memory_model.behind(self.config),
             gradients=self._sums + zeros * model.scan_layers,
             working=self._x,
             logits=self.ends.logits + self.ends.product,
@@ -448,6 +450,38 @@ class _Step:
             logits=2 * self.ends.narrow,
             copies=sum(each.copies for each in self.loops),
         )
+
+    @cached_property
+    def _of_modules(self) -> int:
+        """Gradients of the layers that run with the heads, before they are summed."""
+        sizes = sizes_of(self.config)
+        ends = architecture_of(self.config.padded_model).behind
+        bytes_of_all = sum(each.end_bytes(sizes).parameters for each in ends if each.layers)
+        return 0 if self._sums else bytes_of_all // self._narrowing
+
+    def _modules(self, loss: Peak) -> Iterator[Peak]:
+        """The backward pass of each layer that runs with the heads, the last one first.
+
+        What earlier ones save is there, and the logits of their heads and of the model's own.
+
+        loss: the moment before.
+        """
+        ((remat, _),) = self.config.model.remats(1)
+        layers = architecture_of(self.config.padded_model).layers_behind
+        saved, many = memory_model.behind(self.config), len(layers)
+        for number, stack in enumerate(layers, 1):
+            layer = Loop(self.config, DeviceLayers(stack, remat, 1, 1), parameters=0)
+            logits = self.ends.logits * number // (many + 1)
+            done = self._of_modules * (many - number + 1) // many if not self.plan else 0
+            table = self.ends.narrow + self.ends.gradient // (2 * many + 1)
+            yield dataclasses.replace(
+                loss,
+                moment="modules",
+                kept=loss.kept - saved * (many - number) // many,
+                gradients=loss.gradients + done,
+                working=layer.working + self._x,
+                logits=logits + table,
+            )
 
     @property
     def _is_late(self) -> bool:
@@ -473,7 +507,10 @@ class _Step:
         )
         tables = 1 if self.config.model.tie_embeddings else 2
         logits = self.ends.logits + tables * self.ends.narrow
-        yield dataclasses.replace(moment, logits=logits, working=self._x)
+        behind = moment.kept + memory_model.behind(self.config)
+        loss = dataclasses.replace(moment, logits=logits, working=self._x, kept=behind)
+        yield loss
+        yield from self._modules(loss)
         largest = max(each.working for each in self.loops)
         yield dataclasses.replace(moment, moment="layers", working=largest)
 

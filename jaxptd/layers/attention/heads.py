@@ -18,6 +18,7 @@ from jaxptd.attention.kernel import Dropout, Kernel, ScoreCoordinates, Scores, w
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
+from jaxptd.config.latent import attended_sizes
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import TokenInfo, fold, keep_mask
 from jaxptd.layers.linear import INIT, ColumnParallelLinear, RowParallelLinear, declare
@@ -60,7 +61,7 @@ def choose_kernel(
     reason = obstacle(
         device.platform,
         model.dtype,
-        head_sizes=model.every_head_size,
+        head_sizes=attended_sizes(model, layout),
         dropout=model.dropout,
         documents=documents,
         bias=model.block.relative is not None,

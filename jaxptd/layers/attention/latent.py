@@ -9,6 +9,12 @@ matrices; what follows is for its heads. So, where a layer gathers all of x else
 latent vectors here. Devices that share a sequence also exchange latent vectors. Each expands those
 it visits into keys and values for its own heads.
 
+W_kv = [W_k | W_v] may also multiply queries and attention's output (`layout.latent_products`):
+
+    q' = [q_nope W_k^T | q_rope]      k = [c_kv | rotated k_rope]      o = (sum of p c_kv) W_v
+
+The same scores, and one key of R + rope elements for all heads, whose first R are the value.
+
 Letters: B batch, T query position, S key position, D model, N heads, H head size of queries and
 keys, R a latent vector's elements.
 Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
@@ -16,7 +22,7 @@ Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,11 +79,47 @@ class Compression(nnx.Module):
         return self.norm(checkpoint_name(latent_BTR, SAVED_MATMUL_OUT)), beside
 
 
+# ---- what devices exchange instead of keys and values --------------------------------------------
+
+
+class _OfAllHeads(Expansion):
+    """k and v that all heads share: one array moves."""
+
+    def all_tokens(self, k: Array, v: Array, axis: str) -> tuple[Array, Array]:
+        """One all-gather: heads share vectors."""
+        return self.split(all_gather(self.join(k, v), axis, 2))
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Latents(_OfAllHeads):
+    """Latent vectors with the rotated key beside them are the keys and the values of all heads.
+
+    k is both, `[B, S, 1, R + rope]`, and v has no elements. What attention yields of the rotated
+    key is no output; the layer cuts it off.
+    """
+
+    def join(self, k: Array, v: Array) -> Array:
+        return k[None]
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        return x[0], x[0, ..., :0]
+
+    def expand(self, k: Array, v: Array) -> tuple[Array, Array]:
+        return k, k
+
+    def heads(self, x: Array) -> Array:
+        return jnp.concatenate([x, x])
+
+    def gradients(self, x: Array, dkv: Array) -> tuple[Array, Any]:
+        return dkv.sum(0, keepdims=True), self
+
+
 @partial(
     jax.tree_util.register_dataclass, data_fields=["w_RNH"], meta_fields=["nope_size", "head_size"]
 )
 @dataclasses.dataclass(frozen=True)
-class FromLatents(Expansion):
+class FromLatents(_OfAllHeads):
     """Latent vectors c move, and with them the part of a token's key that all heads share.
 
         keys = [c W_k | shared]        values = c W_v, padded to the size of keys
@@ -124,10 +166,6 @@ class FromLatents(Expansion):
         dshared = dk[..., nope_size:].sum(2, keepdims=True)
         return self.join(dlatent[:, :, None], dshared), dataclasses.replace(self, w_RNH=dw_RNH)
 
-    def all_tokens(self, k: Array, v: Array, axis: str) -> tuple[Array, Array]:
-        """One all-gather: heads share vectors."""
-        return self.split(all_gather(self.join(k, v), axis, 2))
-
     def of_heads(self, axis: str) -> "FromLatents":
         return dataclasses.replace(self, w_RNH=local_block(self.w_RNH, axis, 1))
 
@@ -137,13 +175,88 @@ class FromLatents(Expansion):
         return self.nope_size, self.w_RNH.shape[-1] - self.nope_size
 
 
+# ---- the matmuls of queries and of attention's output --------------------------------------------
+
+
+class _Columns(NamedTuple):
+    """The columns of each head of W_kv that yield keys, or values."""
+
+    first: int
+    size: int
+
+    def of(self, w_RNH: Array) -> Array:
+        return lax.slice_in_dim(w_RNH, self.first, self.first + self.size, axis=2)
+
+    def fill(self, w_RNH: Array, like: Array) -> Array:
+        """A gradient of these columns as one of the whole matrix."""
+        behind = like.shape[2] - self.first - self.size
+        return jnp.pad(w_RNH, [(0, 0), (0, 0), (self.first, behind)])
+
+
+def to_latents(x_BTNH: Array, w_RNH: Array, columns: _Columns) -> Array:
+    """x W^T with a head's columns of W: `[B, T, N, H]` -> `[B, T, N, R]`.
+
+    As in `matmul`, backward casts and cuts the matrix again, so that a scan saves no copy of it.
+    """
+    return _to_latents(*alike(x_BTNH, w_RNH), columns)
+
+
+def from_latents(x_BTNR: Array, w_RNH: Array, columns: _Columns) -> Array:
+    """x W of the first R elements of x: `[B, T, N, R ..]` -> `[B, T, N, H]`."""
+    return _from_latents(*alike(x_BTNR, w_RNH), columns)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _to_latents(x_BTNH: Array, w_RNH: Array, columns: _Columns) -> Array:
+    return jnp.einsum("BTNH,RNH->BTNR", x_BTNH, columns.of(w_RNH).astype(x_BTNH.dtype))
+
+
+def _to_latents_bwd(
+    columns: _Columns, saved: tuple[Array, Array], dy_BTNR: Array
+) -> tuple[Array, Array]:
+    x_BTNH, w_RNH = saved
+    w = columns.of(w_RNH).astype(dy_BTNR.dtype)
+    return jnp.einsum("BTNR,RNH->BTNH", dy_BTNR, w), _matrix(dy_BTNR, x_BTNH, w_RNH, columns)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _from_latents(x_BTNR: Array, w_RNH: Array, columns: _Columns) -> Array:
+    latent_BTNR = x_BTNR[..., : w_RNH.shape[0]]
+    return jnp.einsum("BTNR,RNH->BTNH", latent_BTNR, columns.of(w_RNH).astype(x_BTNR.dtype))
+
+
+def _from_latents_bwd(
+    columns: _Columns, saved: tuple[Array, Array], dy_BTNH: Array
+) -> tuple[Array, Array]:
+    x_BTNR, w_RNH = saved
+    rank, w = w_RNH.shape[0], columns.of(w_RNH).astype(dy_BTNH.dtype)
+    dx_BTNR = jnp.einsum("BTNH,RNH->BTNR", dy_BTNH, w)
+    dx_BTNR = jnp.pad(dx_BTNR, [(0, 0)] * 3 + [(0, x_BTNR.shape[3] - rank)])
+    return dx_BTNR, _matrix(x_BTNR[..., :rank], dy_BTNH, w_RNH, columns)
+
+
+def _matrix(x_BTNR: Array, y_BTNH: Array, w_RNH: Array, columns: _Columns) -> Array:
+    """The gradient of W from one factor and the other's gradient, summed in its precision."""
+    product = partial(jnp.einsum, preferred_element_type=w_RNH.dtype)
+    return columns.fill(product("BTNR,BTNH->RNH", x_BTNR, y_BTNH), w_RNH)
+
+
+_to_latents.defvjp(lambda x, w, columns: (_to_latents(x, w, columns), (x, w)), _to_latents_bwd)
+_from_latents.defvjp(
+    lambda x, w, columns: (_from_latents(x, w, columns), (x, w)), _from_latents_bwd
+)
+
+
+# ---- the layer -----------------------------------------------------------------------------------
+
+
 class LatentAttention(SelfAttention):
     """Multi-head latent attention, causal.
 
     Values are padded with zeros to the width of keys, because kernels take both alike. Devices that
     share a sequence exchange latent vectors, or keys and values (`layout.latent_exchange`).
-    In generation the cache has latent vectors. W_kv is then multiplied with queries and with
-    attention's output, so that one key of R + rope elements serves all heads.
+    With absorbed products, and in generation, whose cache has latent vectors, W_kv is multiplied
+    with queries and with attention's output, so that one key of R + rope elements serves all heads.
 
     Args:
         shape: describes the parameters.
@@ -199,7 +312,9 @@ class LatentAttention(SelfAttention):
         latent_BTR, rope_BT1H = self._latent(x_BTD, token_info)
         every = self.windowed
         windowed = None if every is None else of_layer(np.array(every), token_info)
-        if cache is None:
+        if cache is None and self.tensor_parallel.ring.absorbs:
+            o_BTNH = self._absorbed(q_BTNH, latent_BTR, rope_BT1H, token_info, bias_NR, windowed)
+        elif cache is None:
             kv, expansion = self._exchanged(latent_BTR, rope_BT1H)
             o_BTNH = self._attend(q_BTNH, *kv, token_info, bias_NR, windowed, expansion)
             o_BTNH = o_BTNH[..., : self.shape.value_size]
@@ -238,11 +353,14 @@ class LatentAttention(SelfAttention):
         """Keys and values, or the smaller arrays that they are made of, for attention."""
         if not self.tensor_parallel.ring.latents:
             return self._keys_values(latent_BTR, rope_BT1H), UNCHANGED
-        both_BTR = jnp.concatenate([latent_BTR[:, :, None], rope_BT1H], -1)
-        both_BTR = checkpoint_name(self.tensor_parallel.axes.for_heads(both_BTR), SAVED_MATMUL_OUT)
-        shape = self.shape
+        both_BTR, shape = self._vectors(latent_BTR, rope_BT1H), self.shape
         expansion = FromLatents(self.kv_up.w[...], shape.nope_size, shape.head_size)
         return expansion.split(both_BTR[None]), expansion
+
+    def _vectors(self, latent_BTR: Array, rope_BT1H: Array) -> Array:
+        """Latent vectors with the rotated keys beside them, of all tokens, for a device's heads."""
+        both_BTR = jnp.concatenate([latent_BTR[:, :, None], rope_BT1H], -1)
+        return checkpoint_name(self.tensor_parallel.axes.for_heads(both_BTR), SAVED_MATMUL_OUT)
 
     def _keys_values(self, latent_BTR: Array, rope_BT1H: Array) -> tuple[Array, Array]:
         """Keys and padded values of this device's heads, of all tokens."""
@@ -255,6 +373,20 @@ class LatentAttention(SelfAttention):
         v_BTNH = jnp.pad(v_BTNH, [(0, 0)] * 3 + [(0, padding)])
         return jnp.concatenate([nope_BTNH, rope_BTNH], -1), v_BTNH
 
+    def _absorbed(
+        self,
+        q_BTNH: Array,
+        latent_BTR: Array,
+        rope_BT1H: Array,
+        token_info: TokenInfo,
+        bias_NR: Array | None,
+        windowed: Array | None,
+    ) -> Array:
+        """Attends to latent vectors, which devices that share a sequence exchange."""
+        query, expansion = self._on_latents(q_BTNH), Latents()
+        kv = expansion.split(self._vectors(latent_BTR, rope_BT1H)[None])
+        return self._of_values(self._attend(query, *kv, token_info, bias_NR, windowed, expansion))
+
     def _attend_latent(
         self,
         q_BTNH: Array,
@@ -264,15 +396,21 @@ class LatentAttention(SelfAttention):
         windowed: Array | None,
     ) -> Array:
         """Attends to cached vectors: a sum of them, weighted by q W_k^T c_kv, times W_v."""
-        q_BTNH, w_RNH = alike(q_BTNH, self.kv_up.w[...].astype(q_BTNH.dtype))
-        of_keys_RNH, of_values_RNH = lax.split(w_RNH, self._kv_sizes, 2)
-        nope_BTNH, rope_BTNH = lax.split(q_BTNH, self._q_sizes, 3)
-        to_latent_BTNR = jnp.einsum("BTNH,RNH->BTNR", nope_BTNH, of_keys_RNH)
-        query = jnp.concatenate([to_latent_BTNR, rope_BTNH], -1)
         key = jnp.concatenate([cache.k, cache.v], -1)
-        both = cache._replace(k=key, v=key)
-        o_BTNR = self._attend_cache(query, both, token_info, bias_NR, windowed)
-        return jnp.einsum("BTNR,RNH->BTNH", o_BTNR[..., : self.shape.kv_rank], of_values_RNH)
+        query, both = self._on_latents(q_BTNH), cache._replace(k=key, v=key)
+        return self._of_values(self._attend_cache(query, both, token_info, bias_NR, windowed))
+
+    def _on_latents(self, q_BTNH: Array) -> Array:
+        """Queries for latent vectors with the rotated key beside them: `[B, T, N, R + rope]`."""
+        nope_BTNH, rope_BTNH = lax.split(q_BTNH, self._q_sizes, 3)
+        columns = _Columns(0, self.shape.nope_size)
+        to_latent_BTNR = to_latents(nope_BTNH, self.kv_up.w[...], columns)
+        return jnp.concatenate([to_latent_BTNR, rope_BTNH], -1)
+
+    def _of_values(self, o_BTNR: Array) -> Array:
+        """The output of each head from its sum of latent vectors, `[B, T, N, R + rope]`."""
+        columns = _Columns(self.shape.nope_size, self.shape.value_size)
+        return from_latents(o_BTNR, self.kv_up.w[...], columns)
 
     @property
     def _q_sizes(self) -> tuple[int, int]:

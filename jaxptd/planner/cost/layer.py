@@ -72,6 +72,7 @@ def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
     routing = [term for part in stack.parts for term in part.routing_forward(work)]
     attention = [term for part in stack.parts for term in part.core_forward(work)]
     remade = [each for part in stack.parts for each in part.remade(work)]
+    rerun = _rerun(description, products, forward, attention)
     return LayerTerms(
         forward,
         attention,
@@ -86,7 +87,7 @@ def layer_terms(description: StepDescription, stack: Stack) -> LayerTerms:
         _accumulation(description, stack, len(products)),
         unread=_unread(description, products, forward, routing),
         always=[_forward(description, each) for each in remade],
-        rerun=_rerun(description, products, forward, attention),
+        rerun=[*rerun, *(term for part in stack.parts for term in part.core_again(work))],
     )
 
 
@@ -220,9 +221,14 @@ def first_terms(description: StepDescription) -> list[Term]:
 
 
 def last_terms(description: StepDescription) -> list[Term]:
-    """Terms of a micro-batch after the layers."""
+    """Terms of a micro-batch after the layers, with those of the layers that run with heads."""
     work = description.work(description.model.stacks[-1])
-    return [term for end in description.model.behind for term in end.terms(work)]
+    ((remat, _),) = description.parallelism.remats(1)
+    terms = [term for end in description.model.behind for term in end.terms(work)]
+    for stack in description.model.layers_behind:
+        each = layer_terms(description, stack)
+        terms += [*each.forward, *each.backward(remat)]
+    return terms
 
 
 def update_terms(description: StepDescription) -> list[Term]:

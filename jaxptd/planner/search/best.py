@@ -33,7 +33,7 @@ from jaxptd.planner.search.space import (
     ScheduleChoice,
     Space,
 )
-from jaxptd.planner.steps.implementation import ADDED, STACKED
+from jaxptd.planner.steps.implementation import ADDED, STACKED, implementation_of
 from jaxptd.planner.steps.step import ConfigStep, Memory, Predictor, memory_of
 from jaxptd.planner.steps.traffic import NAMES, Compiled
 
@@ -41,10 +41,13 @@ from jaxptd.planner.steps.traffic import NAMES, Compiled
 
 
 class Fixed(NamedTuple):
-    """A layout's bytes saved per sequence, and its state, as in `LayerCost`."""
+    """A layout's bytes saved per sequence, and its state, as in `LayerCost`.
+
+    descriptions: of the layout, and of others that may have fewer FLOPs.
+    """
 
     config: Config
-    description: StepDescription
+    descriptions: tuple[StepDescription, ...]
     kept: Mapping[Remat, float]
     state: float
     gradients: float
@@ -73,21 +76,22 @@ class LayerCosts:
         config = self.space.layer_config(LayerLayout(layout, 1))
         if config is None:
             return None
-        step = ConfigStep(config)
-        description, stacks = step.description(self.cluster), self.space.stacks
-        both = [dataclasses.replace(config, layout=each) for each in self._latents((layout,))]
+        step, stacks = ConfigStep(config), self.space.stacks
+        all_ways = [dataclasses.replace(config, layout=each) for each in self._latents((layout,))]
         kept = {
             remat: min(
                 float(sum(s.layers * memory_model.layer(each, s, remat) for s in stacks))
-                for each in both
+                for each in all_ways
             )
             for remat in REMATS
         }
+        description, *others = (ConfigStep(each).description(self.cluster) for each in all_ways)
+        others = [each for each in others if each.parallelism.absorbed]
         state = step.state["parameters"] + step.state["optimizer"]
         matrices = sum(stack.layers * description.layer_parameters(stack) for stack in stacks)
         experts = sum(stack.layers * stack.expert_weights for stack in stacks)
         sizes = step.state["gradients"], 4 * matrices, 4 * experts / layout.expert_shards
-        return Fixed(config, description, kept, state, *sizes)
+        return Fixed(config, (description, *others), kept, state, *sizes)
 
     def exchanges(self, layout: Layout) -> tuple[Layout, ...]:
         """The layout, and the same with other ways to share sequences, where one may be faster.
@@ -96,17 +100,21 @@ class LayerCosts:
         attention hides them. Otherwise a hop uses one network card of a node. Gathering uses those
         of all members, and so do rings of one member in each node, between which Ulysses splits the
         heads. A plan may ask for either all the same. Latent vectors are fewer bytes than keys and
-        values, but each device expands them; where attention hides the bytes, that is slower.
+        values, but each device expands them; where attention hides the bytes, that is slower. With
+        absorbed products none expands them, but scores have more FLOPs.
         """
         return self._latents((layout, *self._between_nodes(layout)))
 
     def _latents(self, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
-        """The layouts, and those of latent attention that expand before they exchange."""
-        if not self.space.config.model.latent or "layout.latent_exchange" in self.space.pins:
+        """The layouts, and those of latent attention that expand before they exchange, or never."""
+        pins = self.space.pins
+        if not self.space.config.model.latent or "layout.latent_exchange" in pins:
             return layouts
         latents = (each for each in layouts if each.exchanges_latents)
-        expanded = (dataclasses.replace(each, latent_exchange="expanded") for each in latents)
-        return (*layouts, *expanded)
+        others = [dataclasses.replace(each, latent_exchange="expanded") for each in latents]
+        if "layout.latent_products" not in pins:
+            others += [dataclasses.replace(each, latent_products="absorbed") for each in layouts]
+        return (*layouts, *others)
 
     def _between_nodes(self, layout: Layout) -> Iterator[Layout]:
         """Other ways to share sequences over several nodes."""
@@ -137,22 +145,14 @@ class LayerCosts:
         fixed = self._fixed_of(layer_layout.layout)
         if fixed is None:
             return None
-        parallelism = dataclasses.replace(
-            fixed.description.parallelism,
-            latents=False,  # the fewest FLOPs
-            micro_batch=layer_layout.micro_batch,
-            global_batch=layer_layout.sequences,
-        )
-        implementation = _implementation(fixed.description.implementation, many=many)
-        description = dataclasses.replace(
-            fixed.description, parallelism=parallelism, implementation=implementation
-        )
-        terms = [(stack.layers, layer_terms(description, stack)) for stack in self.space.stacks]
+        descriptions = [self._described(each, layer_layout, many) for each in fixed.descriptions]
+        description, stacks = descriptions[0], self.space.stacks
+        ways = [[(s.layers, layer_terms(each, s)) for s in stacks] for each in descriptions]
 
         def seconds(remat: Remat) -> float:
-            return sum(layers * _seconds(each, remat) for layers, each in terms)
+            return min(sum(n * _seconds(each, remat) for n, each in terms) for terms in ways)
 
-        last = total(last_terms(description))
+        last = min(total(last_terms(each)) for each in descriptions)
         ends = total(first_terms(description)) + last
         hop = 2 * total(
             message_terms(description, inside=self.space.gpus <= self.cluster.node_size)
@@ -161,6 +161,23 @@ class LayerCosts:
         sizes = fixed.state, fixed.gradients, fixed.matrices, fixed.experts
         number = self.space.layers
         return LayerCost(functools.cache(seconds), ends, last, hop, number, kept, *sizes)
+
+    def _described(
+        self, description: StepDescription, layer_layout: LayerLayout, many: bool
+    ) -> StepDescription:
+        """A layer's step with the fewest FLOPs of layouts that differ in what they exchange."""
+        parallelism = dataclasses.replace(
+            description.parallelism,
+            latents=False,
+            remat="none",
+            remat_layers=None,
+            micro_batch=layer_layout.micro_batch,
+            global_batch=layer_layout.sequences,
+        )
+        implementation = _implementation(description.implementation, many=many)
+        return dataclasses.replace(
+            description, parallelism=parallelism, implementation=implementation
+        )
 
     def _whole(self, layer_layout: LayerLayout, many: bool, stages: bool) -> LayerCost | None:
         """The cost with the collectives and copies of layers.
@@ -177,16 +194,20 @@ class LayerCosts:
         layouts = self.exchanges(layer_layout.layout)
         layers = [dataclasses.replace(layer_layout, layout=layout) for layout in layouts]
         configs = [config for each in layers if (config := self.space.layer_config(each))]
-        implementation = _implementation(fixed.description.implementation, many=many, stages=stages)
-
-        each = [self._seconds(config, implementation) for config in configs]
+        records = [
+            _implementation(
+                implementation_of(config, self.cluster.accelerator), many=many, stages=stages
+            )
+            for config in configs
+        ]
+        each = [self._seconds(*both) for both in zip(configs, records, strict=True)]
 
         def seconds(remat: Remat) -> float:
             return min(of_exchange(remat) for of_exchange in each)
 
-        _, ends = self.predict.unit(configs[0], implementation, "none")
-        last = total(ends.last)
-        end_seconds = total(ends.first) + last
+        ends = [self.predict.unit(*both, "none")[1] for both in zip(configs, records, strict=True)]
+        last = min(total(each.last) for each in ends)
+        end_seconds = total(ends[0].first) + last
         return dataclasses.replace(
             bare, layers=functools.cache(seconds), ends=end_seconds, last=last
         )

@@ -132,7 +132,7 @@ PINNED = (
     *("layout.pp", "layout.dp", "layout.replicas", "layout.replica_state"),
     *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
     *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
-    "layout.latent_exchange",
+    *("layout.latent_exchange", "layout.latent_products"),
     *("layout.schedule", "layout.virtual_stages", "layout.stage_layers", "layout.zero"),
     *("layout.offload", "model.remat", "model.remat_layers", "train.micro_batches"),
 )
@@ -141,7 +141,8 @@ PINNED = (
 # Fields that one layer depends on.
 OF_A_LAYER = (
     *("sequence_parallel", "collective_matmul", "keep_gathered"),
-    *("attention2d", "matmul2d", "matmul2d_slices", "ring", "latent_exchange"),
+    *("attention2d", "matmul2d", "matmul2d_slices", "ring"),
+    *("latent_exchange", "latent_products"),
 )
 
 
@@ -494,6 +495,7 @@ class Space:
         names = [
             "layout.ring",
             "layout.latent_exchange",
+            "layout.latent_products",
             "layout.keep_gathered",
             *(("layout.matmul2d", "layout.matmul2d_slices") if grid else ()),
         ]

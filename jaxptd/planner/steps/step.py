@@ -118,6 +118,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
         latents=layout.exchanges_latents,
+        absorbed=layout.absorbs_latents,
     )
 
 
@@ -182,8 +183,10 @@ class Predictor:
         description = step.description(self.cluster)
         kinds = {kind for stage in description.stages for kind in stage}
         layers: dict[Kind, LayerPasses] = {}
+        ((first, _),) = step.config.model.remats(1)  # of layers that run with heads
+        _, ends = self.unit(step.config, description.implementation, first)
         for remat in sorted({remat for _, remat in kinds}):
-            passes, ends = self.unit(step.config, description.implementation, remat)
+            passes, _ = self.unit(step.config, description.implementation, remat)
             layers |= {kind: each for kind, each in passes.items() if kind in kinds}
         places = by_place(step_collectives(step.config, step.infos, step.plan))
         for kind, layer in layers.items():
@@ -237,6 +240,7 @@ class Predictor:
         model = architecture_of(config.model)
         parallelism = dataclasses.replace(
             _spread_alone(layout),
+            remat=remat,
             micro_batch=sequences,
             global_batch=sequences * layout.ep,
             imbalance=self._imbalance,
@@ -330,6 +334,7 @@ def _spread_alone(layout: Layout) -> Parallelism:
         experts_over=layout.expert_devices,
         expert_tp=layout.expert_slices,
         latents=layout.exchanges_latents,
+        absorbed=layout.absorbs_latents,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from jaxptd.config import Config, DataConfig, EncoderDecoder, Latent, ModelConfig, TrainConfig
 from jaxptd.config.moe import MoE
+from jaxptd.config.mtp import MTP
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.planner.search.best import Search
@@ -75,6 +76,9 @@ DENSE_FIRST = dataclasses.replace(
     QWEN3_MOE, moe=MoE(num_experts=8, top_k=2, ffn_hidden_size=1024, first_dense=1)
 )
 
+AHEAD = dataclasses.replace(LLAMA, mtp=MTP(layers=1))
+LATENT_AHEAD = dataclasses.replace(LATENT, mtp=MTP(layers=2))
+
 
 def search(
     model: ModelConfig,
@@ -111,6 +115,8 @@ def everything(found: Search) -> Iterator[tuple[MeshShape, ScheduleChoice, Bound
         pytest.param(DENSE_FIRST, 4, 5.0, id="dense-first", marks=pytest.mark.slow),
         pytest.param(LATENT, 2, 6.0, id="latent", marks=pytest.mark.slow),
         pytest.param(LATENT, 4, 80.0, id="latent-4", marks=pytest.mark.slow),
+        pytest.param(AHEAD, 2, 8.0, id="mtp-tight", marks=pytest.mark.slow),
+        pytest.param(LATENT_AHEAD, 2, 80.0, id="latent-mtp", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_faster_than_what_is_found(model: ModelConfig, gpus: int, gib: float) -> None:
