@@ -8,7 +8,6 @@ SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 a run finishes its step, saves and stops. Fr
 
 import contextlib
 import dataclasses
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +15,8 @@ from functools import partial
 
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.api.run import Run, open_corpus
-from jaxptd.commands.command_line import ConfigParser
-from jaxptd.commands.run_options import USUAL, read_run, run_parser
-from jaxptd.common_options import add_words
+from jaxptd.commands.run_options import read_run
+from jaxptd.commands.train_options import parser
 from jaxptd.config import Config
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
@@ -44,11 +42,6 @@ from jaxptd.step import Program
 from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]
-RUN = (
-    *("--data.source", "--data.tokenizer", "--data.special_tokens", "--data.prompt_field"),
-    *("--optimizer.learning_rate", "--optimizer.warmup_steps", "--train.steps"),
-    "--checkpoint.every",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,21 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         training.train()
         training.finish()
     return training.stop.exit_code
-
-
-@functools.cache
-def parser() -> ConfigParser:
-    """Makes the parser of this command."""
-    examples = (
-        "--config quickstart",
-        "--config gpt2-124m --data.source data/train.bin --layout.dp 4 --layout.tp 2",
-        "--from models/llama --data.source texts.jsonl --run-dir runs/tuned     (fine-tunes)",
-        "--run-dir runs/quickstart --train.steps 2400     (resumes a run, on any layout)",
-    )
-    parser = run_parser("train", main.__doc__ or "", examples=examples, usual=(*USUAL, *RUN))
-    quiet = "print only warnings; metrics.jsonl has the numbers"
-    add_words(parser, json="rows of metrics and messages, one per line,", quiet=quiet)
-    return parser
 
 
 @checked("jaxptd.train")

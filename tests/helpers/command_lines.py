@@ -24,6 +24,10 @@ def command_lines(shell: str) -> Iterator[tuple[str, list[str]]]:
 def accept(name: str, options: list[str]) -> None:
     """Reads a command line as the command does. Raises UserError for a wrong one."""
     module = find_command(name).load()
+    if "--" in options:  # another command, which this one starts
+        split = options.index("--")
+        accept(options[split + 1], options[split + 2 :])
+        options = options[:split]
     if options and f"{name} {options[0]}" in LATER:
         module, options = later(f"{name} {options[0]}"), options[1:]
     parser = module.parser()
