@@ -153,6 +153,7 @@ class Training:
             out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
             self.stop.listening(),
+            run.checkpoints.keeping(),
             run.checkpoints.store,
             StepTrace(self.config, run.path, self.watchdog, say=self.display.say) as trace,
         ):
@@ -200,6 +201,9 @@ class Training:
         """Logs, evaluates and saves where due."""
         if row := self._row(step, meter, last=last):
             self._log(row, meter.seconds_left())
+        if _due(step, self.config.checkpoint.memory_every, last=False) and not meter.skipping:
+            with meter.paused(None), self.watchdog.phase(Phase.SAVING):
+                self.run.keep(step)
         if _due(step, self.config.checkpoint.every, last) and (last or not meter.skipping):
             with meter.paused("save"), self.watchdog.phase(Phase.SAVING):
                 self.run.checkpoint(step, row)

@@ -214,6 +214,8 @@ NOT_DRAWN: Mapping[str, str] = {
         (f"checkpoint.{name}" for name in ("every", "keep", "keep_best", "asynchronous", "data")),
         "verify saves nothing",
     ),
+    "checkpoint.memory_every": "verify saves nothing",
+    "checkpoint.memory_dir": "verify saves nothing",
     "checkpoint.resume": "verify saves nothing",
     "checkpoint.start": "verify starts from random numbers",
     "model.moe.upcycle": "verify starts from random numbers",
