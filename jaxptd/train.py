@@ -18,6 +18,7 @@ from jaxptd.api.run import Run, open_corpus
 from jaxptd.commands.run_options import read_run
 from jaxptd.commands.train_options import parser
 from jaxptd.config import Config
+from jaxptd.config.elastic import for_all_processes, for_processes
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find
@@ -94,12 +95,14 @@ class Training:
         display: shows progress.
         stop: set by a signal that asks the run to stop.
         on_log: called with each row of metrics.
+        given: the config before an elastic run shrank.
     """
 
     run: Run
     display: Display
     stop: Stop
     on_log: OnLog | None
+    given: Config
 
     @property
     def config(self) -> Config:
@@ -131,7 +134,7 @@ class Training:
         if run.step >= self.config.train.steps:
             self.display.say(nothing_left(self.config, run.step))
             return
-        run.run_dir.open(self.config, step=run.step)
+        run.run_dir.open(for_all_processes(self.config, self.given), step=run.step)
         keep_base(run.run_dir, self.config, say=run.say, anew=begins)
         with failed_saves_explained():
             run.checkpoints.begin(run.step)
@@ -252,6 +255,7 @@ def session(
         patient: never end a single-process run because a step takes too long.
     """
     world = find(config.processes, os.environ)
+    given, config = config, for_processes(config, world.count)
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
@@ -263,7 +267,7 @@ def session(
         lock.check()
         run = make_run(config, world, display=display, watchdog=watchdog)
         with lock.held():
-            training = Training(run, display, stop, on_log)
+            training = Training(run, display, stop, on_log, given)
             training.start()
             yield training
 

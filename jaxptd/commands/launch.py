@@ -3,18 +3,20 @@
 For tests, workstations and single nodes. On clusters Slurm, Kubernetes or torchrun do this.
 """
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxptd.commands import train_options
 from jaxptd.commands.run_options import read_run
-from jaxptd.common_options import add_words
+from jaxptd.common_options import add_words, path_option
 from jaxptd.config import Config
+from jaxptd.config.elastic import for_processes, possible_counts
 from jaxptd.distributed.launchers import World
 from jaxptd.distributed.supervisor import Supervisor
-from jaxptd.errors import Parser, UserError, quoted, run_command
+from jaxptd.errors import QUOTED, Parser, UserError, quoted, read_small, run_command
 
 MOST = 512  # processes on one host
 COMMAND = "train"
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(options.processes, options.restarts, command)
     config, _ = read_run(train_options.parser(), command[1:], new=True)
     _check_processes(config, options.processes)
+    count = _counted(config, options.processes, options.available)
 
     def attempt(number: int) -> list[str]:
         resume = _resume(config) if number else []
@@ -38,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.quiet:
             print(f"launch: {line}", file=sys.stderr, flush=True)
 
-    count, restarts = options.processes, options.restarts
-    return Supervisor(attempt, count=count, restarts=restarts, say=say).run()
+    watched = options.available is not None
+    supervisor = Supervisor(
+        attempt, count=count, restarts=options.restarts, say=say, watched=watched
+    )
+    return supervisor.run()
 
 
 def parser() -> Parser:
@@ -50,7 +56,7 @@ def parser() -> Parser:
     )
     parser = Parser(
         prog="jaxptd launch",
-        usage="%(prog)s -n N [--restarts N] -- train [options of train]",
+        usage="%(prog)s -n N [--restarts N] [--available F] -- train [options of train]",
         description=main.__doc__,
         examples=examples,
     )
@@ -58,6 +64,11 @@ def parser() -> Parser:
     parser.add_argument(
         *("-n", "--processes"), type=int, metavar="N", required=True, help=help_text
     )
+    help_text = (
+        "file with the number of processes that may run now, at most N; when it changes, a run "
+        "with processes.elastic saves, and goes on with as many"
+    )
+    parser.add_argument("--available", type=path_option, metavar="F", help=help_text)
     help_text = "how often all are started again after one died; default: 0"
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help=help_text)
     add_words(parser, quiet="print no line about deaths, restarts and signals")
@@ -83,7 +94,42 @@ def _check_processes(config: Config, count: int) -> None:
                 f"processes.{name}={quoted(value)} is for processes that are started by hand; "
                 "leave it out under launch"
             )
-    World(count).share(config.layout.num_devices)
+    World(count).share(for_processes(config, count).layout.num_devices)
+
+
+def _counted(config: Config, most: int, available: Path | None) -> Callable[[], int]:
+    """Makes what says how many processes to start now; 0 if a file says too few.
+
+    Raises:
+        UserError: the file has no number, or the run is not elastic.
+    """
+    if available is None:
+        return lambda: most
+    if config.processes.elastic is None:
+        raise UserError(
+            f"--available {quoted(str(available))} has no effect without processes.elastic; set "
+            "the fewest and the most processes, [2, 8] for example"
+        )
+    possible = [count for count in possible_counts(config) if count <= most]
+    last = _number_in(available)
+
+    def count() -> int:
+        nonlocal last
+        with contextlib.suppress(UserError):  # it is being written
+            last = _number_in(available)
+        return max((each for each in possible if each <= last), default=0)
+
+    return count
+
+
+def _number_in(path: Path) -> int:
+    text = read_small(path, remedy="write the number of processes into it", what="--available")
+    if not text.strip().isdecimal() or len(text) > QUOTED:
+        raise UserError(
+            f"--available {quoted(str(path))} holds {quoted(repr(text))}; write the number of "
+            "processes into it"
+        )
+    return int(text)
 
 
 def _resume(config: Config) -> list[str]:

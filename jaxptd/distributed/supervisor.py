@@ -5,7 +5,8 @@ processes find each other through torchrun's variables (`launchers.find`). When 
 others would only notice after `processes.stuck_after`; the supervisor knows at once, kills them
 and starts all again.
 
-It sleeps until a process ends, prints an error, or a signal arrives: there is no polling.
+It sleeps until a process ends, prints an error, or a signal arrives. It polls only the number of
+processes that may run, for a run that may be started with fewer.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import functools
 import itertools
 import os
 import random
+import select
 import selectors
 import signal
 import socket
@@ -29,6 +31,8 @@ from jaxptd.errors import BAD_INPUT, INSISTING, SIGNALS, UserError
 
 HOST = "127.0.0.1"
 GRACE = 10.0  # seconds in which processes end by themselves after another one ended with an error
+POLL_INTERVAL = 1.0  # seconds between looks at how many processes may run
+RESIZED = 128 + signal.SIGTERM  # exit code of a process that was asked to stop for another size
 CHUNK = 2**16  # bytes read at once of what a process prints
 STARTED_BY_ANOTHER = ("TORCHELASTIC_USE_AGENT_STORE",)  # variables of an outer launcher
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
@@ -65,47 +69,69 @@ class Supervisor:
 
     Args:
         command: of an attempt: its number, from 0, to the words of a command line.
-        count: number of processes.
+        count: how many processes to start now; 0 to wait until it says more.
         restarts: how often all are started again after a death.
         say: prints a line.
+        watched: stop the processes when `count` changes, and start as many as it says.
     """
 
     def __init__(
         self,
         command: Callable[[int], Sequence[str]],
         *,
-        count: int,
+        count: Callable[[], int],
         restarts: int,
         say: Callable[[str], None],
+        watched: bool = False,
     ) -> None:
         self._command, self._count, self._restarts, self._say = command, count, restarts, say
+        self._watched = watched
 
     def run(self) -> int:
         """Returns the exit code of the run: 0, or that of the first process that died.
 
         Bad input (exit code 2) and a run that a signal has stopped are not started again.
         """
+        deaths = 0
         with Signals() as signals:
-            for attempt in itertools.count():
-                death = self._attempt(attempt, signals)
-                if death is None:
+            for number in itertools.count():
+                if not (count := self._wait_for_processes(signals)):
+                    return 128 + next(signals.take())
+                attempt = self._attempt(number, count, signals)
+                if (death := attempt.death) is None:
                     return 0
                 if signals.taken or death.code == BAD_INPUT:
                     return death.exit_code
-                left = f"restart {attempt + 1} of {self._restarts}"
-                if attempt == self._restarts:
+                if attempt.resized and death.exit_code == RESIZED:
+                    continue
+                deaths += 1
+                left = f"restart {deaths} of {self._restarts}"
+                if deaths > self._restarts:
                     left = f"no restart is left (--restarts {self._restarts})"
-                self._say(f"{World(self._count).name_of(death.rank)} {death.words}; {left}")
-                if attempt == self._restarts or signals.pending():  # which ends nothing else
+                self._say(f"{World(count).name_of(death.rank)} {death.words}; {left}")
+                if deaths > self._restarts or signals.pending():  # which ends nothing else
                     return death.exit_code
         raise AssertionError("the last attempt returns")
 
-    def _attempt(self, number: int, signals: "Signals") -> Death | None:
-        with Attempt(self._command(number), self._count, signals) as attempt:
+    def _wait_for_processes(self, signals: "Signals") -> int:
+        """Returns how many processes to start; 0 if a signal ends the wait for them."""
+        waits = False
+        while not (count := self._count()) and not signals.pending():
+            if not waits:
+                self._say("waits until enough processes are available")
+            waits = True
+            select.select([signals.reader], [], [], POLL_INTERVAL)
+        return count
+
+    def _attempt(self, number: int, count: int, signals: "Signals") -> "Attempt":
+        with Attempt(self._command(number), count, signals) as attempt:
             while not attempt.over:
-                for each in attempt.events():
+                for each in attempt.events(POLL_INTERVAL if self._watched else None):
                     self._say(f"{each.name} goes to all processes; {_next(each)}")
-            return attempt.death
+                if self._watched and not attempt.resized and (now := self._count()) != count:
+                    self._say(f"{now} processes instead of {count}: the run saves, and goes on")
+                    attempt.resize()
+            return attempt
 
 
 def _next(number: signal.Signals) -> str:
@@ -161,6 +187,7 @@ class Attempt:
 
     def __init__(self, command: Sequence[str], count: int, signals: Signals) -> None:
         self.death: Death | None = None
+        self.resized = False
         self._signals = signals
         self._deadline: float | None = None  # when those left are killed
         self._said: set[str] = set()
@@ -201,10 +228,22 @@ class Attempt:
         """True once all processes have ended."""
         return not self._running
 
-    def events(self) -> Iterator[signal.Signals]:
-        """Waits for something to happen; yields each signal that was passed on."""
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        for key, _ in self._selector.select(left):
+    def resize(self) -> None:
+        """Asks all processes to save and stop, so that the run can go on with more or fewer."""
+        self.resized = True
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+
+    def events(self, seconds: float | None = None) -> Iterator[signal.Signals]:
+        """Waits for something to happen; yields each signal that was passed on.
+
+        Args:
+            seconds: longest wait. None for no limit.
+        """
+        waits = [] if seconds is None else [seconds]
+        if self._deadline is not None:
+            waits.append(max(0.0, self._deadline - time.monotonic()))
+        for key, _ in self._selector.select(min(waits, default=None)):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._signals.reader, CHUNK)
@@ -227,13 +266,15 @@ class Attempt:
         for rank in ended:
             del self._running[rank]
         asked = {128 + number for number in self._signals.taken}
+        asked |= {RESIZED} if self.resized else set()
+        stopping = bool(asked)
         # A process that a signal killed comes first: it took those along that end with a code.
         for rank in sorted(ended, key=lambda rank: (ended[rank] > 0, rank)):
             if (code := ended[rank]) == 0:
                 continue
             self.death = self.death or Death(rank, code)
             if code not in asked:  # else all of them stop
-                self._kill_after(GRACE if code > 0 or self._signals.taken else 0.0)
+                self._kill_after(GRACE if code > 0 or stopping else 0.0)
 
     def _kill_after(self, seconds: float) -> None:
         end = time.monotonic() + seconds

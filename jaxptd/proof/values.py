@@ -220,7 +220,10 @@ NOT_DRAWN: Mapping[str, str] = {
     "checkpoint.start": "verify starts from random numbers",
     "model.moe.upcycle": "verify starts from random numbers",
     **dict.fromkeys(
-        (f"processes.{name}" for name in ("coordinator", "count", "id", "wait", "stuck_after")),
+        (
+            f"processes.{name}"
+            for name in ("coordinator", "count", "id", "elastic", "wait", "stuck_after")
+        ),
         "one process has all devices",
     ),
 }

@@ -140,11 +140,15 @@ def test_files_of_two_starts_never_mix(kept):
     assert kept().found is None
 
 
-def test_another_run_in_the_directory_is_ignored(kept):
+def test_another_run_in_the_directory_is_ignored(kept, tmp_path):
     first = kept()
     keep(first, 5)
+    (old,) = first.folder.iterdir()
+    shutil.copy(old, tmp_path)
     shutil.rmtree(first._run_dir)
     first._run_dir.mkdir()
+    assert kept().found is None
+    shutil.copy(tmp_path / old.name, first.folder)  # it was on a host that was away meanwhile
     assert kept().found is None
     keep(kept(), 6)
     forget(first._run_dir)

@@ -18,11 +18,12 @@ DRIVER = """
 import sys
 from jaxptd.distributed import supervisor
 supervisor.GRACE = {grace}
+supervisor.POLL_INTERVAL = 0.01
 def say(line):
     print(f"launch: {{line}}", file=sys.stderr, flush=True)
 run = supervisor.Supervisor(
     lambda number: [sys.executable, "-I", "-S", "-c", {code!r}, str(number)],
-    count={count}, restarts={restarts}, say=say)
+    count={count}, restarts={restarts}, say=say, watched={watched})
 sys.exit(run.run())
 """
 PROCESS = """
@@ -49,10 +50,19 @@ class Supervised:
     """
 
     def __init__(
-        self, folder: Path, code: str, *, count: int = 2, restarts: int = 0, grace: float = PATIENCE
+        self,
+        folder: Path,
+        code: str,
+        *,
+        count: int | str = 2,
+        restarts: int = 0,
+        grace: float = PATIENCE,
     ) -> None:
         self.folder = folder
-        driver = DRIVER.format(code=PROCESS + code, count=count, restarts=restarts, grace=grace)
+        watched = isinstance(count, str)
+        counted = f"lambda: int(open({count!r}).read())" if watched else f"lambda: {count}"
+        words = {"count": counted, "restarts": restarts, "grace": grace, "watched": watched}
+        driver = DRIVER.format(code=PROCESS + code, **words)
         self.process = subprocess.Popen(
             [sys.executable, "-c", driver],
             cwd=folder,
@@ -223,6 +233,43 @@ def test_processes_stop_when_their_supervisor_is_killed(supervise):
     run.process.kill()
     run.wait_for(4)
     assert [line for line in run.noted() if "SIGTERM" in line] == ["0 0 SIGTERM", "0 1 SIGTERM"]
+
+
+def test_when_another_number_may_run_all_stop_and_as_many_start(supervise, tmp_path):
+    available = tmp_path / "available"
+    available.write_text("2")
+    run = supervise(TAKES_SIGNALS.format(ends=True), count="available")
+    run.wait_for(2)
+    (tmp_path / "new").write_text("3")
+    os.replace(tmp_path / "new", available)
+    run.wait_for(2 + 2 + 3)
+    run.process.send_signal(signal.SIGINT)
+    code, lines = run.ended()
+    assert code == 130
+    assert lines[0] == "launch: 3 processes instead of 2: the run saves, and goes on"
+    assert len(lines) == 2  # it is no death
+    attempts = [line.split()[0] for line in run.noted() if "begins" in line]
+    assert attempts == ["0", "0", "1", "1", "1"]
+
+
+def test_with_too_few_processes_it_waits(supervise, tmp_path):
+    available = tmp_path / "available"
+    available.write_text("0")
+    run = supervise("note('begins')", count="available")
+    assert run.process.stderr.readline() == "launch: waits until enough processes are available\n"
+    (tmp_path / "new").write_text("1")
+    os.replace(tmp_path / "new", available)
+    assert run.ended() == (0, [])
+    assert run.noted() == ["0 0 begins"]
+
+
+def test_a_signal_ends_the_wait_for_processes(supervise, tmp_path):
+    (tmp_path / "available").write_text("0")
+    run = supervise("note('begins')", count="available")
+    run.process.stderr.readline()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended() == (143, [])
+    assert run.noted() == []
 
 
 @pytest.mark.parametrize(

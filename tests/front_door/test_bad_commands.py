@@ -164,6 +164,13 @@ launch -n {digits} -- train | -n/--processes: invalid int value: '11111
 launch -n 2 --restarts -1 -- train | --restarts -1: use 0 or more
 launch -n 2 --restart 3 -- train | did you mean --restarts?
 launch -n 2 | nothing to launch; end the line in -- train and its options
+launch -n 2 --available text.txt -- train --config test-tiny --layout.dp 2 \
+    | has no effect without processes.elastic
+launch -n 2 --available nowhere -- train --config test-tiny --layout.dp 2 \
+    --processes.elastic [1,2] | --available nowhere: No such file or directory; write the number
+launch -n 2 --available text.txt -- train --config test-tiny --layout.dp 2 \
+    --processes.elastic [1,2] | ; write the number of processes into it
+launch -n 3 -- train --config test-tiny --layout.dp 2 --processes.elastic [1,2] | start 1 or 2
 launch -n 2 train | unrecognized arguments: train
 launch -n 2 -- verify | verify cannot be launched; end the line in -- train
 launch -n 2 -- {long} | aaa... cannot be launched

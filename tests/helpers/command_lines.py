@@ -17,7 +17,8 @@ COMMAND = re.compile(r"^(?:\$ )?(?:jaxptd |python -m jaxptd\.)(\w+)(?: (.*))?$",
 def command_lines(shell: str) -> Iterator[tuple[str, list[str]]]:
     """The name and the options of each `jaxptd NAME ...` or `python -m jaxptd.NAME ...`."""
     for name, options in COMMAND.findall(shell.replace("\\\n", " ")):
-        options = re.split(r" [>|]|&&", options.replace("[", "").replace("]", ""))[0]
+        optional = re.sub(r"\[(?!\d)([^\]]*)\]", r"\1", options)  # but not a list of numbers
+        options = re.split(r" [>|]|&&", optional)[0]
         yield name, shlex.split(options, comments=True)
 
 
