@@ -149,6 +149,15 @@ class Parser(argparse.ArgumentParser):
         return did_you_mean(unknown[1] if unknown else "", known, otherwise="see --help")
 
 
+# ---- signals that ask a run to stop --------------------------------------------------------------
+
+# A second signal of these ends the process at once.
+INSISTING = (signal.SIGINT, signal.SIGTERM)
+# These are only ever requests, however often they come. Closing a terminal sends SIGHUP, often
+# twice: from the system and from the shell. Slurm's --signal and submitit send SIGUSR1 or SIGUSR2
+# before the time is up, and SIGTERM when it is.
+SIGNALS = (*INSISTING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 # ---- signals while the main thread is inside JAX -------------------------------------------------
 
 # A step or a compilation may take minutes, and Python runs signal handlers only between two of its

@@ -8,7 +8,6 @@ SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 a run finishes its step, saves and stops. Fr
 
 import contextlib
 import dataclasses
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,10 @@ from functools import partial
 
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.api.run import Run, open_corpus
-from jaxptd.commands.command_line import ConfigParser
-from jaxptd.commands.run_options import USUAL, read_run, run_parser
-from jaxptd.common_options import add_words
+from jaxptd.commands.run_options import read_run
+from jaxptd.commands.train_options import parser
 from jaxptd.config import Config
+from jaxptd.config.elastic import for_all_processes, for_processes
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find
@@ -44,11 +43,6 @@ from jaxptd.step import Program
 from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]
-RUN = (
-    *("--data.source", "--data.tokenizer", "--data.special_tokens", "--data.prompt_field"),
-    *("--optimizer.learning_rate", "--optimizer.warmup_steps", "--train.steps"),
-    "--checkpoint.every",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,21 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         training.train()
         training.finish()
     return training.stop.exit_code
-
-
-@functools.cache
-def parser() -> ConfigParser:
-    """Makes the parser of this command."""
-    examples = (
-        "--config quickstart",
-        "--config gpt2-124m --data.source data/train.bin --layout.dp 4 --layout.tp 2",
-        "--from models/llama --data.source texts.jsonl --run-dir runs/tuned     (fine-tunes)",
-        "--run-dir runs/quickstart --train.steps 2400     (resumes a run, on any layout)",
-    )
-    parser = run_parser("train", main.__doc__ or "", examples=examples, usual=(*USUAL, *RUN))
-    quiet = "print only warnings; metrics.jsonl has the numbers"
-    add_words(parser, json="rows of metrics and messages, one per line,", quiet=quiet)
-    return parser
 
 
 @checked("jaxptd.train")
@@ -116,12 +95,14 @@ class Training:
         display: shows progress.
         stop: set by a signal that asks the run to stop.
         on_log: called with each row of metrics.
+        given: the config before an elastic run shrank.
     """
 
     run: Run
     display: Display
     stop: Stop
     on_log: OnLog | None
+    given: Config
 
     @property
     def config(self) -> Config:
@@ -153,7 +134,7 @@ class Training:
         if run.step >= self.config.train.steps:
             self.display.say(nothing_left(self.config, run.step))
             return
-        run.run_dir.open(self.config, step=run.step)
+        run.run_dir.open(for_all_processes(self.config, self.given), step=run.step)
         keep_base(run.run_dir, self.config, say=run.say, anew=begins)
         with failed_saves_explained():
             run.checkpoints.begin(run.step)
@@ -175,6 +156,7 @@ class Training:
             out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
             self.stop.listening(),
+            run.checkpoints.keeping(),
             run.checkpoints.store,
             StepTrace(self.config, run.path, self.watchdog, say=self.display.say) as trace,
         ):
@@ -222,6 +204,9 @@ class Training:
         """Logs, evaluates and saves where due."""
         if row := self._row(step, meter, last=last):
             self._log(row, meter.seconds_left())
+        if _due(step, self.config.checkpoint.memory_every, last=False) and not meter.skipping:
+            with meter.paused(None), self.watchdog.phase(Phase.SAVING):
+                self.run.keep(step)
         if _due(step, self.config.checkpoint.every, last) and (last or not meter.skipping):
             with meter.paused("save"), self.watchdog.phase(Phase.SAVING):
                 self.run.checkpoint(step, row)
@@ -270,6 +255,7 @@ def session(
         patient: never end a single-process run because a step takes too long.
     """
     world = find(config.processes, os.environ)
+    given, config = config, for_processes(config, world.count)
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
@@ -281,7 +267,7 @@ def session(
         lock.check()
         run = make_run(config, world, display=display, watchdog=watchdog)
         with lock.held():
-            training = Training(run, display, stop, on_log)
+            training = Training(run, display, stop, on_log, given)
             training.start()
             yield training
 

@@ -37,7 +37,7 @@ def test_the_version(capsys, option):
     [
         ("trian", "unknown command 'trian'; did you mean train?"),
         ("pipelines", "did you mean pipeline?"),
-        ("zzz", "use one of train, generate, "),
+        ("zzz", "use one of train, launch, "),
         ("", "unknown command ''"),
         ("--verison", "unknown command '--verison'"),
         ("x" * 10_000, "use one of"),

@@ -294,6 +294,11 @@ class Run:
         self.health.check_params(step, self.arrays["params"])
         self.checkpoints.save(self.arrays, step, row)
 
+    def keep(self, step: int) -> None:
+        """Keeps the state after a step in the hosts' memory (`checkpoint.memory_every`)."""
+        self.health.check_params(step, self.arrays["params"])
+        self.checkpoints.keep(self.arrays, step)
+
     def read_batch(self, windows: Samples, first: int, *, beyond: float = math.inf) -> Batch:
         """Reads a batch like `read`, without checking the arguments."""
         end = self.tokenizer.end_of_document

@@ -39,6 +39,9 @@ LATER = {
 COMMANDS = (
     Command("train", "jaxptd.train", "train a model on a mesh of devices, or resume a run"),
     Command(
+        "launch", "jaxptd.commands.launch", "train in several processes here, and restart them"
+    ),
+    Command(
         "generate", "jaxptd.generate", "generate text (or image masks) with the model of a run"
     ),
     Command("data", "jaxptd.commands.data", "tokenize text once into a file, to start runs faster"),

@@ -43,6 +43,9 @@ class ProcessesConfig:
             an IPv6 address stands in brackets, [::1]:55527.
         count: number of processes; 1, or null without a launcher, is this process alone.
         id: number of this process, from 0.
+        elastic: fewest and most processes of a run that may start again with fewer; the layout is
+            for the most, and with fewer layout.dp shrinks while micro-batches grow. null is always
+            as many.
         wait: seconds that processes wait for each other when a run starts.
         domain: number of the NVLink domain that this process's devices are in, such as that of a
             rack; each process has its own; null is what the driver says.
@@ -57,6 +60,7 @@ class ProcessesConfig:
     coordinator: str | None = dataclasses.field(default=None, metadata={"paths": False})
     count: int | None = None
     id: int | None = None
+    elastic: list[int] | None = None
     wait: float = 300.0
     domain: int | None = None
     place: str | None = dataclasses.field(default=None, metadata={"paths": False})
@@ -68,6 +72,15 @@ class ProcessesConfig:
         require_not_negative("processes", self, "id", "stuck_after", "domain")
         if self.coordinator is not None:
             check_address("processes.coordinator", self.coordinator)
+        if self.elastic is not None:
+            self._check_elastic(self.elastic)
+
+    def _check_elastic(self, bounds: list[int]) -> None:
+        if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+            raise UserError(
+                f"processes.elastic={quoted(bounds)}: give the fewest and the most processes, "
+                "[2, 8] for example"
+            )
 
     def anywhere(self) -> "ProcessesConfig":
         """Clears the fields that say where a run ran, since it may be resumed elsewhere."""

@@ -253,7 +253,12 @@ class CheckpointConfig:
         keep: number of newest checkpoints to keep.
         keep_best: how many more checkpoints to keep, by lowest validation loss.
         asynchronous: keep training while a checkpoint is written.
-        resume: auto (the newest valid checkpoint in run_dir, if there is one), best (the one with
+        memory_every: steps between states kept in memory_dir, from which a run whose process has
+            died goes on without checkpoints; 0 is never.
+        memory_dir: folder of each host for these states, in memory or on a disk of its own, which
+            outlives processes.
+        resume: auto (the newest valid checkpoint in run_dir, or the newest state in memory_dir if
+            it is newer), best (the one with
             the lowest validation loss; later ones are set aside), never, or the path of a
             checkpoint.
         start: initial weights of a new run: the path of a Hugging Face directory, a checkpoint or a
@@ -266,15 +271,17 @@ class CheckpointConfig:
     keep: int = 2
     keep_best: int = 1
     asynchronous: bool = True
+    memory_every: int = 0
+    memory_dir: str = "/dev/shm"
     resume: str = "auto"
     start: str | None = None
     data: Literal["same", "any"] = "same"
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
-        require_not_negative("checkpoint", self, "every", "keep_best")
+        require_not_negative("checkpoint", self, "every", "keep_best", "memory_every")
         require_positive("checkpoint", self, "keep")
-        require_not_empty("checkpoint", self, "resume")
+        require_not_empty("checkpoint", self, "resume", "memory_dir")
         if self.start is None:
             return
         require_not_empty("checkpoint", self, "start")

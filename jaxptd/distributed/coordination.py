@@ -7,6 +7,7 @@ devices, so a thread may call it while a step runs.
 import functools
 import json
 import os
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -101,6 +102,18 @@ def first_only(function: Callable[..., None]) -> Callable[..., None]:
             function(*args, **kwargs)
 
     return in_first
+
+
+def own_host() -> str:
+    """The address at which the other processes reach this one: that of its way to process 0."""
+    address = _state().coordinator_address
+    if address is None:
+        return "127.0.0.1"
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(found[0], found[1]) as way:
+        way.connect(found[4])  # of a datagram socket, which sends nothing
+        return str(way.getsockname()[0])
 
 
 # ---- exchanges among all processes ------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Stops a run on a signal, one of `SIGNALS`: every process stops after the same step.
+"""Stops a run on a signal, one of `errors.SIGNALS`: every process stops after the same step.
 
 A process that gets the signal in step s publishes "stop after step s + AHEAD", with the signal's
 number. That is late enough for all processes to read it, and none can be past that step:
@@ -21,15 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxptd.distributed import coordination
-from jaxptd.errors import ANSWER, signal_watch
+from jaxptd.errors import ANSWER, INSISTING, SIGNALS, signal_watch
 
 AHEAD = 2  # steps
-# A second signal of these ends the process at once.
-INSISTING = (signal.SIGINT, signal.SIGTERM)
-# These are only ever requests, however often they come. Closing a terminal sends SIGHUP, often
-# twice: from the system and from the shell. Slurm's --signal and submitit send SIGUSR1 or SIGUSR2
-# before the time is up, and SIGTERM when it is.
-SIGNALS = (*INSISTING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stop:

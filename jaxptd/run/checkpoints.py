@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,8 @@ from jaxptd.checkpoint import (
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint.folders import quoted
+from jaxptd.checkpoint.memory import Memory, forget
+from jaxptd.checkpoint.saving import run_on_first
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
 from jaxptd.data.batches import Identity, change
 from jaxptd.distributed.liveness import RESUME
@@ -51,20 +54,50 @@ class RunCheckpoints:
             self.run_dir.checkpoints, keep=settings.keep, keep_best=settings.keep_best
         )
 
+    @cached_property
+    def memory(self) -> Memory | None:
+        """The states on the hosts themselves; None if none are kept."""
+        settings = self._settings
+        if not settings.memory_every:
+            return None
+        return Memory(settings.memory_dir, self.run_dir.path, warn=warn_from_here)
+
     @property
     def _settings(self) -> CheckpointConfig:
         return self.program.config.checkpoint
 
     def save(self, state: State, step: int, row: Row | None) -> None:
         """Saves the state after a step, with its validation loss if its row has one."""
-        description: dict[str, Any] = {"config": to_dict(self.program.config)}
-        if self.data:
-            description[DATA] = self.data
+        description = self._description()
         if row and VALIDATION_LOSS in row:
             description[VALIDATION_LOSS] = row[VALIDATION_LOSS]
         canonical = to_canonical(self.program, state)
         save = self.store.save_async if self._settings.asynchronous else self.store.save
         save(step, canonical, description=description)
+
+    def keep(self, state: State, step: int) -> None:
+        """Keeps the state after a step in the hosts' memory, in the background."""
+        if self.memory is not None:
+            canonical = to_canonical(self.program, state)
+            self.memory.save_async(step, canonical, description=self._description())
+
+    def _description(self) -> dict[str, Any]:
+        data = {DATA: self.data} if self.data else {}
+        return {"config": to_dict(self.program.config), **data}
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """States may be kept in memory inside; they go once the last step's is in the store."""
+        memory = self.memory
+        if memory is None:
+            yield
+            return
+        with contextlib.closing(memory):
+            yield
+            memory.wait()
+            newest = run_on_first("memory.ended", lambda: max(self.store.steps(), default=-1))
+            if newest >= memory.newest:
+                memory.remove()
 
     def good_steps(self) -> list[int]:
         """Steps of the good checkpoints, once the pending save has ended or failed."""
@@ -75,11 +108,16 @@ class RunCheckpoints:
     def begin(self, step: int) -> None:
         """Moves later checkpoints aside if the run resumes from its best one.
 
-        Call it after all other checks, because it changes files.
+        States in memory from which the run does not resume are deleted. Call it after all other
+        checks, because it changes files.
 
         Raises:
-            CheckpointError: a checkpoint cannot be renamed.
+            CheckpointError: a checkpoint cannot be renamed, or `memory_dir` cannot be written.
         """
+        if self.memory is not None:
+            self.memory.begin()
+        else:
+            run_on_first("memory.forgotten", lambda: forget(self.run_dir.path))
         if self._settings.resume == "best":
             self.store.set_aside_after(step, report=self._warn)
 
@@ -97,8 +135,7 @@ class RunCheckpoints:
             return new()
         target = abstract_canonical(self.program)
         if resume == "auto":
-            newest = self.store.restore_newest(target, report=self._warn)
-            return self._resumed(*newest) if newest else new()
+            return self._start_from_newest(target) or new()
         if resume == "best":
             return self._start_from_best(target)
         description = read_description(Path(resume))
@@ -107,6 +144,28 @@ class RunCheckpoints:
         self._check_nothing_newer(step)
         self._check_same_data(step, description)
         return self._restored(step, canonical, resume)
+
+    def _start_from_newest(self, target: dict[str, Any]) -> State | None:
+        """The newest good state, of memory or of the store; None without one."""
+        newest = run_on_first("memory.newest", lambda: max(self.store.steps(), default=-1))
+        if (state := self._start_from_memory(target, after=newest)) is not None:
+            return state
+        stored = self.store.restore_newest(target, report=self._warn)
+        step = stored[0] if stored else -1
+        if step < newest:  # the newest checkpoint is damaged
+            state = self._start_from_memory(target, after=step)
+        return self._resumed(*stored) if stored and state is None else state
+
+    def _start_from_memory(self, target: dict[str, Any], *, after: int) -> State | None:
+        """The newest state in memory, if it is of a later step than `after`."""
+        if self.memory is None:
+            return None
+        found = self.memory.restore_newest(target, after=after, report=self._warn)
+        if found is None:
+            return None
+        self._check_same_run(found.where, found.description)
+        self._check_same_data(found.step, found.description)
+        return self._restored(found.step, found.state, found.where)
 
     def _start_from_best(self, target: dict[str, Any]) -> State:
         best = self.store.restore_best(target, report=self._warn)
@@ -205,3 +264,8 @@ def failed_saves_explained() -> Iterator[None]:
         raise UserError(
             f"{error}; fix that (free some space, for example), then {RESUME}"
         ) from error
+
+
+def warn_from_here(line: str) -> None:
+    """Prints a warning of any process; the display shows only those of the first."""
+    print(line, file=sys.stderr, flush=True)

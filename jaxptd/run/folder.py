@@ -62,6 +62,7 @@ def check_alike(config: Config, facts: dict[str, Any]) -> None:
     """
     fields = flat(config)
     source = fields.pop("data.source")  # each host may have its own copy of the data
+    del fields["checkpoint.memory_dir"]  # and its own disk
     if isinstance(source, dict):
         facts = {"the weights of data.source": list(source.values())} | facts
     remedy = "give all processes the same config, data and train.run_dir"
@@ -78,6 +79,7 @@ class RunDir:
         metrics.jsonl   one row per logged step
         tensorboard/    the same rows as events, next to the files of other loggers
         checkpoints/    see `jaxptd.checkpoint`
+        run_id          see `jaxptd.checkpoint.memory`
         base/           files of the Hugging Face model that the run started from, for exports
 
     Nothing is written before `open`.

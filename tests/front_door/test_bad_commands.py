@@ -157,6 +157,27 @@ train --config test-tiny --layout.dp 1024 --train.global_batch_size 2048 --data.
     | simulates at most 512 devices
 train stray | unknown key stray
 
+launch | required: -n/--processes
+launch -n two -- train | -n/--processes: invalid int value: 'two'
+launch -n 0 -- train | -n 0: use 1 to 512 processes
+launch -n {digits} -- train | -n/--processes: invalid int value: '11111
+launch -n 2 --restarts -1 -- train | --restarts -1: use 0 or more
+launch -n 2 --restart 3 -- train | did you mean --restarts?
+launch -n 2 | nothing to launch; end the line in -- train and its options
+launch -n 2 --available text.txt -- train --config test-tiny --layout.dp 2 \
+    | has no effect without processes.elastic
+launch -n 2 --available nowhere -- train --config test-tiny --layout.dp 2 \
+    --processes.elastic [1,2] | --available nowhere: No such file or directory; write the number
+launch -n 2 --available text.txt -- train --config test-tiny --layout.dp 2 \
+    --processes.elastic [1,2] | ; write the number of processes into it
+launch -n 3 -- train --config test-tiny --layout.dp 2 --processes.elastic [1,2] | start 1 or 2
+launch -n 2 train | unrecognized arguments: train
+launch -n 2 -- verify | verify cannot be launched; end the line in -- train
+launch -n 2 -- {long} | aaa... cannot be launched
+launch -n 2 -- train --layout.dp x | layout.dp: expected int, got x
+launch -n 2 -- train --config test-tiny | 1 devices do not split over processes.count=2
+launch -n 2 -- train --config test-tiny --layout.dp 2 --processes.id 0 | leave it out under launch
+
 verify --layout.tp x | layout.tp: expected int, got x
 verify --config test-tiny --layout.tp 16 --model.num_heads 16 | needs 16 devices
 verify --run-dir nowhere | --run-dir nowhere holds no run
@@ -236,7 +257,7 @@ plan calibrate --out new.yaml --hardware nowhere.yaml | nowhere.yaml: No such fi
 completion | required: shell
 completion tcsh | invalid choice: 'tcsh'
 trian | did you mean train?
-frobnicate | use one of train, generate, data
+frobnicate | use one of train, launch, generate
 --versoin | unknown command '--versoin'
 """
 

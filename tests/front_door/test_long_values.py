@@ -23,6 +23,7 @@ BEFORE = {
     "generate": "--run-dir nowhere",
     "convert": "--check nowhere",
     "completion": "bash",
+    "launch": "-n 1",
 }
 
 

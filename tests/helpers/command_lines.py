@@ -17,13 +17,18 @@ COMMAND = re.compile(r"^(?:\$ )?(?:jaxptd |python -m jaxptd\.)(\w+)(?: (.*))?$",
 def command_lines(shell: str) -> Iterator[tuple[str, list[str]]]:
     """The name and the options of each `jaxptd NAME ...` or `python -m jaxptd.NAME ...`."""
     for name, options in COMMAND.findall(shell.replace("\\\n", " ")):
-        options = re.split(r" [>|]|&&", options.replace("[", "").replace("]", ""))[0]
+        optional = re.sub(r"\[(?!\d)([^\]]*)\]", r"\1", options)  # but not a list of numbers
+        options = re.split(r" [>|]|&&", optional)[0]
         yield name, shlex.split(options, comments=True)
 
 
 def accept(name: str, options: list[str]) -> None:
     """Reads a command line as the command does. Raises UserError for a wrong one."""
     module = find_command(name).load()
+    if "--" in options:  # another command, which this one starts
+        split = options.index("--")
+        accept(options[split + 1], options[split + 2 :])
+        options = options[:split]
     if options and f"{name} {options[0]}" in LATER:
         module, options = later(f"{name} {options[0]}"), options[1:]
     parser = module.parser()

@@ -28,8 +28,7 @@ from hatchling.builders.wheel import WheelBuilder
 from jaxptd.commands.run_options import read_run
 from jaxptd.config import Config
 from jaxptd.distributed.launchers import find
-from jaxptd.distributed.stop import SIGNALS
-from jaxptd.errors import BAD_INPUT, BUG
+from jaxptd.errors import BAD_INPUT, BUG, SIGNALS
 from jaxptd.train import parser
 
 ROOT = Path(__file__).parents[2]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from turns import slow
 
 from jaxptd.commands.command_line import load_config
 from jaxptd.errors import UserError
@@ -133,3 +134,78 @@ def test_a_best_that_cannot_be_is_warned_of(every, evaluated, keep_best, warned)
     assert bool(line) == warned
     if line:
         assert f"make checkpoint.every={every} a multiple of train.eval_every={evaluated}" in line
+
+
+# ---- states in memory ------------------------------------------------------------------------
+
+OFFLOADED = "--layout.dp=2 --layout.zero=3 --layout.offload=[optimizer,parameters]"
+LAYOUTS = [
+    OFFLOADED,
+    "--layout.pp=2 --layout.tp=2",
+    slow("--layout.dp=2 --layout.zero=1 --model.dtype=bfloat16"),
+    slow("--layout.row=2 --layout.col=2"),
+    slow("--layout.cp=2 --layout.zero=2"),
+    slow("--layout.replicas=2 --layout.dp=2 --layout.zero=3"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_state_in_memory_is_that_of_every_layout(tmp_path, layout):
+    memory = ("--checkpoint.memory_every=1", f"--checkpoint.memory_dir={tmp_path}")
+    made = program(*layout.split(), *memory)
+    state = made.init_state()
+    first = RunCheckpoints(made, RunDir(tmp_path), pytest.fail)
+    first.begin(0)
+    first.keep(state | {"step": state["step"] + 7}, 7)
+    first.memory.wait()
+    same = RunCheckpoints(made, RunDir(tmp_path), lambda line: None).start()
+    assert int(same.pop("step")) == 7
+    del state["step"]
+    jax.tree.map(np.testing.assert_array_equal, same, state)
+    for x, y in zip(jax.tree.leaves(same), jax.tree.leaves(state), strict=True):
+        assert x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        assert x.sharding.memory_kind == y.sharding.memory_kind
+    dtype = [each for each in layout.split() if "dtype" in each]
+    alone = RunCheckpoints(program(*dtype, *memory), RunDir(tmp_path), lambda line: None).start()
+    assert int(alone["step"]) == 7
+
+
+def test_the_newer_of_store_and_memory_is_resumed_from(saved, tmp_path, state):
+    """The store has steps up to 20."""
+    memory = ("--checkpoint.memory_every=1", f"--checkpoint.memory_dir={tmp_path}")
+    for step, newest in ((18, 20), (20, 20), (22, 22)):
+        run = saved(*memory)
+        run.checkpoints.begin(0)
+        run.checkpoints.keep(state | {"step": state["step"] + step}, step)
+        run.checkpoints.memory.wait()
+        assert int(saved(*memory).checkpoints.start()["step"]) == newest
+    run = saved(*memory)
+    shutil.rmtree(run.store._folders.folder(20) / "arrays")
+    run.checkpoints.begin(0)
+    run.checkpoints.keep(state | {"step": state["step"] + 18}, 18)
+    run.checkpoints.memory.wait()
+    again = saved(*memory)
+    assert int(again.checkpoints.start()["step"]) == 18  # 20 is damaged, and 15 older
+    assert "is damaged" in again.lines[0]
+
+
+def test_another_runs_state_in_memory_is_refused(tmp_path, state):
+    memory = ("--checkpoint.memory_every=1", f"--checkpoint.memory_dir={tmp_path}")
+    first = RunCheckpoints(program(*memory), RunDir(tmp_path), pytest.fail)
+    first.begin(0)
+    first.keep(state, 7)
+    first.memory.wait()
+    other = RunCheckpoints(program(*memory, "--train.seed=7"), RunDir(tmp_path), pytest.fail)
+    with pytest.raises(UserError, match="belongs to another run: train.seed is 7, was 0"):
+        other.start()
+
+
+def test_a_run_that_ends_without_memory_forgets_it(tmp_path, state):
+    memory = ("--checkpoint.memory_every=1", f"--checkpoint.memory_dir={tmp_path}")
+    first = RunCheckpoints(program(*memory), RunDir(tmp_path), pytest.fail)
+    first.begin(0)
+    first.keep(state | {"step": state["step"] + 7}, 7)
+    first.memory.wait()
+    RunCheckpoints(program(), RunDir(tmp_path), pytest.fail).begin(0)
+    again = RunCheckpoints(program(*memory), RunDir(tmp_path), pytest.fail)
+    assert int(again.start()["step"]) == 0

@@ -80,8 +80,10 @@ def contents(folder: Path) -> dict[str, bytes]:
         *("--checkpoint.asynchronous=false", "--checkpoint.resume=never"),
         "--checkpoint.start=elsewhere",
         "--checkpoint.data=any",
+        *("--checkpoint.memory_every=5", "--checkpoint.memory_dir=elsewhere"),
         "--processes.coordinator=node01:5000",
         *("--processes.count=2", "--processes.id=1", "--processes.wait=60"),
+        "--processes.elastic=[1,2]",
         *("--processes.stuck_after=0", "--processes.domain=1", "--processes.place=rack1"),
     ],
 )
