@@ -23,6 +23,7 @@ BEFORE = {
     "generate": "--run-dir nowhere",
     "convert": "--check nowhere",
     "completion": "bash",
+    "doctor": "--config quickstart --wait 0",
 }
 
 
