@@ -38,6 +38,7 @@ from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.generator import final_sample
 from jaxptd.run.lock import RunLock
 from jaxptd.run.progress import Display, Meter, OptionalStream, Output, make_display, summary
+from jaxptd.run.slowest import PhaseTimes, Slowest
 from jaxptd.run.trace import StepTrace
 from jaxptd.run.warnings import how_to_resume, nothing_left, remarks
 from jaxptd.step import Program
@@ -115,12 +116,14 @@ class Training:
         run: holds the state.
         display: shows progress.
         stop: set by a signal that asks the run to stop.
+        slowest: compares the processes.
         on_log: called with each row of metrics.
     """
 
     run: Run
     display: Display
     stop: Stop
+    slowest: Slowest
     on_log: OnLog | None
 
     @property
@@ -235,7 +238,7 @@ class Training:
         evaluating = self.run.data.validation is not None and _due(step, train.eval_every, last)
         if not evaluating and not _due(step, train.log_every, last):
             return None
-        row = meter.row()
+        row = meter.row() | self.slowest.row()
         if not evaluating:
             return row
         with meter.paused("evaluation"), self.watchdog.phase(Phase.EVALUATING):
@@ -272,16 +275,18 @@ def session(
     world = find(config.processes, os.environ)
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
-    watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
+    watchdog = PhaseTimes(0.0 if patient and world.alone else config.processes.stuck_after)
     lock = RunLock(config.train.run_dir, say=display.say)
     liveness = Liveness(world, watchdog, report=display.say, before_exit=lock.release)
     end = None if patient else partial(_end_at_once, display, liveness)
     stop = Stop(alone=world.alone, on_asked=display.stopping, end=end)
-    with stop.watching(), liveness.watching():
+    factor = config.processes.slow_factor
+    slowest = Slowest(world, watchdog, factor=factor, report=display.say)
+    with stop.watching(), liveness.watching(), slowest.watching():
         lock.check()
         run = make_run(config, world, display=display, watchdog=watchdog)
         with lock.held():
-            training = Training(run, display, stop, on_log)
+            training = Training(run, display, stop, slowest, on_log)
             training.start()
             yield training
 

@@ -47,6 +47,8 @@ class ProcessesConfig:
         stuck_after: ends the run when a process has been silent for this many seconds, or has spent
             them in one phase (in a step: this or ten times its usual duration, whichever is
             longer); 0 is never.
+        slow_factor: names a process for which the others wait, if all but waiting for its devices
+            takes it more than this many times as long as them; 0 is never.
     """
 
     coordinator: str | None = dataclasses.field(default=None, metadata={"paths": False})
@@ -54,11 +56,16 @@ class ProcessesConfig:
     id: int | None = None
     wait: float = 300.0
     stuck_after: float = 40.0
+    slow_factor: float = 2.0
 
     def __post_init__(self) -> None:
         check_fields(self, "processes")
         require_positive("processes", self, "count", "wait")
-        require_not_negative("processes", self, "id", "stuck_after")
+        require_not_negative("processes", self, "id", "stuck_after", "slow_factor")
+        if 0 < self.slow_factor < 1:
+            raise UserError(
+                f"processes.slow_factor={self.slow_factor}: use 1 or more, or 0 for never"
+            )
         if self.coordinator is not None:
             check_address("processes.coordinator", self.coordinator)
 

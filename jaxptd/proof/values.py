@@ -221,6 +221,7 @@ NOT_DRAWN: Mapping[str, str] = {
         (f"processes.{name}" for name in ("coordinator", "count", "id", "wait", "stuck_after")),
         "one process has all devices",
     ),
+    "processes.slow_factor": "one process has all devices",
 }
 
 
