@@ -38,10 +38,11 @@ from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.generator import final_sample
 from jaxptd.run.lock import RunLock
 from jaxptd.run.progress import Display, Meter, OptionalStream, Output, make_display, summary
+from jaxptd.run.recheck import Recheck, require_copies
 from jaxptd.run.slowest import PhaseTimes, Slowest
 from jaxptd.run.trace import StepTrace
 from jaxptd.run.warnings import how_to_resume, nothing_left, remarks
-from jaxptd.step import Program
+from jaxptd.step import Program, State
 from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]
@@ -183,12 +184,14 @@ class Training:
         ):
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             program = run.program.train_step  # `StepBody.train`, compiled for the mesh
+            recheck = self._recheck()
             for step in self.watchdog.steps(done + 1, end):
                 trace.begin(step, meter)
                 first = (step - 1) * self.config.train.global_batch_size
                 batch = run.read_batch(run.data.train, first)
                 with run.programs.ready("train_step", program, run.arrays, batch) as train_step:
                     run.arrays, metrics = train_step(run.arrays, batch)
+                run.arrays = recheck(step, batch, run.arrays, metrics)
                 meter.add(step, metrics)
                 stopping = self.stop.after(step)  # a signal from here on stops after the next step
                 self._after_step(step, meter, last=stopping or step == end)
@@ -220,6 +223,22 @@ class Training:
                 self.display.say(final_picture(run.classes, self.config, data, path))
 
     # ---- in a step --------------------------------------------------------------------------
+
+    def _recheck(self) -> Recheck:
+        run = self.run
+
+        def save(state: State, step: int) -> None:
+            run.health.check_params(step, state["params"])
+            run.checkpoints.save(state, step, None)
+
+        return Recheck(
+            run.program,
+            run.programs,
+            self.watchdog,
+            save=save,
+            good_steps=run.checkpoints.good_steps,
+            say=self.display.say,
+        )
 
     def _after_step(self, step: int, meter: Meter, *, last: bool) -> None:
         """Logs, evaluates and saves where due."""
@@ -310,6 +329,7 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     data = open_corpus(config, tokenizer)
     devices = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
+    require_copies(program)
     require_fits(program)
     display.say(summary(program, devices, data))
     for remark in data.remarks:

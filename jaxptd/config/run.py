@@ -130,6 +130,7 @@ class Config:
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         self._check_update()
+        self._check_steps()
         self._check_balance()
         slices = self.layout.sample_shards * self.train.micro_batches
         sizes = {axis: self.layout.sizes[axis] for axis in SAMPLE_AXES}
@@ -147,6 +148,22 @@ class Config:
             raise UserError(
                 f"layout.update_on=host with optimizer.name={name}: it needs whole matrices, but "
                 "devices hold shards; use adamw, lion or sgd, or layout.update_on=device"
+            )
+
+    def _check_steps(self) -> None:
+        chosen = f"train.check_steps={self.train.check_steps}"
+        if self.train.check_steps == "none":
+            return
+        if self.model.dtype == "float16":
+            raise UserError(
+                f"{chosen} with model.dtype=float16, whose loss scale grows until a step overflows "
+                "and is skipped; use bfloat16, or train.check_steps=none"
+            )
+        hosted = self.layout.hosts_parameters or self.layout.hosts_moments
+        if self.train.check_steps == "replicas" and hosted:
+            raise UserError(
+                f"{chosen} with layout.offload={self.layout.offload}: the state is in host memory, "
+                "and reading it all would slow each step; use train.check_steps=skipped"
             )
 
     def _check_balance(self) -> None:

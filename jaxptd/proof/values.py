@@ -203,6 +203,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "optimizer.min_learning_rate": "affects only the learning rate",
     "optimizer.skip_above": "verify skips no step",
     "train.max_skipped": "affects only runs of many steps",
+    "train.check_steps": "affects no step that is computed right",
     "train.log_every": "affects only runs of many steps",
     "train.eval_every": "affects only runs of many steps",
     "train.eval_batches": "affects only evaluations",

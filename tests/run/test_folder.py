@@ -67,7 +67,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         *("--model.attention=xla", "--model.kernels=triton"),
         "--train.steps=99",
         "--train.micro_batches=4",
-        "--train.max_skipped=3",
+        *("--train.max_skipped=3", "--train.check_steps=skipped"),
         "--optimizer.skip_above=5",
         "--train.log_every=0",
         "--train.eval_every=7",
