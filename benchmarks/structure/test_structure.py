@@ -23,8 +23,8 @@ CEILINGS = {
     "files of at most 60 lines": 48,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 332,
-    "lines": 64_950,
+    "files": 333,
+    "lines": 65_250,
 }
 
 

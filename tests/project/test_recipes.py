@@ -191,7 +191,7 @@ def test_what_nccl_may_need_is_exported_by_a_line_that_is_uncommented(tmp_path: 
 def test_a_batch_script_that_gets_the_signal_itself_passes_it_on(tmp_path: Path, scancel) -> None:
     """The page's loop: srun runs until the signal arrives, and the script exits with its code."""
     page = (ROOT / "docs" / "howto" / "slurm.md").read_text()
-    (loop,) = re.findall(r"```bash\n(srun .*?)```", page, flags=re.S)
+    (loop,) = re.findall(r"```bash\n(trap [^`]*?srun .*?)```", page, flags=re.S)
     program = "echo $$ > new; mv new up; until [ -e down ]; do sleep 0.05; done; exit 3"
     write_program(tmp_path / "bin" / "srun", program)
     write_program(tmp_path / "bin" / "scancel", f'echo "$@"; {scancel}')

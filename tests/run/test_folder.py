@@ -82,6 +82,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--processes.coordinator=node01:5000",
         *("--processes.count=2", "--processes.id=1", "--processes.wait=60"),
         *("--processes.stuck_after=0", "--processes.slow_factor=3"),
+        *("--processes.domain=1", "--processes.place=rack1"),
     ],
 )
 def test_what_a_resumed_run_may_change(override):

@@ -80,13 +80,13 @@ class Bounds:
 
     @property
     def worth(self) -> int:
-        """Number of layers that take as long as the loss; with more removed, its part would wait.
+        """Number of layers that take as long as the loss, at least 1; with more its part would wait.
 
-        0 if the loss takes less than a layer: the part that takes the layer over would be the
-        slowest.
+        With a loss that takes less than a layer, the part that takes a layer over is the slowest,
+        and yet a schedule of few micro-batches may be shorter.
         """
         layers = self.cost.last * self.cost.number / self.cost.layers("none")
-        return min(MOST_FEWER, math.ceil(layers)) if layers > 1 else 0
+        return min(MOST_FEWER, max(1, math.ceil(layers)))
 
     @functools.cached_property
     def quickest(self) -> Remat:
