@@ -192,7 +192,7 @@ class Slowest:
             yield
         finally:
             self._over.set()
-            thread.join()
+        thread.join()  # not after an error: the service may no longer answer
 
     def _watch(self) -> None:
         while not self._over.wait(INTERVAL):
