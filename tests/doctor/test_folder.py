@@ -3,6 +3,7 @@
 import collections
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -72,6 +73,15 @@ def test_space_beside_the_size_of_a_checkpoint(free, verdict, tmp_path, monkeypa
     monkeypatch.setattr(place.shutil, "disk_usage", lambda path: Usage(free, 0, free))
     assert verdicts(tmp_path).get("space") == verdict
     assert "space" not in verdicts(tmp_path, checkpoint=None)
+
+
+@pytest.mark.parametrize(("files", "left", "found"), [(10**6, 99, True), (0, 0, False)])
+def test_few_more_files(files, left, found, tmp_path, monkeypatch) -> None:
+    """Some file systems have no fixed number of files, and say 0."""
+    limits = SimpleNamespace(f_files=files, f_favail=left)
+    monkeypatch.setattr(place.os, "statvfs", lambda path: limits)
+    monkeypatch.setattr(place.shutil, "disk_usage", lambda path: Usage(10**9, 0, 10**9))
+    assert ("number of files" in verdicts(tmp_path)) == found
 
 
 @pytest.mark.parametrize(
