@@ -37,9 +37,11 @@ from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.generator import final_sample
 from jaxptd.run.lock import RunLock
 from jaxptd.run.progress import Display, Meter, OptionalStream, Output, make_display, summary
+from jaxptd.run.recheck import Recheck, require_copies
+from jaxptd.run.slowest import PhaseTimes, Slowest
 from jaxptd.run.trace import StepTrace
 from jaxptd.run.warnings import how_to_resume, nothing_left, remarks
-from jaxptd.step import Program
+from jaxptd.step import Program, State
 from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]
@@ -94,6 +96,7 @@ class Training:
         run: holds the state.
         display: shows progress.
         stop: set by a signal that asks the run to stop.
+        slowest: compares the processes.
         on_log: called with each row of metrics.
         given: the config before an elastic run shrank.
     """
@@ -101,6 +104,7 @@ class Training:
     run: Run
     display: Display
     stop: Stop
+    slowest: Slowest
     on_log: OnLog | None
     given: Config
 
@@ -162,12 +166,14 @@ class Training:
         ):
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             program = run.program.train_step  # `StepBody.train`, compiled for the mesh
+            recheck = self._recheck()
             for step in self.watchdog.steps(done + 1, end):
                 trace.begin(step, meter)
                 first = (step - 1) * self.config.train.global_batch_size
                 batch = run.read_batch(run.data.train, first)
                 with run.programs.ready("train_step", program, run.arrays, batch) as train_step:
                     run.arrays, metrics = train_step(run.arrays, batch)
+                run.arrays = recheck(step, batch, run.arrays, metrics)
                 meter.add(step, metrics)
                 stopping = self.stop.after(step)  # a signal from here on stops after the next step
                 self._after_step(step, meter, last=stopping or step == end)
@@ -200,6 +206,22 @@ class Training:
 
     # ---- in a step --------------------------------------------------------------------------
 
+    def _recheck(self) -> Recheck:
+        run = self.run
+
+        def save(state: State, step: int) -> None:
+            run.health.check_params(step, state["params"])
+            run.checkpoints.save(state, step, None)
+
+        return Recheck(
+            run.program,
+            run.programs,
+            self.watchdog,
+            save=save,
+            good_steps=run.checkpoints.good_steps,
+            say=self.display.say,
+        )
+
     def _after_step(self, step: int, meter: Meter, *, last: bool) -> None:
         """Logs, evaluates and saves where due."""
         if row := self._row(step, meter, last=last):
@@ -220,7 +242,7 @@ class Training:
         evaluating = self.run.data.validation is not None and _due(step, train.eval_every, last)
         if not evaluating and not _due(step, train.log_every, last):
             return None
-        row = meter.row()
+        row = meter.row() | self.slowest.row()
         if not evaluating:
             return row
         with meter.paused("evaluation"), self.watchdog.phase(Phase.EVALUATING):
@@ -258,16 +280,18 @@ def session(
     given, config = config, for_processes(config, world.count)
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
-    watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
+    watchdog = PhaseTimes(0.0 if patient and world.alone else config.processes.stuck_after)
     lock = RunLock(config.train.run_dir, say=display.say)
     liveness = Liveness(world, watchdog, report=display.say, before_exit=lock.release)
     end = None if patient else partial(_end_at_once, display, liveness)
     stop = Stop(alone=world.alone, on_asked=display.stopping, end=end)
-    with stop.watching(), liveness.watching():
+    factor = config.processes.slow_factor
+    slowest = Slowest(world, watchdog, factor=factor, report=display.say)
+    with stop.watching(), liveness.watching(), slowest.watching():
         lock.check()
         run = make_run(config, world, display=display, watchdog=watchdog)
         with lock.held():
-            training = Training(run, display, stop, on_log, given)
+            training = Training(run, display, stop, slowest, on_log, given)
             training.start()
             yield training
 
@@ -291,6 +315,7 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     data = open_corpus(config, tokenizer)
     devices = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
+    require_copies(program)
     require_fits(program)
     display.say(summary(program, devices, data))
     for remark in data.remarks:

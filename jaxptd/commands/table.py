@@ -35,6 +35,9 @@ LATER = {
     "plan validate": "jaxptd.commands.validate",
     "compiler": "jaxptd.compiling",
     "models of Hugging Face": "jaxptd.hf.load",
+    "processes of a doctor": "jaxptd.doctor.processes",
+    "devices of a doctor": "jaxptd.doctor.devices",
+    "links of a doctor": "jaxptd.doctor.links",
 }
 COMMANDS = (
     Command("train", "jaxptd.train", "train a model on a mesh of devices, or resume a run"),
@@ -57,6 +60,9 @@ COMMANDS = (
     Command("profile", "jaxptd.profile", "measure where the time of a training step goes"),
     Command("mesh", "jaxptd.commands.mesh", "draw the mesh of a layout and list its rank groups"),
     Command("pipeline", "jaxptd.commands.pipeline", "draw and compare pipeline schedules"),
+    Command(
+        "doctor", "jaxptd.commands.doctor", "check a machine or a cluster, on a page for a report"
+    ),
     Command(
         "completion",
         "jaxptd.commands.completion",

@@ -55,6 +55,8 @@ class ProcessesConfig:
         stuck_after: ends the run when a process has been silent for this many seconds, or has spent
             them in one phase (in a step: this or ten times its usual duration, whichever is
             longer); 0 is never.
+        slow_factor: names a process for which the others wait, if all but waiting for its devices
+            takes it more than this many times as long as them; 0 is never.
     """
 
     coordinator: str | None = dataclasses.field(default=None, metadata={"paths": False})
@@ -65,11 +67,16 @@ class ProcessesConfig:
     domain: int | None = None
     place: str | None = dataclasses.field(default=None, metadata={"paths": False})
     stuck_after: float = 40.0
+    slow_factor: float = 2.0
 
     def __post_init__(self) -> None:
         check_fields(self, "processes")
         require_positive("processes", self, "count", "wait")
-        require_not_negative("processes", self, "id", "stuck_after", "domain")
+        require_not_negative("processes", self, "id", "stuck_after", "slow_factor", "domain")
+        if 0 < self.slow_factor < 1:
+            raise UserError(
+                f"processes.slow_factor={self.slow_factor}: use 1 or more, or 0 for never"
+            )
         if self.coordinator is not None:
             check_address("processes.coordinator", self.coordinator)
         if self.elastic is not None:
@@ -145,6 +152,7 @@ class Config:
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         self._check_update()
+        self._check_steps()
         self._check_balance()
         slices = self.layout.sample_shards * self.train.micro_batches
         sizes = {axis: self.layout.sizes[axis] for axis in SAMPLE_AXES}
@@ -162,6 +170,22 @@ class Config:
             raise UserError(
                 f"layout.update_on=host with optimizer.name={name}: it needs whole matrices, but "
                 "devices hold shards; use adamw, lion or sgd, or layout.update_on=device"
+            )
+
+    def _check_steps(self) -> None:
+        chosen = f"train.check_steps={self.train.check_steps}"
+        if self.train.check_steps == "none":
+            return
+        if self.model.dtype == "float16":
+            raise UserError(
+                f"{chosen} with model.dtype=float16, whose loss scale grows until a step overflows "
+                "and is skipped; use bfloat16, or train.check_steps=none"
+            )
+        hosted = self.layout.hosts_parameters or self.layout.hosts_moments
+        if self.train.check_steps == "replicas" and hosted:
+            raise UserError(
+                f"{chosen} with layout.offload={self.layout.offload}: the state is in host memory, "
+                "and reading it all would slow each step; use train.check_steps=skipped"
             )
 
     def _check_balance(self) -> None:

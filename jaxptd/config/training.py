@@ -188,6 +188,9 @@ class TrainConfig:
         micro_batches: equal slices of each device's batch, run one after another with their
             gradients summed.
         max_skipped: consecutive skipped steps after which the run ends.
+        check_steps: what is checked after each step: none; skipped (a skipped step is run again, to
+            tell bad data from faulty hardware); replicas (also, whether devices that hold copies
+            of the same parameters and moments hold the same bits).
         seed: of initial parameters, dropout and data order.
         log_every: steps between log lines; 0 is never.
         eval_every: steps between evaluations; 0 is never.
@@ -204,6 +207,7 @@ class TrainConfig:
     global_batch_size: int = 8
     micro_batches: int = 1
     max_skipped: int = 10
+    check_steps: Literal["none", "skipped", "replicas"] = "none"
     seed: int = dataclasses.field(default=0, metadata={"below": 2**32})
     log_every: int = 10
     eval_every: int = 100

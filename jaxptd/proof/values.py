@@ -209,6 +209,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "optimizer.min_learning_rate": "affects only the learning rate",
     "optimizer.skip_above": "verify skips no step",
     "train.max_skipped": "affects only runs of many steps",
+    "train.check_steps": "affects no step that is computed right",
     "train.log_every": "affects only runs of many steps",
     "train.eval_every": "affects only runs of many steps",
     "train.eval_batches": "affects only evaluations",
@@ -233,6 +234,7 @@ NOT_DRAWN: Mapping[str, str] = {
         ),
         "one process has all devices",
     ),
+    "processes.slow_factor": "one process has all devices",
 }
 
 

@@ -30,6 +30,7 @@ _FREE = frozenset(
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")
         ),
         *(f"train.{name}" for name in ("sample_tokens", "run_dir", "platform", "max_skipped")),
+        "train.check_steps",
         *("train.loggers", "train.profile"),
         "optimizer.skip_above",
     }

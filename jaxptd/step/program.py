@@ -344,6 +344,16 @@ class Program:
         return CompiledStep(jitted, self.place, self._check_state)
 
     @cached_property
+    def step_metrics(self) -> Callable[[State, Batch], Metrics]:
+        """(state, batch) -> metrics of the step; keeps the state, and updates nothing."""
+        step = self._train
+        jitted = jax.jit(
+            lambda state, batch: step(state, batch)[1],
+            compiler_options=compiler_options(self.config, on_gpus=on_gpus(self.mesh)),
+        )
+        return CompiledStep(jitted, self.place, self._check_state)
+
+    @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
         """(state, batch) -> (state, metrics, reduced gradients); keeps the old state."""
         return CompiledStep(jax.jit(self._train), self.place, self._check_state)

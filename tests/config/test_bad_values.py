@@ -171,6 +171,7 @@ VALUES = [
     (ProcessesConfig, {"coordinator": 3}, "processes.coordinator=3: use a text or null"),
     (ProcessesConfig, {"coordinator": LONG[:250]}, "processes.coordinator=aaaa", "...: use host:p"),
     (ProcessesConfig, {"stuck_after": 1e30}, "processes.stuck_after=1e+30: use a number below 2"),
+    (ProcessesConfig, {"slow_factor": 0.5}, "processes.slow_factor=0.5: use 1 or more, or 0 for"),
     (ProcessesConfig, {"wait": "5m"}, "processes.wait='5m': use a number"),
     (Config, {"model": {}}, "model={}: use a ModelConfig"),
     (Config, {"model": ModelConfig}, "model=<class", "use a ModelConfig"),

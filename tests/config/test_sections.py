@@ -125,7 +125,7 @@ NOT_NEGATIVE = {
     OptimizerConfig: ["warmup_steps", "weight_decay", "grad_clip", "skip_above"],
     TrainConfig: ["seed", "log_every", "eval_every", "sample_tokens"],
     CheckpointConfig: ["every"],
-    ProcessesConfig: ["id", "stuck_after"],
+    ProcessesConfig: ["id", "stuck_after", "slow_factor"],
 }
 SHARES = {
     ModelConfig: ["dropout"],

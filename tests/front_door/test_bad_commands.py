@@ -254,6 +254,14 @@ plan calibrate --out new.yaml --seconds nan | --seconds nan: use more than 0
 plan calibrate --out new.yaml --seconds long | invalid float value: 'long'
 plan calibrate --out new.yaml --hardware nowhere.yaml | nowhere.yaml: No such file
 
+doctor --config nowhere | nowhere: no such file or packaged config
+doctor --wait soon | --wait: invalid float value: 'soon'
+doctor --wait nan | --wait nan: use seconds above 0
+doctor --overwrite | --overwrite has no effect without --out
+doctor --out no/page.md | name a file in a writable folder
+doctor --out text.txt | exists; name another file
+doctor --link | did you mean --links?
+
 completion | required: shell
 completion tcsh | invalid choice: 'tcsh'
 trian | did you mean train?

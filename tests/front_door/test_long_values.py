@@ -24,6 +24,7 @@ BEFORE = {
     "convert": "--check nowhere",
     "completion": "bash",
     "launch": "-n 1",
+    "doctor": "--config quickstart --wait 0",
 }
 
 

@@ -19,7 +19,7 @@ CONFIG = ROOT / "configs" / "test-tiny.yaml"
 TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
 STEPS, EVERY = 12, 5  # checkpoints at 5, 10 and 12
 EVALUATION = ["validation_loss", "perplexity"]
-TIMES = ("tokens_per_second", "step_time", "mfu")
+TIMES = ("tokens_per_second", "step_time", "mfu", "slowest_process", "slowest_seconds")
 
 SEQUENCE = "--layout.sequence_parallel=true"
 TP2 = ("--layout.tp=2",)

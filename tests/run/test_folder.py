@@ -68,7 +68,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         *("--model.attention=xla", "--model.kernels=triton"),
         "--train.steps=99",
         "--train.micro_batches=4",
-        "--train.max_skipped=3",
+        *("--train.max_skipped=3", "--train.check_steps=skipped"),
         "--optimizer.skip_above=5",
         "--train.log_every=0",
         "--train.eval_every=7",
@@ -84,7 +84,8 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--processes.coordinator=node01:5000",
         *("--processes.count=2", "--processes.id=1", "--processes.wait=60"),
         "--processes.elastic=[1,2]",
-        *("--processes.stuck_after=0", "--processes.domain=1", "--processes.place=rack1"),
+        *("--processes.stuck_after=0", "--processes.slow_factor=3"),
+        *("--processes.domain=1", "--processes.place=rack1"),
     ],
 )
 def test_what_a_resumed_run_may_change(override):

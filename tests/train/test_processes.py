@@ -14,7 +14,7 @@ from jaxptd.run.folder import RunDir
 CONFIG = ROOT / "configs" / "test-tiny.yaml"
 TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
 STEPS = 12
-TIMES = ("tokens_per_second", "step_time", "mfu")
+TIMES = ("tokens_per_second", "step_time", "mfu", "slowest_process", "slowest_seconds")
 
 # Each process prints what it would save: checkpoints have separate tests.
 SAVED = """

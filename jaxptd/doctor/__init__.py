@@ -1,0 +1,1 @@
+"""Checks of `jaxptd doctor`: the machine, its packages, devices, processes and file systems."""
