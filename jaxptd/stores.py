@@ -35,7 +35,7 @@ class StoreError(UserError):
 
 # ---- names ---------------------------------------------------------------------------------------
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,2}(?=[^/])")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_url(name: object) -> bool:
@@ -44,9 +44,7 @@ def is_url(name: object) -> bool:
     >>> is_url("s3://bucket/run"), is_url("runs/a"), is_url("C:"), is_url("s3:")
     (True, False, False, False)
     """
-    if isinstance(name, StorePath):
-        return True
-    return isinstance(name, str) and "://" in name and _URL.match(name) is not None
+    return isinstance(name, StorePath) or bool(isinstance(name, str) and _URL.match(name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +155,7 @@ def _filesystem(scheme: str, url: str) -> Any:
     options: dict[str, Any] = {"use_listings_cache": False}
     if "s3" in (kind.protocol if isinstance(kind.protocol, tuple) else (kind.protocol,)):
         once = {"mode": "standard", "total_max_attempts": 1}
+        options["max_concurrency"] = 1  # several objects are read at once, not parts of one
         options["config_kwargs"] = {
             "connect_timeout": CONNECT,
             "read_timeout": READ,

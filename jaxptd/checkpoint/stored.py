@@ -90,7 +90,7 @@ class StoreFolders:
         """Deletes a step, its manifest first."""
         self._store.delete([self._manifest(step)])
         self._write_newest(self._newest() - {step})
-        self._delete_unnamed(step, set(self._store.listing(self.at(step).key)))
+        self.sweep_step(step)
 
     def set_aside(self, step: int) -> StorePath:
         """Gives a step's manifest another name, so that `all` ignores it; returns that name."""
@@ -110,6 +110,10 @@ class StoreFolders:
                 steps.setdefault(int(match[1]), set()).add(key)
         for step, keys in steps.items():
             self._delete_unnamed(step, keys)
+
+    def sweep_step(self, step: int) -> None:
+        """Deletes the objects that an earlier save of a step has written, once it is replaced."""
+        self._delete_unnamed(step, set(self._store.listing(self.at(step).key)))
 
     def discard(self, step: int, attempt: str) -> None:
         """Deletes what a failed save has written, as far as the store lets it."""
@@ -205,7 +209,7 @@ def finish(folders: StoreFolders, content: dict[str, Any], write: StoreWrite) ->
         write.upload.abort()
         _discard_on_first(folders, step, write.attempt)
         raise
-    run_on_first("swept", folders.sweep)
+    run_on_first("swept", lambda: folders.sweep_step(step))
 
 
 def _discard_on_first(folders: StoreFolders, step: int, attempt: str) -> None:
