@@ -8,10 +8,14 @@ A name is a URL or a path on disk. `place` tells which, and a `StorePath` is no 
 that nothing takes it for a file on disk by mistake.
 """
 
+import atexit
+import contextlib
 import dataclasses
 import io
 import re
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +28,7 @@ WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 CONNECT, READ = 10.0, 60.0  # seconds until an attempt counts as failed
 AT_ONCE = 8  # requests at the same time
 BLOCK = 2**22  # bytes that reading an object as a file fetches at a time
+NO_STORES = frozenset({"file", "local", "http", "https", "ftp", "sftp", "ssh", "data"})
 EXTRAS = {"s3": "stores", "s3a": "stores", "gs": "gs", "gcs": "gs"}
 
 T = TypeVar("T")
@@ -95,11 +100,14 @@ class StorePath:
 Place = Path | StorePath
 
 
-def place(name: str | Path | StorePath, *, say: Callable[[str], None] | None = None) -> Place:
+def place(
+    name: str | Path | StorePath, *, field: str = "", say: Callable[[str], None] | None = None
+) -> Place:
     """A path on disk, or the URL of an object, whose store is opened but not asked yet.
 
     Args:
         name: a path or a URL.
+        field: of a config that names it, for messages.
         say: prints a line about a store that does not answer.
 
     Raises:
@@ -108,22 +116,11 @@ def place(name: str | Path | StorePath, *, say: Callable[[str], None] | None = N
     if isinstance(name, StorePath) or not is_url(name):
         return name if isinstance(name, StorePath) else Path(name)
     scheme, _, key = str(name).partition("://")
-    if scheme == "file":
-        raise StoreError(f"{quoted(str(name))}: name the path itself, without file://")
-    key = re.sub("/+", "/", key).strip("/")
-    return StorePath(scheme, key, Store(scheme, _filesystem(scheme, str(name)), say=say or _warn))
-
-
-def refuse_url(name: str, *, where: str, instead: str) -> None:
-    """Raises UserError for a URL where only paths on disk are read or written.
-
-    Args:
-        name: what was given.
-        where: the option or field.
-        instead: what can be in a store.
-    """
-    if is_url(name):
-        raise UserError(f"{where}={quoted(name)} is in a store, but {instead}; name a path on disk")
+    scheme, key = scheme.lower(), re.sub("/+", "/", key).strip("/")
+    shown = f"{field}={quoted(str(name))}" if field else quoted(str(name))
+    if not key:
+        raise StoreError(f"{shown} names no bucket; use {scheme}://bucket/name")
+    return StorePath(scheme, key, Store(scheme, _filesystem(scheme, shown), say=say or _warn))
 
 
 def _warn(line: str) -> None:
@@ -133,25 +130,23 @@ def _warn(line: str) -> None:
 # ---- fsspec --------------------------------------------------------------------------------------
 
 
-def _filesystem(scheme: str, url: str) -> Any:
+def _filesystem(scheme: str, shown: str) -> Any:
     """fsspec's file system of a scheme, without its caches of listings and its own retries."""
     try:
         import fsspec  # the optional extra
     except ImportError as error:
         extra = EXTRAS.get(scheme, "stores")
-        raise StoreError(f"{quoted(url)} needs fsspec; {install(extra)}") from error
-    if scheme not in fsspec.available_protocols():
+        raise StoreError(f"{shown} needs fsspec; {install(extra)}") from error
+    if scheme in NO_STORES or scheme not in fsspec.available_protocols():
         raise StoreError(
-            f"{quoted(url)}: no store has URLs with {scheme}://; use s3://, gs://, another that "
+            f"{shown}: no store has URLs with {scheme}://; use s3://, gs://, another that "
             "fsspec knows, or a path on disk"
         )
     try:
         kind = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         remedy = install(EXTRAS[scheme]) if scheme in EXTRAS else " ".join(str(error).split())
-        raise StoreError(
-            f"{quoted(url)} needs a package that is not installed; {remedy}"
-        ) from error
+        raise StoreError(f"{shown} needs a package that is missing; {remedy}") from error
     options: dict[str, Any] = {"use_listings_cache": False}
     if "s3" in (kind.protocol if isinstance(kind.protocol, tuple) else (kind.protocol,)):
         once = {"mode": "standard", "total_max_attempts": 1}
@@ -165,7 +160,7 @@ def _filesystem(scheme: str, url: str) -> Any:
     try:
         system = kind(**options)
     except Exception as error:  # each kind has errors of its own
-        raise StoreError(f"{quoted(url)}: {_words(error)}") from error
+        raise StoreError(f"{shown}: {_words(error)}") from error
     if hasattr(kind, "retries"):
         system.retries = 1  # `Store` tries again itself, and says so
     return system
@@ -462,6 +457,23 @@ def size_of(where: Place) -> int | None:
 def open_binary(where: Place) -> BinaryIO:
     """Opens a file or an object to read. Raises OSError; FileNotFoundError if there is none."""
     return where.store.open(where.key) if isinstance(where, StorePath) else open(where, "rb")
+
+
+def scratch_folder() -> Path:
+    """Makes a folder on this machine that is removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="jaxptd-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def on_disk(where: Place) -> Path:
+    """The path itself, or that of a copy of one object; of nothing, if there is no object."""
+    if not isinstance(where, StorePath):
+        return where
+    path = scratch_folder() / where.name
+    with contextlib.suppress(FileNotFoundError):
+        path.write_bytes(read_bytes(where))
+    return path
 
 
 def fetch(where: StorePath, folder: Path, keys: Iterable[str] | None = None) -> Path:

@@ -36,7 +36,7 @@ from jaxptd.run.checkpoints import failed_saves_explained, without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.generator import final_sample
-from jaxptd.run.lock import RunLock
+from jaxptd.run.lock import lock_of
 from jaxptd.run.progress import Display, Meter, OptionalStream, Output, make_display, summary
 from jaxptd.run.trace import StepTrace
 from jaxptd.run.warnings import how_to_resume, nothing_left, remarks
@@ -215,6 +215,7 @@ class Training:
             if of_pixels(self.config) and data is not None:
                 path = run.path / PREDICTIONS
                 self.display.say(final_picture(run.classes, self.config, data, path))
+                run.run_dir.publish()
 
     # ---- in a step --------------------------------------------------------------------------
 
@@ -273,13 +274,13 @@ def session(
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
-    lock = RunLock(config.train.run_dir, say=display.say)
+    lock = lock_of(config.train.run_dir, say=display.say)
     liveness = Liveness(world, watchdog, report=display.say, before_exit=lock.release)
     end = None if patient else partial(_end_at_once, display, liveness)
     stop = Stop(alone=world.alone, on_asked=display.stopping, end=end)
     with stop.watching(), liveness.watching():
         lock.check()
-        run = make_run(config, world, display=display, watchdog=watchdog)
+        run = make_run(config, world, display=display, watchdog=watchdog, may_write=lock.require)
         with lock.held():
             training = Training(run, display, stop, on_log)
             training.start()
@@ -292,7 +293,14 @@ def _end_at_once(display: Display, liveness: Liveness, code: int) -> None:
     liveness.interrupted(code)
 
 
-def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:
+def make_run(
+    config: Config,
+    world: World,
+    *,
+    display: Display,
+    watchdog: Watchdog,
+    may_write: Callable[[], None] = lambda: None,
+) -> Run:
     """Makes and checks everything a run needs except its state; writes nothing.
 
     Raises:
@@ -300,7 +308,7 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     """
     tokenizer = tokenizer_of(config)
     config = with_vocabulary(config)
-    run_dir = RunDir(config.train.run_dir, say=display.say)
+    run_dir = RunDir(config.train.run_dir, say=display.say, may_write=may_write)
     run_dir.check(config)
     data = open_corpus(config, tokenizer)
     devices = prepare(config, world=world)

@@ -46,6 +46,7 @@ class Checkpoints:
         keep_best: number of checkpoints with the lowest validation loss to keep as well.
         may_write: raises if another run has taken the store over; called before a manifest is
             written there.
+        saved: called after each save, in the thread that saves.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Checkpoints:
         keep: int,
         keep_best: int = 0,
         may_write: Callable[[], None] = lambda: None,
+        saved: Callable[[], None] = lambda: None,
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"checkpoint.keep={keep}: use 1 or more")
@@ -64,7 +66,7 @@ class Checkpoints:
             self._folders = StoreFolders(where, may_write=may_write)
         else:
             self._folders = Folders(where)
-        self._keep, self._keep_best = keep, keep_best
+        self._keep, self._keep_best, self._saved = keep, keep_best, saved
         self._damaged: set[int] = set()
         self._pending: Background | None = None
 
@@ -127,6 +129,7 @@ class Checkpoints:
                 write_rest()
             self._damaged.discard(step)
             self._delete_old(step)
+            self._saved()
 
         self._pending = Background(finish)
 

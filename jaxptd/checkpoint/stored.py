@@ -41,7 +41,9 @@ class StoreFolders:
         may_write: raises if this run must not write there any more; called before each manifest.
     """
 
-    def __init__(self, directory: StorePath, *, may_write: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: StorePath, *, may_write: Callable[[], None] = lambda: None
+    ) -> None:
         self.directory, self._may_write = directory, may_write
 
     @property

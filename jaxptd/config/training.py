@@ -193,7 +193,7 @@ class TrainConfig:
         eval_every: steps between evaluations; 0 is never.
         eval_batches: global batches per evaluation.
         sample_tokens: tokens of sample text to generate at the end; 0 is none.
-        run_dir: folder for everything the run writes.
+        run_dir: folder for everything the run writes, or its URL in a store.
         loggers: where metrics go besides metrics.jsonl: tensorboard, csv, wandb, mlflow; null is
             tensorboard if its package is installed.
         profile: first and last step to trace with JAX's profiler, into run_dir; null traces none.
@@ -209,7 +209,7 @@ class TrainConfig:
     eval_every: int = 100
     eval_batches: int = 8
     sample_tokens: int = 200
-    run_dir: str = "runs/default"
+    run_dir: str = dataclasses.field(default="runs/default", metadata={"stores": True})
     loggers: list[LoggerName] | None = None
     profile: list[int] | None = None
     platform: Literal["auto", "cpu"] = "auto"
@@ -266,8 +266,8 @@ class CheckpointConfig:
     keep: int = 2
     keep_best: int = 1
     asynchronous: bool = True
-    resume: str = "auto"
-    start: str | None = None
+    resume: str = dataclasses.field(default="auto", metadata={"stores": True})
+    start: str | None = dataclasses.field(default=None, metadata={"stores": True})
     data: Literal["same", "any"] = "same"
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from jaxptd.data.records import LONGEST, is_pointer
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.hf import mxfp4
 from jaxptd.hf.dims import Tensor
+from jaxptd.stores import Place, StorePath, size_of
 
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,8 +28,10 @@ LARGEST = 2**28  # bytes of a JSON file
 AT_A_TIME = 2**22  # elements of a tensor that are compared at a time
 
 
-def is_directory(path: str | Path) -> bool:
+def is_directory(path: str | Place) -> bool:
     """True for a directory with a `config.json`, which runs do not have."""
+    if isinstance(path, StorePath):
+        return size_of(path / CONFIG) is not None
     return os.path.isfile(Path(path) / CONFIG)
 
 

@@ -25,6 +25,7 @@ from jaxptd.run.devices import ready
 from jaxptd.run.saved import load_run, program_to_generate, restore_weights
 from jaxptd.run.upcycle import begun_from, given_as, upcycles
 from jaxptd.step import Program, State
+from jaxptd.stores import Place, place
 
 # ---- the state of step 0 of a run that starts from weights ---------------------------------------
 
@@ -47,8 +48,8 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
                 "weights to copy; name a dense model as checkpoint.start, or leave upcycle out"
             )
         return program.init_state()
-    path = Path(start)
-    if not path.is_dir():
+    path = place(str(start), field="checkpoint.start", say=say)
+    if isinstance(path, Path) and not path.is_dir():
         raise UserError(
             f"checkpoint.start: there is no folder {quoted(start)}; name a run, a checkpoint in "
             "one, or a Hugging Face model"
@@ -194,7 +195,7 @@ def program_of(directory: Directory, run_dir: Path) -> Program:
 
 
 def load_model(
-    path: Path, *, layout: Layout, platform: Any, modules: bool = False
+    path: Place, *, layout: Layout, platform: Any, modules: bool = False
 ) -> tuple[Program, Params]:
     """Loads the model of a Hugging Face directory, or of a run's newest good checkpoint.
 

@@ -142,8 +142,10 @@ def test_a_missing_bucket_is_one_line(s3: Faults) -> None:
 def test_unknown_schemes_and_missing_packages_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="quux://a/b: no store has URLs with quux://"):
         place("quux://a/b")
-    with pytest.raises(StoreError, match="name the path itself"):
-        place("file:///a/b")
+    with pytest.raises(StoreError, match="train.run_dir=https://a/b: no store has"):
+        place("https://a/b", field="train.run_dir")
+    with pytest.raises(StoreError, match="s3:/// names no bucket"):
+        place("s3:///")
     import fsspec
 
     def missing(scheme: str) -> None:
