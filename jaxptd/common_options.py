@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,8 +83,8 @@ def place_option(text: str) -> Place:
 
 
 def pattern_option(text: str) -> str:
-    """Reads a path or a glob for argparse, as text: the `type` of an option."""
-    return _for_argparse(_path_text, text)
+    """Reads a path, a glob or a URL for argparse, as text: the `type` of an option."""
+    return _for_argparse(partial(_path_text, stores=True), text)
 
 
 def _for_argparse(read: Callable[[str], T], text: str) -> T:

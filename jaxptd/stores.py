@@ -11,6 +11,7 @@ that nothing takes it for a file on disk by mistake.
 import atexit
 import contextlib
 import dataclasses
+import errno
 import io
 import re
 import shutil
@@ -276,7 +277,7 @@ class Store:
         """An object as a file to read, by ranges. Raises FileNotFoundError if there is none."""
         size = self.size(key)
         if size is None:
-            raise FileNotFoundError(key)
+            raise FileNotFoundError(errno.ENOENT, f"there is no {self._scheme}://{key}")
         return io.BufferedReader(_Ranges(self, key, size), BLOCK)
 
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
@@ -303,7 +304,7 @@ class Store:
                 result = call()
             except Exception as error:
                 if isinstance(error, FileNotFoundError) and not _no_bucket(error, writing):
-                    raise FileNotFoundError(f"there is no {url}") from error
+                    raise FileNotFoundError(errno.ENOENT, f"there is no {url}") from error
                 if not _may_pass(error):
                     raise StoreError(f"could not {verb} {url}: {_words(error)}") from error
                 if not waits:

@@ -67,7 +67,9 @@ class DataConfig:
             seed and the image's number.
     """
 
-    source: str | list[str] | dict[str, float] = "stdlib"
+    source: str | list[str] | dict[str, float] = dataclasses.field(
+        default="stdlib", metadata={"stores": True}
+    )
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     documents: Documents = "joined"

@@ -5,9 +5,8 @@ import os
 import socket
 from pathlib import Path
 
-import numpy as np
 import pytest
-from runs import EVERY, STEPS, TP2, Outcome, Trainer
+from runs import EVERY, STEPS, Outcome, Trainer
 from s3_server import BUCKET, Faults
 
 import jaxptd
@@ -18,6 +17,7 @@ from jaxptd.hf import convert
 from jaxptd.run.holder import Holder
 from jaxptd.run.store import StoreLock
 from jaxptd.stores import StorePath, place
+from jaxptd.train import main
 
 RUN = f"s3://{BUCKET}/runs/a"
 ROW = ("step", "loss")
@@ -52,11 +52,12 @@ def test_a_run_in_a_store_is_the_run_on_a_disk(
     train: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert train("--train.loggers=[csv]", "--train.steps=7").code == 0
     assert train("--train.loggers=[csv]").code == 0
     assert in_store(train, "--train.loggers=[csv]", "--train.steps=7").code == 0
     assert Checkpoints(f"{RUN}/checkpoints", keep=1).steps() == [EVERY, 7]
     assert set(files()) == {"config.yaml", "metrics.jsonl", "metrics.csv"}
-    resumed = in_store(train, "--train.loggers=[csv]", *TP2)
+    resumed = in_store(train, "--train.loggers=[csv]")
     assert f"resuming at step 7 from {RUN}/checkpoints" in resumed.out
     assert resumed.code == 0
     assert not list(tmp_path.glob("s3*"))  # nothing was taken for a folder of that name
@@ -65,8 +66,7 @@ def test_a_run_in_a_store_is_the_run_on_a_disk(
     same = rows((on_disk / "metrics.jsonl").read_bytes())
     stored = rows(files()["metrics.jsonl"])
     assert [step for step, _ in stored] == [step for step, _ in same] == list(range(1, STEPS + 1))
-    np.testing.assert_allclose([x for _, x in stored], [x for _, x in same], rtol=2e-4)
-    assert stored[:7] == same[:7]
+    assert stored == same
     loaded, there = jaxptd.load(RUN), jaxptd.load(on_disk)
     assert loaded.step == there.step == STEPS
     assert list(loaded.metrics["step"]) == list(there.metrics["step"])
@@ -83,10 +83,9 @@ def test_every_command_takes_the_url_of_a_run(
     started = train("--train.steps=2", f"--checkpoint.start={RUN}", other)
     assert f"starting from the weights of {RUN}" in started.out
     capfd.readouterr()
-    generate.main(["--run-dir", RUN, "--prompt", "def", "--tokens", "3", "--quiet"])
+    assert generate.main(["--run-dir", RUN, "--prompt", "def", "--tokens", "3"]) == 0
     assert capfd.readouterr().out.startswith("def")
-    generate.main(["--run-dir", str(train.run_dir.path), "--tokens", "3", "--quiet"])
-    with pytest.raises(UserError, match="could be read|no checkpoint|holds no"):
+    with pytest.raises(UserError, match=f"{RUN}/nothing holds no checkpoint"):
         generate.main(["--run-dir", f"{RUN}/nothing", "--tokens", "3"])
 
 
@@ -99,13 +98,7 @@ def test_a_run_in_a_store_is_exported(train: Trainer, tmp_path: Path) -> None:
 
 def test_run_dir_alone_goes_on(train: Trainer) -> None:
     assert in_store(train, "--train.steps=5").code == 0
-    source = next(each for each in train.options if "data.source" in each)
-    argv = ["--run-dir", RUN, "--train.steps=6"]
-    train_main = Trainer.__call__
-    del train_main, source
-    from jaxptd.train import main
-
-    assert main(argv) == 0
+    assert main(["--run-dir", RUN, "--train.steps=6"]) == 0
     assert Checkpoints(f"{RUN}/checkpoints", keep=1).steps()[-1] == 6
 
 
