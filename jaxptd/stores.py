@@ -29,6 +29,8 @@ WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 CONNECT, READ = 10.0, 60.0  # seconds until an attempt counts as failed
 AT_ONCE = 8  # requests at the same time
 BLOCK = 2**22  # bytes that reading an object as a file fetches at a time
+SMALL = 2**26  # bytes of files that are copied, and their ends
+SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model", ".yaml"})
 NO_STORES = frozenset({"file", "local", "http", "https", "ftp", "sftp", "ssh", "data"})
 EXTRAS = {"s3": "stores", "s3a": "stores", "gs": "gs", "gcs": "gs"}
 
@@ -376,9 +378,9 @@ def _answer(error: BaseException) -> tuple[int | None, str]:
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             code = str(response.get("Error", {}).get("Code", ""))
             return status or (int(code) if code.isdigit() else None), code
-        code = getattr(cause, "code", None) or getattr(cause, "status", None)
-        if isinstance(code, int) and 400 <= code < 600:
-            return code, str(code)
+        number: Any = getattr(cause, "code", None) or getattr(cause, "status", None)
+        if isinstance(number, int) and 400 <= number < 600:
+            return number, str(number)
     return None, ""
 
 
@@ -475,6 +477,16 @@ def on_disk(where: Place) -> Path:
     with contextlib.suppress(FileNotFoundError):
         path.write_bytes(read_bytes(where))
     return path
+
+
+def local_copy(where: StorePath) -> Path:
+    """A folder with copies of the small files beside an URL's weights, such as configs."""
+    inside = where.store.listing(where.key)
+    return fetch(where, scratch_folder(), [key for key, n in inside.items() if _is_small(key, n)])
+
+
+def _is_small(key: str, size: int) -> bool:
+    return size <= SMALL and PurePosixPath(key).suffix in SMALL_FILES
 
 
 def fetch(where: StorePath, folder: Path, keys: Iterable[str] | None = None) -> Path:

@@ -61,7 +61,7 @@ def load(
 
 @checked("jaxptd.from_hf")
 def from_hf(
-    path: str | Path,
+    path: str | Place,
     *,
     layout: Layout | None = None,
     dtype: Dtype = "float32",

@@ -150,7 +150,8 @@ def _rows(x: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     count = LARGEST // row
     for outer in itertools.product(*map(range, x.shape[:dim])):
         for first in range(0, x.shape[dim], count):
-            block = x[(*outer, slice(first, first + count))]
+            here: Any = (*outer, slice(first, first + count))
+            block = x[here]
             start = (*outer, first, *(0,) * (x.ndim - dim - 1))
             yield start, block.reshape((1,) * dim + block.shape)
 

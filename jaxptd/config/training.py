@@ -70,7 +70,7 @@ class DataConfig:
     source: str | list[str] | dict[str, float] = dataclasses.field(
         default="stdlib", metadata={"stores": True}
     )
-    tokenizer: str = "bytes"
+    tokenizer: str = dataclasses.field(default="bytes", metadata={"stores": True})
     validation_fraction: float = 0.05
     documents: Documents = "joined"
     restart_positions: bool = False

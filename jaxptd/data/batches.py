@@ -30,7 +30,10 @@ from jaxptd.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenated:
-    """A sequence of 1D arrays, memmaps or ids in a store. Slices are views; `np.asarray` reads and copies."""
+    """A sequence of 1D arrays, memmaps or `StoredIds`.
+
+    Slices are views; `np.asarray` reads and copies.
+    """
 
     arrays: tuple[np.ndarray | StoredIds, ...]
 

@@ -1,8 +1,9 @@
 """Finds the files that `data.source` names, in an order that does not depend on the file system.
 
 A source is `stdlib`, a path, or a glob (`**` also matches folders); an existing path is never read
-as a glob. A glob's matches are sorted. A URL of a store stands for an object, or is a glob as well. Megatron's pair `x.bin` + `x.idx` is one source, named by
-either file or by the prefix `x`; `find_files` returns `x.bin`.
+as a glob. A glob's matches are sorted. URLs of a store are objects, or globs of objects. Megatron's
+pair `x.bin` + `x.idx` is one source, named by either file or by the prefix `x`; `find_files`
+returns `x.bin`.
 """
 
 import dataclasses

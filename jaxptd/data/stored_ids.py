@@ -6,7 +6,9 @@ downloaded at most once, and a run that has read all blocks is as fast as one fr
 
 import dataclasses
 import os
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.errors import UserError
-from jaxptd.stores import StorePath, scratch_folder
+from jaxptd.stores import StorePath
 
 BLOCK = 2**20  # bytes that are fetched at a time
 
@@ -60,7 +62,10 @@ class Blocks:
 
     @cached_property
     def _file(self) -> int:
-        return os.open(scratch_folder() / "blocks", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor, path = tempfile.mkstemp(prefix="jaxptd-")
+        os.unlink(path)  # its room is free once it is closed
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD, SPLIT
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
+from jaxptd.stores import StorePath, local_copy, place
 
 if TYPE_CHECKING:
     from jaxptd.config import Config  # imports JAX
@@ -245,6 +246,15 @@ class JsonTokenizer:
 
 
 @checked("jaxptd.load_tokenizer")
+def on_disk(name: str) -> Path:
+    """The path of a tokenizer's file or folder; of a copy if `data.tokenizer` is a URL."""
+    where = place(name, field="data.tokenizer")
+    if not isinstance(where, StorePath):
+        return where
+    copy = local_copy(where.parent if where.suffix == ".json" else where)
+    return copy / where.name if where.suffix == ".json" else copy
+
+
 def load_tokenizer(
     name: str | Path,
     special: Sequence[str] = (),
@@ -275,9 +285,9 @@ def load_tokenizer(
         UserError: the file is missing or not a tokenizer, it has no end of document, a config is
             broken, or the `hf` extra is missing.
     """
-    name = str(name)
-    if name == BYTES:
+    if str(name) == BYTES:
         return ByteTokenizer(special)
+    name = str(on_disk(str(name)))
     folder = name if os.path.isdir(name) else None
     if folder is None and not os.path.isfile(name):
         problem = "it is not a file on disk" if os.path.exists(name) else "no such file"

@@ -43,7 +43,7 @@ from jaxptd.run.upcycle import (
     upcycles,
 )
 from jaxptd.step import Program
-from jaxptd.stores import Place, StorePath, fetch, scratch_folder, size_of
+from jaxptd.stores import Place, StorePath, is_url, local_copy, size_of
 
 PARAMS = "params."  # prefix of parameter names in a checkpoint
 
@@ -115,10 +115,11 @@ def saved_config(checkpoints: Checkpoints, run_dir: Place) -> Config:
 
 def _with_tokenizer(config: Config, kept: Place) -> Config:
     name = config.data.tokenizer
-    if name == BYTES or os.path.exists(name) or size_of(kept / TOKENIZER) is None:
+    there = name == BYTES or is_url(name) or os.path.exists(name)
+    if there or size_of(kept / TOKENIZER) is None:
         return config
     if isinstance(kept, StorePath):
-        kept = fetch(kept, scratch_folder())
+        kept = local_copy(kept)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(kept)))
 
 
