@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
