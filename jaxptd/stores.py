@@ -236,7 +236,7 @@ class Store:
         self._try("write", key, lambda: self._system.pipe_file(key, data), writing=True)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes objects; one that is not there is no error."""
+        """Deletes objects, as far as they exist."""
 
         def delete(key: str) -> None:
             try:
@@ -412,7 +412,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    """What failed, in a few words with a remedy."""
+    """The failure in a few words, with a remedy."""
     status, code = _answer(error)
     said = quoted(" ".join(str(error).split()) or type(error).__name__, 160)
     if code in _EXPIRED:

@@ -4,7 +4,7 @@
     arrays/ATTEMPT/process_0.json    where they are: a row for each piece
 
 Orbax renames folders and merges the files of all processes, which needs a file system that all of
-them see. Here no process reads what another wrote. Of replicas one is written, so that the objects
+them see. Here no process reads what another wrote. Replicas are written once, so that the objects
 hold as many bytes as the state. A restore reads the pieces that its own devices need.
 """
 

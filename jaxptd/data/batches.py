@@ -314,7 +314,8 @@ class Windows(Samples):
     def rows(self, indices: np.ndarray) -> np.ndarray:
         indices = np.asarray(indices, dtype=np.int64)
         starts, length = self.starts(indices).tolist(), self.seq_length + 1
-        fetch(self.tokens, [(start, start + length) for start in starts])
+        if not isinstance(self.tokens, np.ndarray):
+            fetch(self.tokens, [(start, start + length) for start in starts])
         rows = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(rows, starts, strict=True):
             window = self.tokens[start : start + length]

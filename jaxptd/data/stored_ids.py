@@ -35,7 +35,7 @@ class Blocks:
         self._lock = threading.Lock()
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetches the blocks of some ranges of bytes that are not there yet, several at a time."""
+        """Fetches the missing blocks of some ranges of bytes, several at a time."""
         numbers = {n for a, b in ranges if a < b for n in range(a // BLOCK, -(-b // BLOCK))}
         with self._lock:
             missing = [number for number in sorted(numbers) if not self._there[number]]

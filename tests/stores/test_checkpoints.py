@@ -19,6 +19,7 @@ from checkpointing import (
     save,
 )
 from s3_server import BUCKET, Faults
+from turns import slow
 
 from jaxptd.checkpoint import CheckpointError, Checkpoints, pieces, read_description, restore_path
 from jaxptd.stores import StoreError, StorePath, fetch, place
@@ -161,7 +162,7 @@ def test_a_step_that_is_saved_again_is_there_all_the_time(s3: Faults) -> None:
 # ---- faults --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", ["InternalError", "drop", "SlowDown"])
+@pytest.mark.parametrize("code", ["InternalError", *map(slow, ["drop", "SlowDown"])])
 def test_faults_that_pass_cost_nothing_but_time(
     s3: Faults, capfd: pytest.CaptureFixture[str], code: str
 ) -> None:
@@ -200,7 +201,7 @@ def test_a_credential_that_ends_in_the_middle_of_a_save(s3: Faults) -> None:
     assert Checkpoints(RUN, keep=9).steps() == [1, 3]
 
 
-@pytest.mark.parametrize("each", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [9, slow(1)])
 def test_a_save_killed_at_any_request_leaves_the_last_one_and_is_swept(
     s3: Faults, each: int
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_run_in_a_store_is_the_run_on_a_disk(
     assert RUN in repr(loaded)
 
 
+@pytest.mark.slow
 def test_every_command_takes_the_url_of_a_run(
     train: Trainer, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_run_in_a_store_is_exported(train: Trainer, tmp_path: Path) -> None:
     assert (tmp_path / "hf/config.json").exists()
 
 
+@pytest.mark.slow
 def test_run_dir_alone_goes_on(train: Trainer) -> None:
     assert in_store(train, "--train.steps=5").code == 0
     assert main(["--run-dir", RUN, "--train.steps=6"]) == 0
@@ -118,6 +120,7 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(train: Trainer, s3: Fault
     assert not train.run_dir.path.exists()
 
 
+@pytest.mark.slow
 def test_another_run_is_refused(train: Trainer) -> None:
     assert in_store(train, "--train.steps=1").code == 0
     url = f"--train.run_dir={RUN}"
@@ -142,8 +145,8 @@ def test_a_credential_that_ends_ends_the_run_in_a_line(train: Trainer, s3: Fault
     assert f"resuming at step {EVERY}" in in_store(train).out
 
 
+@pytest.mark.slow
 def test_logs_that_cannot_be_copied_end_no_run(train: Trainer, s3: Faults) -> None:
-    s3.fault = lambda method, key: "AccessDenied" if key.endswith("metrics.jsonl") else None
     s3.fault = lambda method, key: (
         "AccessDenied" if method == "PUT" and key.endswith("metrics.jsonl") else None
     )
@@ -189,6 +192,7 @@ def test_a_run_on_another_host_is_taken_over_and_notices(
     assert Holder.this_process().host == "elsewhere" != name
 
 
+@pytest.mark.slow
 def test_a_run_that_was_taken_over_ends_before_its_next_checkpoint(
     train: Trainer, s3: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from s3_server import BUCKET, Faults
+from turns import slow
 
 from jaxptd import stores
 from jaxptd.stores import Store, StoreError, StorePath, is_url, place
@@ -54,8 +55,15 @@ def test_objects_are_written_read_listed_and_deleted(s3: Faults) -> None:
         store.read((path / "a").key)
 
 
-@pytest.mark.parametrize("code", ["InternalError", "SlowDown", "drop"])
-@pytest.mark.parametrize("method", ["PUT", "GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [
+        ("PUT", "InternalError"),
+        ("GET", "drop"),
+        ("HEAD", "SlowDown"),
+        *(slow(method, code) for method in ("PUT", "GET", "HEAD") for code in ("drop", "SlowDown")),
+    ],
+)
 def test_what_passes_is_tried_again_and_said_once(s3: Faults, code: str, method: str) -> None:
     said: list[str] = []
     path = at("a", said)

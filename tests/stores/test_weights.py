@@ -11,6 +11,7 @@ from runs import TEXT
 from s3_server import BUCKET, Faults
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from turns import slow
 
 import jaxptd
 from jaxptd import Layout
@@ -35,8 +36,7 @@ def upload(folder: Path) -> None:
         at().store.write(at(str(file.relative_to(folder))).key, file.read_bytes())
 
 
-@pytest.mark.parametrize("gap", [0, 40, 2**20])
-@pytest.mark.parametrize("span", [24, 2**25])
+@pytest.mark.parametrize(("gap", "span"), [(0, 24), (40, 2**25), slow(0, 2**25)])
 def test_slices_are_those_of_the_library(
     tmp_path: Path, s3: Faults, monkeypatch: pytest.MonkeyPatch, gap: int, span: int
 ) -> None:
@@ -85,7 +85,7 @@ def test_only_the_bytes_of_a_slice_are_read(
     assert s3.sent - before == 16 * 8 * 4
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [slow(1), 3])
 def test_a_directory_in_a_store_is_that_on_a_disk(tmp_path: Path, s3: Faults, shards: int) -> None:
     folder = write_directory(tmp_path / "m", gpt2_tensors(), shards=shards)
     upload(folder)
@@ -97,6 +97,7 @@ def test_a_directory_in_a_store_is_that_on_a_disk(tmp_path: Path, s3: Faults, sh
         assert Directory(URL).shapes[tensor] == Directory(folder).shapes[tensor]
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_url(
     tmp_path: Path, s3: Faults, capfd: pytest.CaptureFixture[str]
 ) -> None:
