@@ -41,6 +41,7 @@ from jaxptd.run.progress import Display, Meter, OptionalStream, Output, make_dis
 from jaxptd.run.trace import StepTrace
 from jaxptd.run.warnings import how_to_resume, nothing_left, remarks
 from jaxptd.step import Program
+from jaxptd.stores import place
 from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]
@@ -306,6 +307,8 @@ def make_run(
     Raises:
         UserError: bad data, another run in run_dir, or too few devices.
     """
+    for name in ("resume", "start"):
+        place(str(getattr(config.checkpoint, name)), field=f"checkpoint.{name}")
     tokenizer = tokenizer_of(config)
     config = with_vocabulary(config)
     run_dir = RunDir(config.train.run_dir, say=display.say, may_write=may_write)
