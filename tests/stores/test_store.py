@@ -82,6 +82,17 @@ def test_what_passes_is_tried_again_and_said_once(s3: Faults, code: str, method:
     assert path.store.read(path.key) == (b"2" if method == "PUT" else b"1")
 
 
+def test_an_answer_that_is_too_short_is_asked_for_again(s3: Faults) -> None:
+    said: list[str] = []
+    path = at("a", said)
+    path.store.write(path.key, b"0123456789")
+    whole = path.store._system.cat_file
+    answers = iter([b"01", b"012345"])
+    path.store._system.cat_file = lambda *a, **b: next(answers, None) or whole(*a, **b)
+    assert path.store.read_range(path.key, 0, 8) == b"01234567"
+    assert said == ["could not read s3://bucket/a: 2 bytes came, not 8; trying again"]
+
+
 def test_a_store_that_never_answers_well_is_given_up_with_its_last_answer(s3: Faults) -> None:
     waited: list[float] = []
     path = at("a")
