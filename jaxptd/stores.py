@@ -17,15 +17,15 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from jaxptd.errors import UserError, install, quoted
 
-WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
+WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # seconds before each further attempt
 CONNECT, READ = 10.0, 60.0  # seconds until an attempt counts as failed
 AT_ONCE = 8  # requests at the same time
 BLOCK = 2**22  # bytes that reading an object as a file fetches at a time
@@ -240,7 +240,7 @@ class Store:
 
         def delete(key: str) -> None:
             try:
-                self._try("delete", key, lambda: self._system.rm_file(key), writing=True)
+                self._try("delete", key, lambda: self._system.rm_file(key))
             except FileNotFoundError:
                 return
 
@@ -285,16 +285,42 @@ class Store:
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
         """The results of some work on each item, several at a time; all have ended on return.
 
+        The threads are daemons: a process that ends does not wait for them.
+
         Raises:
-            Exception: the first that a work raised; work that has not begun then is left out.
+            BaseException: the first that a work raised; work that has not begun then is left out.
         """
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="jaxptd-store") as pool:
-            futures = [pool.submit(work, item) for item in items]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        given = list(items)
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+        numbers, lock = iter(range(len(given))), threading.Lock()
+
+        def run() -> None:
+            while not errors:
+                with lock:
+                    number = next(numbers, None)
+                if number is None:
+                    return
+                try:
+                    results[number] = work(given[number])
+                except BaseException as error:
+                    errors.append(error)
+
+        threads = [
+            threading.Thread(target=run, name="jaxptd-store", daemon=True)
+            for _ in range(min(AT_ONCE, len(given)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt
+            errors.append(error)
+            raise
+        if errors:
+            raise errors[0]
+        return [results[number] for number in range(len(given))]
 
     def _try(self, verb: str, key: str, call: Callable[[], T], *, writing: bool = False) -> T:
         """Calls until it works; waits longer each time."""

@@ -177,7 +177,7 @@ class Training:
             self.display.steps(done=done, total=end),
             self.stop.listening(),
             run.checkpoints.store,
-            StepTrace(self.config, run.path, self.watchdog, say=self.display.say) as trace,
+            StepTrace(self.config, run.path, self.watchdog, say=self._say_of_files) as trace,
         ):
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             program = run.program.train_step  # `StepBody.train`, compiled for the mesh
@@ -215,8 +215,12 @@ class Training:
                 self.display.say(final_sample(run.sample, self.config, run.tokenizer, data))
             if of_pixels(self.config) and data is not None:
                 path = run.path / PREDICTIONS
-                self.display.say(final_picture(run.classes, self.config, data, path))
+                self._say_of_files(final_picture(run.classes, self.config, data, path))
                 run.run_dir.publish()
+
+    def _say_of_files(self, line: str) -> None:
+        """Prints a line about files of the run, with their URLs if it is in a store."""
+        self.display.say(line.replace(str(self.run.path), str(self.run.run_dir.where)))
 
     # ---- in a step --------------------------------------------------------------------------
 

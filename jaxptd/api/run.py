@@ -116,7 +116,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run's directory."""
+        """The run's directory; of a run in a store, the folder with its files on this machine."""
         return self.run_dir.path
 
     @property

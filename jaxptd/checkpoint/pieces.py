@@ -128,6 +128,10 @@ Block = tuple[str, tuple[int, ...], np.ndarray]  # name of the array, index of i
 
 def _blocks_of(tensors: dict[str, jax.Array]) -> Iterator[Block]:
     """This process's shards, each shard of the state in one process, in blocks of rows."""
+    for x in tensors.values():  # all copies to the host at the same time
+        for shard in x.addressable_shards:
+            if shard.replica_id == 0:
+                shard.data.copy_to_host_async()
     for name, x in tensors.items():
         for shard in x.addressable_shards:
             if shard.replica_id == 0:
