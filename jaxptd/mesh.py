@@ -30,6 +30,7 @@ from jaxptd.layout import (
     Layout,
     Matmul2D,
 )
+from jaxptd.topology import network_order, split_groups, spread
 
 __all__ = [
     "BATCH_AXES",
@@ -45,8 +46,9 @@ __all__ = [
     "RingKind",
     "describe_mesh",
     "draw",
-    "in_process_order",
+    "draw_links",
     "make_mesh",
+    "nodes_of",
     "on_gpus",
     "rank_groups",
     "ranks_along",
@@ -57,7 +59,10 @@ Groups = list[list[int]]
 
 @checked("jaxptd.make_mesh")
 def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Arranges the first `layout.num_devices` of `devices` (default: JAX's) in a mesh.
+    """Arranges the first `layout.num_devices` of `devices` in a mesh.
+
+    JAX's devices, the default, are in `network_order`: the innermost axes get those that NVLink
+    joins. Others stay in the order in which they are passed.
 
     >>> make_mesh(Layout(dp=2, tp=4)).devices.shape
     (1, 1, 2, 1, 1, 1, 1, 1, 4)
@@ -65,7 +70,7 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     Raises:
         UserError: there are fewer devices than the layout needs.
     """
-    devices = in_process_order(jax.devices()) if devices is None else devices
+    devices = network_order(jax.devices()) if devices is None else devices
     needed = layout.num_devices
     if needed > len(devices):
         raise UserError(
@@ -74,13 +79,6 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
         )
     block = np.array(devices[:needed], dtype=object).reshape(tuple(layout.sizes.values()))
     return Mesh(block, tuple(layout.sizes), axis_types=(AxisType.Auto,) * len(Axis))
-
-
-def in_process_order(devices: Sequence[Any]) -> list[Any]:
-    """Sorts devices by process, so that the innermost axes stay within a process."""
-    return sorted(
-        devices, key=lambda device: device.process_index
-    )  # a stable sort keeps JAX's order within a process
 
 
 def jax_option(name: str) -> Any:
@@ -221,6 +219,40 @@ def _layout_of_mesh(mesh: Mesh) -> Layout:
             "use jaxptd.make_mesh(layout)"
         )
     return Layout(**{str(name): size for name, size in mesh.shape.items()})
+
+
+def nodes_of(layout: Layout, node: int) -> Groups:
+    """The ranks of each node, which has `node` devices that NVLink joins.
+
+    Raises:
+        UserError: `node` is not positive.
+    """
+    if node < 1:
+        raise UserError(f"node={node}: use 1 or more devices")
+    ranks = range(layout.num_devices)
+    return [[*ranks[begin : begin + node]] for begin in ranks[::node]]
+
+
+def draw_links(layout: Layout, node: int) -> str:
+    """Lists as text which axes stay in a node of `node` devices, and what the others use.
+
+    >>> print(draw_links(Layout(pp=2, dp=2, tp=4), 4))
+    in nodes of 4 devices:
+    tp 4  neighbours      inside a node, by NVLink
+    dp 2  4 ranks apart   over 2 nodes, by 1 network card of each
+    pp 2  8 ranks apart   over 2 nodes, by 1 network card of each
+    """
+    domains = [rank // node for rank in range(layout.num_devices)]
+    rows = []
+    for axis, (members, stride, nodes, _, rails) in spread(layout, domains).items():
+        apart = "neighbours" if stride == 1 else f"{stride} ranks apart"
+        cards = f"by {rails} network card{'s' if rails > 1 else ''} of each"
+        link = "inside a node, by NVLink" if nodes == 1 else f"over {nodes} nodes, {cards}"
+        rows.append((f"{axis} {members}", apart, link))
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}   {link}" for a, b, link in rows]
+    said = [f"note: {sentence}" for sentence in split_groups(layout, domains)]
+    return "\n".join([f"in nodes of {node} devices:", *lines, *said])
 
 
 def draw(layout: Layout) -> str:

@@ -20,7 +20,6 @@ from jaxptd.mesh import (
     Axis,
     Layout,
     draw,
-    in_process_order,
     make_mesh,
     rank_groups,
     ranks_along,
@@ -349,12 +348,3 @@ def test_as_a_command():
     assert (good.returncode, good.stderr, json.loads(good.stdout)) == (0, "", LITERATURE)
     bad = run(["--world-size", "10", "--tp", "4"])
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
-
-
-def test_devices_are_sorted_by_process():
-    class Device:
-        def __init__(self, number: int, process: int) -> None:
-            self.id, self.process_index = number, process
-
-    found = in_process_order([Device(0, 0), Device(1, 1), Device(2, 0), Device(3, 1)])
-    assert [device.id for device in found] == [0, 2, 1, 3]

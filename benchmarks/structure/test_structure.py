@@ -23,8 +23,8 @@ CEILINGS = {
     "files of at most 60 lines": 47,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 323,
-    "lines": 64_300,
+    "files": 324,
+    "lines": 64_600,
 }
 
 

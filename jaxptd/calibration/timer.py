@@ -42,7 +42,8 @@ from jaxptd.distributed import coordination
 from jaxptd.errors import UserError, quoted
 from jaxptd.layers.attention.heads import choose_kernel, make_kernel, make_scores
 from jaxptd.layers.fp8 import CAPABILITY, fp8_matmul
-from jaxptd.mesh import Axis, Layout, in_process_order, make_mesh
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.topology import domain_of, network_order
 
 # ---- programs of samples -------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ def _on(device: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 def exchange_work(sample: Exchange, devices: list[Any]) -> Work:
     """A collective in all groups of the devices at once."""
     n, stride = sample.group.members, sample.group.stride
-    devices = in_process_order(devices)
+    devices = network_order(devices)
     layout = Layout(dp=len(devices) // (n * stride), cp=n, tp=stride)
     mesh = make_mesh(layout, devices)
     shape = len(devices), sample.size // SIZE // (n if sample.kind == ALL_GATHER else 1)
@@ -221,18 +222,12 @@ def find_machine(devices: Sequence[Any], *, fp8: bool) -> Machine:
     Raises:
         UserError: nodes have different numbers of devices.
     """
-    nodes = collections.Counter(map(_node, devices))
+    nodes = collections.Counter(map(domain_of, devices))
     if len(sizes := set(nodes.values())) > 1:
         raise UserError(f"nodes have {sorted(sizes)} devices; start the same number on each node")
     capability = float(getattr(devices[0], "compute_capability", CAPABILITY))
     memory = memory_limit(jax.local_devices()[0]) or 0
     return Machine(len(devices), sizes.pop(), memory, fp8 and capability >= CAPABILITY)
-
-
-def _node(device: Any) -> int:
-    """The node of a device: XLA numbers those of GPUs as slices; else a process has one."""
-    index = getattr(device, "slice_index", None)
-    return int(device.process_index if index is None else index)
 
 
 def table_name(device_kind: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from jaxptd.commands.run_options import add_config, named_config
 from jaxptd.common_options import add_words, picture_path
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layout import Axis, Layout
-from jaxptd.mesh import MAX_WORLD_SIZE, Groups, draw, rank_groups
+from jaxptd.mesh import MAX_WORLD_SIZE, Groups, draw, draw_links, nodes_of, rank_groups
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,9 +20,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = named_config(args)
     layout = _layout_of(args.world_size, sizes, config.layout if config else None)
     groups = rank_groups(layout, split_rank=args.split_rank)
+    if args.node:
+        groups["node"] = nodes_of(layout, args.node)
     if picture := picture_path(args.picture):
-        plot.save(plot.mesh(layout), picture)
-    print(json.dumps(groups) if args.json else _text(layout, groups, quiet=args.quiet))
+        plot.save(plot.mesh(layout, node=args.node), picture)
+    text = _text(layout, groups, node=args.node, quiet=args.quiet)
+    print(json.dumps(groups) if args.json else text)
 
 
 def parser() -> Parser:
@@ -30,6 +33,7 @@ def parser() -> Parser:
     examples = (
         "jaxptd mesh --world-size 16 --tp 2 --pp 4",
         "jaxptd mesh --config quickstart",
+        "jaxptd mesh --world-size 64 --tp 8 --pp 2 --node 8",
         "jaxptd mesh --run-dir runs/quickstart --world-size 64 --json",
     )
     parser = Parser(prog="jaxptd mesh", description=main.__doc__, examples=examples)
@@ -38,6 +42,8 @@ def parser() -> Parser:
     for axis in Axis:
         rest = "default: whatever the other sizes leave" if axis is Axis.DP else "default: 1"
         parser.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
+    node_help = "devices that NVLink joins, as in jaxptd plan; shows which axes leave them"
+    parser.add_argument("--node", type=int, metavar="N", help=node_help)
     split_help = "encoder-decoder models: the decoder's first stage"
     parser.add_argument("--split-rank", type=int, metavar="N", help=split_help)
     add_config(parser)
@@ -75,8 +81,10 @@ def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layou
     return layout
 
 
-def _text(layout: Layout, groups: Mapping[str, Groups], *, quiet: bool) -> str:
+def _text(layout: Layout, groups: Mapping[str, Groups], *, node: int | None, quiet: bool) -> str:
     head = [] if quiet else [f"{layout.num_devices} devices: {layout}", "", draw(layout), ""]
+    if node and not quiet:
+        head += [draw_links(layout, node), ""]
     lines = (
         f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in each)
         for name, each in groups.items()

@@ -44,6 +44,11 @@ class ProcessesConfig:
         count: number of processes; 1, or null without a launcher, is this process alone.
         id: number of this process, from 0.
         wait: seconds that processes wait for each other when a run starts.
+        domain: number of the NVLink domain that this process's devices are in, such as that of a
+            rack; each process has its own; null is what the driver says.
+        place: where this process's node is in the network, as names from the top down with points
+            between them, rack3.node17; each process has its own, and neighbours become neighbours
+            in the mesh; null is Slurm's SLURM_TOPOLOGY_ADDR, if it is set.
         stuck_after: ends the run when a process has been silent for this many seconds, or has spent
             them in one phase (in a step: this or ten times its usual duration, whichever is
             longer); 0 is never.
@@ -53,18 +58,22 @@ class ProcessesConfig:
     count: int | None = None
     id: int | None = None
     wait: float = 300.0
+    domain: int | None = None
+    place: str | None = dataclasses.field(default=None, metadata={"paths": False})
     stuck_after: float = 40.0
 
     def __post_init__(self) -> None:
         check_fields(self, "processes")
         require_positive("processes", self, "count", "wait")
-        require_not_negative("processes", self, "id", "stuck_after")
+        require_not_negative("processes", self, "id", "stuck_after", "domain")
         if self.coordinator is not None:
             check_address("processes.coordinator", self.coordinator)
 
     def anywhere(self) -> "ProcessesConfig":
         """Clears the fields that say where a run ran, since it may be resumed elsewhere."""
-        return dataclasses.replace(self, coordinator=None, count=None, id=None)
+        return dataclasses.replace(
+            self, coordinator=None, count=None, id=None, domain=None, place=None
+        )
 
 
 def address_of(host: str, port: int) -> str:

@@ -16,6 +16,7 @@ from jaxptd.config import ProcessesConfig
 from jaxptd.distributed.launchers import World
 from jaxptd.distributed.watchdog import on_abort
 from jaxptd.errors import BAD_INPUT, UserError, print_error
+from jaxptd.topology import Place, place_of, remember
 
 KEYS = "jaxptd/"  # prefix of every key, because JAX has keys of its own
 DAY = 86400.0  # seconds; `Liveness` finds a dead or stuck process long before
@@ -54,6 +55,7 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
             world.id,
             world.device_ids(local_devices),
             cluster_detection_method="deactivate",  # `launchers.find` has done it
+            partition_index=config.domain,  # XLA's name for the number of a domain
             initialization_timeout=max(1, int(config.wait)),
             # `Liveness` is quicker and says more.
             heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after or DAY)),
@@ -67,6 +69,14 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
         raise UserError(f"{line} ({' '.join(str(error).split())[:200]})") from error
     finally:
         remove()
+    _share_places(world, place_of(config.domain, config.place, os.environ))
+
+
+def _share_places(world: World, place: Place) -> None:
+    """Tells every process where the devices of all are in the network."""
+    put(f"places/{world.id}", place.written())
+    barrier("places", seconds=DAY)
+    remember({int(rank): Place.read(text) for rank, text in get_all("places").items()})
 
 
 def is_alone() -> bool:

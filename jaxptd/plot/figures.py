@@ -243,11 +243,15 @@ NUMBERED = 512  # devices up to which each is numbered
 
 @checked("jaxptd.plot.mesh")
 @styled
-def mesh(layout: Layout) -> Figure:
+def mesh(layout: Layout, *, node: int | None = None) -> Figure:
     """Draws each device of a layout: a column of boxes per pipeline stage, a row per replica.
 
     A box holds the devices that share weight matrices, `tp` side by side or `row` x `col`. Each
     replica (`replicas`, `dp` and `ep`) has one color.
+
+    Args:
+        layout: the layout to draw.
+        node: devices that NVLink joins; every other node is drawn paler. None draws all alike.
 
     Raises:
         UserError: there are too many devices.
@@ -263,27 +267,31 @@ def mesh(layout: Layout) -> Figure:
     ranks = ranks.reshape(layout.pp, layout.sample_shards, shares, layout.row, across)
     for pp, replica, share in np.ndindex(ranks.shape[:3]):
         place = pp * (across + 1), (replica * shares + share) * (layout.row + 1)
-        _box(axes, ranks[pp, replica, share], place, COLORS[replica % len(COLORS)])
+        _box(axes, ranks[pp, replica, share], place, COLORS[replica % len(COLORS)], node)
     axes.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), aspect="equal")
-    _label(axes, layout, across)
+    _label(axes, layout, across, f"; every other node of {node} is paler" if node else "")
     figure.suptitle(f"{layout.num_devices} devices: {layout}", x=0.01, ha="left")
     return figure
 
 
-def _box(axes: Axes, block: np.ndarray, place: tuple[int, int], color: str) -> None:
-    """Draws the devices of one box, from its upper left corner."""
+def _box(
+    axes: Axes, block: np.ndarray, place: tuple[int, int], color: str, node: int | None
+) -> None:
+    """Draws the devices of one box, from its upper left corner; those of odd nodes are paler."""
     x, y = place
     height, width = block.shape
     corner = x - 0.1, y - 0.1
     axes.add_patch(Rectangle(corner, width + 0.2, height + 0.2, fill=False, edgecolor=INK, lw=0.8))
     for (i, j), rank in np.ndenumerate(block):
-        axes.add_patch(Rectangle((x + j + 0.06, y + i + 0.06), 0.88, 0.88, color=color, lw=0))
+        alpha = 0.55 if node and rank // node % 2 else 1.0
+        corner = x + j + 0.06, y + i + 0.06
+        axes.add_patch(Rectangle(corner, 0.88, 0.88, color=color, lw=0, alpha=alpha))
         if rank < NUMBERED:
             where = x + j + 0.5, y + i + 0.5
             axes.text(*where, str(rank), ha="center", va="center", fontsize=8, color="white")
 
 
-def _label(axes: Axes, layout: Layout, across: int) -> None:
+def _label(axes: Axes, layout: Layout, across: int, shades: str) -> None:
     """Labels stages below, and replicas and sequence shards on the left."""
     middle = (across + 1) * np.arange(layout.pp) + across / 2
     axes.set_xticks(middle, [f"pp {stage}" for stage in range(layout.pp)])
@@ -297,7 +305,7 @@ def _label(axes: Axes, layout: Layout, across: int) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     inside = f"row {layout.row} x col {layout.col}" if layout.has_grid else f"tp {layout.tp}"
-    axes.set_xlabel(f"in each box: {inside}")
+    axes.set_xlabel(f"in each box: {inside}{shades}")
 
 
 # ---- the best layouts of a plan ------------------------------------------------------------------

@@ -11,6 +11,7 @@ from jaxptd.models.stages import in_terms_of_config
 from jaxptd.parts.specs import Specs
 from jaxptd.pipeline.statistics import longer_than_needed
 from jaxptd.step import Program
+from jaxptd.topology import known_domains, split_groups
 
 MOST_PADDING = 0.1  # share of padding in a vocabulary up to which nothing is said
 
@@ -19,13 +20,15 @@ def remarks(program: Program) -> Iterator[str]:
     """Yields a sentence for each field without effect, for padding, and for a better schedule.
 
     A better schedule is shorter, or has no empty rows of layers. Also remarks on settings that are
-    rarely meant: a warm-up that never ends, and sequences longer than the weights were trained for.
+    rarely meant: a warm-up that never ends, sequences longer than the weights were trained for, and
+    axes that leave the devices that NVLink joins.
     """
     yield from without_effect(program.config.model, program.config.layout)
     yield from _beyond_positions(program.config)
     yield from _endless_warmup(program.config)
     yield from _padding(program.config)
     yield from _padded_sizes(program.config)
+    yield from split_groups(program.config.layout, known_domains([*program.mesh.devices.flat]))
     plan = program.resolved.plan
     if plan and (sentence := longer_than_needed(plan.schedule)):
         yield in_terms_of_config(sentence)

@@ -50,6 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--layout.collective_matmul=true --layout.sequence_parallel=true",
         "--layout.ring=rsa",
         "--layout.latent_exchange=expanded",
+        "--layout.replica_state=split",
         "--layout.row=2",
         "--layout.matmul2d=summa --layout.row=2",
         "--layout.matmul2d_slices=2 --layout.row=2",
@@ -81,7 +82,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--checkpoint.data=any",
         "--processes.coordinator=node01:5000",
         *("--processes.count=2", "--processes.id=1", "--processes.wait=60"),
-        "--processes.stuck_after=0",
+        *("--processes.stuck_after=0", "--processes.domain=1", "--processes.place=rack1"),
     ],
 )
 def test_what_a_resumed_run_may_change(override):

@@ -135,6 +135,28 @@ def test_whatever_axis_crosses_the_processes(start, whole, tmp_path, layout):
     trains_as_one_process(start, whole, tmp_path, layout)
 
 
+PLACED = """
+os.environ["SLURM_TOPOLOGY_ADDR"] = f"switch{1 - RANK}.node{RANK}"
+from jaxptd import mesh
+make = mesh.make_mesh
+import jaxptd.train
+def noted(layout):
+    made = make(layout)
+    Path(f"{FOLDER}/order.{RANK}").write_text(
+        str([device.process_index for device in made.devices.flat])
+    )
+    return made
+jaxptd.train.make_mesh = noted
+"""
+
+
+@pytest.mark.slow
+def test_the_order_of_processes_follows_the_network_and_changes_no_number(start, whole, tmp_path):
+    ended = trains_as_one_process(start, whole, tmp_path, DP2_TP4, PLACED)
+    assert (tmp_path / "order.0").read_text() == str([1] * 4 + [0] * 4)
+    assert "NVLink" not in ended[0].out  # no domain is known of simulated devices
+
+
 # ---- signals, deaths, errors ----------------------------------------------------------------
 
 
