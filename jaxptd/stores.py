@@ -120,7 +120,8 @@ def place(
         return name if isinstance(name, StorePath) else Path(name)
     scheme, _, key = str(name).partition("://")
     scheme, key = scheme.lower(), re.sub("/+", "/", key).strip("/")
-    shown = f"{field}={quoted(str(name))}" if field else quoted(str(name))
+    sign = " " if field.endswith(":") else "="
+    shown = f"{field}{sign}{quoted(str(name))}" if field else quoted(str(name))
     if not key:
         raise StoreError(f"{shown} names no bucket; use {scheme}://bucket/name")
     return StorePath(scheme, key, Store(scheme, _filesystem(scheme, shown), say=say or _warn))

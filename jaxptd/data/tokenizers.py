@@ -24,7 +24,7 @@ from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD, SPLIT
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
-from jaxptd.stores import StorePath, local_copy, place
+from jaxptd.stores import Place, StorePath, local_copy, place
 
 if TYPE_CHECKING:
     from jaxptd.config import Config  # imports JAX
@@ -245,7 +245,6 @@ class JsonTokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
 
-@checked("jaxptd.load_tokenizer")
 def on_disk(name: str) -> Path:
     """The path of a tokenizer's file or folder; of a copy if `data.tokenizer` is a URL."""
     where = place(name, field="data.tokenizer")
@@ -255,8 +254,9 @@ def on_disk(name: str) -> Path:
     return copy / where.name if where.suffix == ".json" else copy
 
 
+@checked("jaxptd.load_tokenizer")
 def load_tokenizer(
-    name: str | Path,
+    name: str | Place,
     special: Sequence[str] = (),
     *,
     special_tokens: SpecialTokens = "auto",
@@ -273,7 +273,8 @@ def load_tokenizer(
     `[SEP]` and `<|end_of_text|>`.
 
     Args:
-        name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.
+        name: "bytes", the path or URL of a `tokenizers` JSON file, or of a folder with a
+            `tokenizer.json`.
         special: names of tokens that follow the 257 of "bytes"; files have their own.
         special_tokens: `parse` reads a spelled-out special token as the token, `text` as plain
             text. `auto` does what transformers does: `text` if the folder's

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hugging import gpt2_tensors, write_directory
 from runs import TEXT
 from s3_server import BUCKET, Faults
@@ -120,6 +121,24 @@ def test_a_run_starts_from_a_url(
     assert f"starting from the weights of {URL}" in capfd.readouterr().out
     base = at().store.read(f"{BUCKET}/run/base/config.json")
     assert json.loads(base)["model_type"] == "gpt2"
+
+
+def test_a_tokenizer_is_read_from_a_url(tmp_path: Path, s3: Faults) -> None:
+    words = {"<unk>": 0, "</s>": 1, "hello": 2, "world": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = write_directory(tmp_path / "m", gpt2_tensors(), eos_token_id=2)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    upload(folder)
+    for name, end in ((URL, 2), (f"{URL}/tokenizer.json", 1)):
+        loaded = jaxptd.load_tokenizer(name)
+        assert loaded.encode("world hello").tolist() == [3, 2]
+        assert loaded.end_of_document == end
+    run = jaxptd.from_hf(URL)
+    assert run.config.data.tokenizer == run.config.checkpoint.start == URL
+    assert run.tokenizer.end_of_document == 2
+    with pytest.raises(UserError, match="it is a folder without tokenizer.json"):
+        jaxptd.load_tokenizer(f"{URL}/nothing")
 
 
 @pytest.mark.parametrize(
