@@ -2,13 +2,18 @@
 
 import argparse
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxptd.atomic_files import explained
 from jaxptd.errors import UserError, quoted
-from jaxptd.fields.values import ImpossibleError, convert
+from jaxptd.fields.values import ImpossibleError, Rules, convert
 from jaxptd.plot import drawing, format_of
+from jaxptd.stores import Place, place
+
+T = TypeVar("T")
 
 
 def add_words(parser: Any, *, quiet: str, json: str = "", picture: str = "") -> None:
@@ -68,14 +73,23 @@ def check_out(path: Path, *, overwrite: bool) -> None:
 
 
 def path_option(text: str) -> Path:
-    """Reads a path for argparse: the `type` of an option."""
-    return Path(pattern_option(text))
+    """Reads a path on disk for argparse: the `type` of an option."""
+    return Path(_for_argparse(as_path, text))
+
+
+def place_option(text: str) -> Place:
+    """Reads a path on disk or a URL in a store for argparse: the `type` of an option."""
+    return _for_argparse(as_place, text)
 
 
 def pattern_option(text: str) -> str:
-    """Reads a path or a glob for argparse, as text: the `type` of an option."""
+    """Reads a path, a glob or a URL for argparse, as text: the `type` of an option."""
+    return _for_argparse(partial(_path_text, stores=True), text)
+
+
+def _for_argparse(read: Callable[[str], T], text: str) -> T:
     try:
-        return _path_text(text)
+        return read(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -93,9 +107,14 @@ def as_path(text: str, option: str = "") -> Path:
     return Path(_path_text(text, option))
 
 
-def _path_text(text: str, option: str = "") -> str:
+def as_place(text: str, option: str = "") -> Place:
+    """Reads a path as `as_path`, or a URL in a store."""
+    return place(_path_text(text, option, stores=True), field=option)
+
+
+def _path_text(text: str, option: str = "", *, stores: bool = False) -> str:
     try:
-        if path := convert(text, str):
+        if path := convert(text, str, Rules(stores=stores)):
             return str(path)
     except ImpossibleError as error:
         raise UserError(f"{option} {quoted(repr(text))}: {error}".strip()) from error

@@ -12,11 +12,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from jaxptd.commands.command_line import load_config
-from jaxptd.common_options import add_words, path_option
+from jaxptd.common_options import add_words, path_option, place_option
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
@@ -35,6 +34,7 @@ from jaxptd.run.generator import Generator, Sampling
 from jaxptd.run.progress import printable
 from jaxptd.run.speculative import Drafts
 from jaxptd.step import Program
+from jaxptd.stores import Place, StorePath, place
 from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
@@ -112,7 +112,7 @@ def check_tokens(name: str, tokens: int) -> None:
 
 @checked("jaxptd.generate")
 def generate(
-    run_dir: str | Path,
+    run_dir: str | Place,
     prompt: str = "",
     *,
     tokens: int = 200,
@@ -155,7 +155,7 @@ def generate(
     sampling = Sampling(temperature, top_k, seed)
     layout = layout or Layout(tp=tp)
     program, params = load_model(
-        Path(run_dir), layout=layout, platform=platform, modules=speculative
+        place(run_dir), layout=layout, platform=platform, modules=speculative
     )
     write = partial(write_text, program, params, tokenizer_of(program.config))
     drafts = Drafts() if speculative else None
@@ -221,7 +221,10 @@ def _classes(args: Any, program: Program, params: Params) -> Iterator[str]:
         images = inputs_of(program.config, args.images)
     else:
         images = held_out_inputs(program.config, args.samples or DEFAULT_IMAGES)
-    rows = write_classes(program, params, images, folder=args.out or _run_dir(args) / "masks")
+    folder = args.out or _run_dir(args) / "masks"
+    if isinstance(folder, StorePath):
+        raise UserError(f"--out is required: masks are written on a disk, not to {folder}")
+    rows = write_classes(program, params, images, folder=folder)
     if args.json:
         yield json.dumps(rows)
     else:
@@ -237,8 +240,8 @@ def parser() -> Parser:
     )
     parser = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
     add = parser.add_argument
-    help_text = "train.run_dir of the run, or a Hugging Face directory"
-    add("--run-dir", type=path_option, metavar="D", help=help_text)
+    help_text = "train.run_dir of the run, or a Hugging Face directory; or a URL"
+    add("--run-dir", type=place_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
     add("--prompt", help="text to continue; empty starts a document")
     add("--tokens", type=int, metavar="N", help=f"tokens to generate; default: {DEFAULT_TOKENS}")
@@ -268,11 +271,11 @@ def parser() -> Parser:
     return parser
 
 
-def _run_dir(args: Any) -> Path:
+def _run_dir(args: Any) -> Place:
     """The directory that `--run-dir` or `--config` names."""
     if (args.run_dir is None) == (args.config is None):
         raise UserError("--run-dir is required: the directory of a run; or give its --config F")
-    run_dir: Path = args.run_dir or Path(load_config(args.config).train.run_dir)
+    run_dir: Place = args.run_dir or place(load_config(args.config).train.run_dir)
     return run_dir
 
 

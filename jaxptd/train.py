@@ -35,13 +35,14 @@ from jaxptd.run.checkpoints import failed_saves_explained, without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.generator import final_sample
-from jaxptd.run.lock import RunLock
+from jaxptd.run.lock import lock_of
 from jaxptd.run.progress import Display, Meter, OptionalStream, Output, make_display, summary
 from jaxptd.run.recheck import Recheck, require_copies
 from jaxptd.run.slowest import PhaseTimes, Slowest
 from jaxptd.run.trace import StepTrace
 from jaxptd.run.warnings import how_to_resume, nothing_left, remarks
 from jaxptd.step import Program, State
+from jaxptd.stores import place
 from jaxptd.vision.masks import PREDICTIONS, final_picture, of_pixels
 
 OnLog = Callable[[Row], object]
@@ -162,7 +163,7 @@ class Training:
             self.stop.listening(),
             run.checkpoints.keeping(),
             run.checkpoints.store,
-            StepTrace(self.config, run.path, self.watchdog, say=self.display.say) as trace,
+            StepTrace(self.config, run.path, self.watchdog, say=self._say_of_files) as trace,
         ):
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             program = run.program.train_step  # `StepBody.train`, compiled for the mesh
@@ -202,7 +203,12 @@ class Training:
                 self.display.say(final_sample(run.sample, self.config, run.tokenizer, data))
             if of_pixels(self.config) and data is not None:
                 path = run.path / PREDICTIONS
-                self.display.say(final_picture(run.classes, self.config, data, path))
+                self._say_of_files(final_picture(run.classes, self.config, data, path))
+                run.run_dir.publish()
+
+    def _say_of_files(self, line: str) -> None:
+        """Prints a line about files of the run, with their URLs if it is in a store."""
+        self.display.say(line.replace(str(self.run.path), str(self.run.run_dir.where)))
 
     # ---- in a step --------------------------------------------------------------------------
 
@@ -281,7 +287,7 @@ def session(
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     watchdog = PhaseTimes(0.0 if patient and world.alone else config.processes.stuck_after)
-    lock = RunLock(config.train.run_dir, say=display.say)
+    lock = lock_of(config.train.run_dir, say=display.say)
     liveness = Liveness(world, watchdog, report=display.say, before_exit=lock.release)
     end = None if patient else partial(_end_at_once, display, liveness)
     stop = Stop(alone=world.alone, on_asked=display.stopping, end=end)
@@ -289,7 +295,7 @@ def session(
     slowest = Slowest(world, watchdog, factor=factor, report=display.say)
     with stop.watching(), liveness.watching(), slowest.watching():
         lock.check()
-        run = make_run(config, world, display=display, watchdog=watchdog)
+        run = make_run(config, world, display=display, watchdog=watchdog, may_write=lock.require)
         with lock.held():
             training = Training(run, display, stop, slowest, on_log, given)
             training.start()
@@ -302,15 +308,24 @@ def _end_at_once(display: Display, liveness: Liveness, code: int) -> None:
     liveness.interrupted(code)
 
 
-def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:
+def make_run(
+    config: Config,
+    world: World,
+    *,
+    display: Display,
+    watchdog: Watchdog,
+    may_write: Callable[[], None] = lambda: None,
+) -> Run:
     """Makes and checks everything a run needs except its state; writes nothing.
 
     Raises:
         UserError: bad data, another run in run_dir, or too few devices.
     """
+    for name in ("resume", "start"):
+        place(str(getattr(config.checkpoint, name)), field=f"checkpoint.{name}")
     tokenizer = tokenizer_of(config)
     config = with_vocabulary(config)
-    run_dir = RunDir(config.train.run_dir, say=display.say)
+    run_dir = RunDir(config.train.run_dir, say=display.say, may_write=may_write)
     run_dir.check(config)
     data = open_corpus(config, tokenizer)
     devices = prepare(config, world=world)

@@ -19,11 +19,12 @@ from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
 from jaxptd.run.saved import restore_newest, saved_config
 from jaxptd.step import Program
+from jaxptd.stores import Place, place
 
 
 @checked("jaxptd.load")
 def load(
-    run_dir: str | Path,
+    run_dir: str | Place,
     layout: Layout | None = None,
     *,
     platform: Literal["auto", "cpu"] | None = None,
@@ -33,14 +34,14 @@ def load(
     >>> load("runs/quickstart", Layout(tp=4)).evaluate()  # doctest: +SKIP
 
     Args:
-        run_dir: directory of the run, its `train.run_dir`.
+        run_dir: directory of the run or its URL, its `train.run_dir`.
         layout: layout to load onto; None: the one it was saved with.
         platform: as `train.platform`; None: the one it was saved with.
 
     Raises:
         UserError: there is no run, no good checkpoint, or too few devices.
     """
-    folder = Path(run_dir)
+    folder = place(run_dir)
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     saved = saved_config(checkpoints, folder)
     train = dataclasses.replace(
@@ -60,7 +61,7 @@ def load(
 
 @checked("jaxptd.from_hf")
 def from_hf(
-    path: str | Path,
+    path: str | Place,
     *,
     layout: Layout | None = None,
     dtype: Dtype = "float32",

@@ -27,6 +27,7 @@ from jaxptd.run.health import Health
 from jaxptd.run.metrics import columns
 from jaxptd.step import Batch, Program, State
 from jaxptd.step.program import Programs, as_state, check_unused
+from jaxptd.stores import Place
 from jaxptd.vision.masks import classes_of
 
 # ---- the state, shown ----------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run's directory."""
+        """The run's directory; of a run in a store, the folder with its files on this machine."""
         return self.run_dir.path
 
     @property
@@ -246,8 +247,8 @@ class Run:
     def _whole_batches(self) -> WholeBatches:
         return WholeBatches(self.program)
 
-    def save(self) -> Path:
-        """Saves the state as a checkpoint of its step, and returns the checkpoint's folder.
+    def save(self) -> Place:
+        """Saves the state as a checkpoint of its step, and returns the checkpoint's folder or URL.
 
         Raises:
             UserError: a parameter is not finite.
@@ -259,6 +260,7 @@ class Run:
         self.checkpoint(step, rows[-1] if rows else None)
         self.checkpoints.store.wait()
         keep_base(self.run_dir, self.config, say=self.say)
+        self.run_dir.publish()
         return self.run_dir.checkpoints / f"{step:08d}"
 
     @checked("jaxptd.Run.read")
@@ -335,7 +337,7 @@ class Run:
         return [
             ("model", f"{count_text(parameters)} parameters, {layers} layers"),
             ("layout", f"{self.config.layout} on {kind}"),
-            ("directory", str(self.path)),
+            ("directory", str(self.run_dir.where)),
             *((name.replace("_", " "), f"{value:.4f}") for name, value in losses.items()),
         ]
 

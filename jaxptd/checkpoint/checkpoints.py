@@ -12,16 +12,20 @@ params.blocks.mlp.w. In a run of several processes, all call the same methods in
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from jaxptd.checkpoint import manifest, saving
+import jax
+
+from jaxptd.checkpoint import manifest, saving, stored
 from jaxptd.checkpoint.arrays import Background
 from jaxptd.checkpoint.folders import CheckpointError, DamagedCheckpointError, Folders, reason
-from jaxptd.checkpoint.saving import run_on_first
+from jaxptd.checkpoint.saving import run_on_all, run_on_first
+from jaxptd.checkpoint.stored import StoreFolders
+from jaxptd.distributed.coordination import is_first
+from jaxptd.stores import Place, StorePath, place
 
 GRACE = 10.0  # seconds for a pending save when Ctrl-C ends the run
 VALIDATION_LOSS = "validation_loss"  # the key of a description that ranks checkpoints
@@ -35,18 +39,34 @@ class Checkpoints:
     As a context manager, waits for the pending save on exit.
 
     Args:
-        directory: their folder; created with its parents.
+        directory: their folder, created with its parents; or a URL in a store, see `stored.py`.
         keep: number of newest checkpoints to keep, including the one just saved. Only complete
             ones count, and only these are deleted. One that `restore_newest` found damaged, or
             that has no manifest, stays for inspection until its step is saved again.
         keep_best: number of checkpoints with the lowest validation loss to keep as well.
+        may_write: raises if another run has taken the store over; called before a manifest is
+            written there.
+        saved: called after each save, in the thread that saves.
     """
 
-    def __init__(self, directory: Path, *, keep: int, keep_best: int = 0) -> None:
+    def __init__(
+        self,
+        directory: str | Place,
+        *,
+        keep: int,
+        keep_best: int = 0,
+        may_write: Callable[[], None] = lambda: None,
+        saved: Callable[[], None] = lambda: None,
+    ) -> None:
         if keep < 1:
             raise CheckpointError(f"checkpoint.keep={keep}: use 1 or more")
-        self._folders = Folders(directory)
-        self._keep, self._keep_best = keep, keep_best
+        where = place(directory)
+        self._folders: Folders | StoreFolders
+        if isinstance(where, StorePath):
+            self._folders = StoreFolders(where, may_write=may_write)
+        else:
+            self._folders = Folders(where)
+        self._keep, self._keep_best, self._saved = keep, keep_best, saved
         self._damaged: set[int] = set()
         self._pending: Background | None = None
 
@@ -67,8 +87,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps whose checkpoint has a manifest, ascending; reads no file."""
-        folders = self._folders.all().items()
-        return [step for step, folder in folders if os.path.isfile(folder / manifest.MANIFEST)]
+        return self._folders.complete()
 
     def good_steps(self) -> list[int]:
         """The `steps` not found damaged by any restore so far, ascending."""
@@ -103,15 +122,26 @@ class Checkpoints:
         tensors = saving.savable(state)
         content = {"step": step, "description": description, "tensors": manifest.shapes(tensors)}
         with self._explained(step, last):
-            write = saving.start(self._folders, step, tensors)
+            write_rest = self._begin(step, tensors, content)
 
         def finish() -> None:
             with self._explained(step, last):
-                saving.finish(self._folders, content, write)
+                write_rest()
             self._damaged.discard(step)
             self._delete_old(step)
+            self._saved()
 
         self._pending = Background(finish)
+
+    def _begin(
+        self, step: int, tensors: dict[str, jax.Array], content: dict[str, Any]
+    ) -> Callable[[], None]:
+        """Copies what the next step may change; returns what writes the rest."""
+        folders = self._folders
+        if isinstance(folders, StoreFolders):
+            upload = stored.start(folders, step, tensors)
+            return partial(stored.finish, folders, content, upload)
+        return partial(saving.finish, folders, content, saving.start(folders, step, tensors))
 
     def wait(self) -> None:
         """Waits until the checkpoint of the last `save_async` has its final name.
@@ -185,9 +215,12 @@ class Checkpoints:
         self, steps: Callable[[], Iterable[int]], target: Any, report: Reporter
     ) -> tuple[int, Any] | None:
         """Restores the first good checkpoint among some steps; process 0 chooses it for all."""
+        unreadable = self._damaged if isinstance(self._folders, StoreFolders) else frozenset()
 
         def choose() -> str | None:
             for step in steps():
+                if step in unreadable:
+                    continue
                 folder = self._folders.folder(step)
                 try:
                     saving.check(folder, target)
@@ -198,8 +231,36 @@ class Checkpoints:
                     return str(folder)
             return None
 
-        chosen = run_on_first("found", choose)
-        return None if chosen is None else saving.load(Path(chosen), target)
+        while True:
+            chosen = run_on_first("found", choose)
+            if chosen is None:
+                return None
+            where = place(chosen)
+            if not isinstance(where, StorePath):
+                return saving.load(where, target)
+            if (loaded := self._load_stored(where, target, report)) is not None:
+                return loaded
+
+    def _load_stored(
+        self, where: StorePath, target: Any, report: Reporter
+    ) -> tuple[int, Any] | None:
+        """Loads a checkpoint whose objects are checked only now; None on all if one is damaged."""
+        loaded: list[tuple[int, Any]] = []
+
+        def load() -> str | None:
+            try:
+                loaded.append(saving.load_here(where, target))
+            except DamagedCheckpointError as error:
+                return str(error)
+            return None
+
+        faults = [fault for fault in run_on_all("loaded", load) if fault]
+        if not faults:
+            return loaded[0]
+        self._damaged.add(int(where.name))
+        if is_first():
+            report(f"{faults[0]}; skipped")
+        return None
 
     def _by_loss(self, steps: Iterable[int], report: Reporter = lambda line: None) -> list[int]:
         """The given steps that have a validation loss, lowest first."""

@@ -91,6 +91,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+MANIFEST = "manifest.json"
 STEP = "[0-9]{8,}"  # the name of a checkpoint's folder
 
 
@@ -118,6 +119,10 @@ class Folders:
             if match and os.path.isdir(self.directory / name):
                 folders[int(match[1] or match[2])] = self.directory / name
         return dict(sorted(folders.items()))
+
+    def complete(self) -> list[int]:
+        """The steps whose folder has a manifest, ascending; reads no file."""
+        return [step for step, folder in self.all().items() if os.path.isfile(folder / MANIFEST)]
 
     def folder(self, step: int) -> Path:
         """The folder of a step. Raises CheckpointError if there is none."""

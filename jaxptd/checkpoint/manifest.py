@@ -16,9 +16,18 @@ from typing import Any
 
 import jax
 
+from jaxptd import stores
 from jaxptd.atomic_files import shown
 from jaxptd.checkpoint import folders
-from jaxptd.checkpoint.folders import STEP, CheckpointError, DamagedCheckpointError, quoted, reason
+from jaxptd.checkpoint.folders import (
+    MANIFEST,
+    STEP,
+    CheckpointError,
+    DamagedCheckpointError,
+    quoted,
+    reason,
+)
+from jaxptd.stores import Place, StoreError, StorePath
 
 # ---- the form of its content ---------------------------------------------------------------------
 
@@ -111,7 +120,6 @@ def _is_inside(name: str) -> bool:
     return name == str(path) != "." and not path.is_absolute() and ".." not in path.parts
 
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 SHARED = "train.run_dir must be on a file system that all processes see"
 LARGEST = 2**28  # bytes of a manifest, far more than any model's needs
@@ -141,22 +149,27 @@ def seal(folder: Path, content: dict[str, Any], files: dict[str, dict[str, int]]
         content: step, description, tensors.
         files: the results of `sync_files` of all processes.
     """
-    manifest = json.loads(json.dumps(content)) | {"format": FORMAT}  # as `read` will parse it
     inside = sorted(folder.rglob("*"))
     names = {p.relative_to(folder).as_posix() for p in inside if p.is_file()}
     if unseen := sorted(names ^ files.keys()):
         raise CheckpointError(f"not every process sees {unseen[0]}; {SHARED}")
-    manifest["files"] = {name: files[name] for name in sorted(files)}
     for path in inside:
         if path.is_dir():
             folders.sync_folder(path)
-    manifest["crc32"] = _crc_of(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (folder / MANIFEST).write_text(text_of(content, files))
     folders.sync_file(folder / MANIFEST)
     folders.sync_folder(folder)
 
 
-def read(folder: Path) -> dict[str, Any]:
+def text_of(content: dict[str, Any], files: dict[str, dict[str, int]]) -> str:
+    """The text of a manifest; arguments as of `seal`."""
+    manifest = json.loads(json.dumps(content)) | {"format": FORMAT}  # as `read` will parse it
+    manifest["files"] = {name: files[name] for name in sorted(files)}
+    manifest["crc32"] = _crc_of(manifest)
+    return json.dumps(manifest, indent=1)
+
+
+def read(folder: Place) -> dict[str, Any]:
     """Reads the manifest of a checkpoint, and checks its CRC and shape. Raises CheckpointError."""
     _check_is_checkpoint(folder)
     manifest = _load(folder)
@@ -177,8 +190,10 @@ def read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _load(folder: Path) -> Any:
+def _load(folder: Place) -> Any:
     try:
+        if isinstance(folder, StorePath):
+            return json.loads(stores.read_bytes(folder / MANIFEST))
         with folders.open_regular(folder / MANIFEST) as file:
             if os.fstat(file.fileno()).st_size > LARGEST:
                 raise _damaged(folder, f"{MANIFEST} has more than {LARGEST} bytes")
@@ -187,14 +202,20 @@ def _load(folder: Path) -> Any:
         raise _damaged(folder, f"{MANIFEST} is missing") from error
     except OSError as error:
         raise _damaged(folder, f"{MANIFEST}: {reason(error)}") from error
-    except CheckpointError:
+    except (CheckpointError, StoreError):
         raise
     except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"{MANIFEST} is not a manifest") from error
 
 
-def check_files(folder: Path, files: dict[str, dict[str, int]]) -> None:
-    """Raises DamagedCheckpointError naming the first file that differs from what was saved."""
+def check_files(folder: Place, files: dict[str, dict[str, int]]) -> None:
+    """Raises DamagedCheckpointError naming the first file that differs from what was saved.
+
+    Of objects in a store it only compares the sizes: what is read is checked when it is read.
+    """
+    if isinstance(folder, StorePath):
+        _check_sizes(folder, files)
+        return
     for path in folder.rglob("*"):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise _damaged(folder, f"{path.relative_to(folder)} is a pipe or a device")
@@ -212,7 +233,20 @@ def check_files(folder: Path, files: dict[str, dict[str, int]]) -> None:
             raise _damaged(folder, f"{name} was changed (its CRC-32 differs)")
 
 
-def check_tensors(folder: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_sizes(folder: StorePath, files: dict[str, dict[str, int]]) -> None:
+    listed = folder.store.listing(folder.key)
+    for name, saved in files.items():
+        key = (folder / name).key
+        size = listed.get(key)
+        if size != saved["size"]:  # the listing may be old
+            size = folder.store.size(key)
+        if size is None:
+            raise _damaged(folder, f"{name} is missing")
+        if size != saved["size"]:
+            raise _damaged(folder, f"{name} has {size} bytes, not {saved['size']}")
+
+
+def check_tensors(folder: Place, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raises CheckpointError naming tensors that differ between the checkpoint and the run."""
     names = dict.fromkeys([*wanted, *saved])
     differences = [
@@ -242,16 +276,20 @@ def shapes(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in tensors.items()}
 
 
-def _check_is_checkpoint(folder: Path) -> None:
+def _check_is_checkpoint(folder: Place) -> None:
     """Raises CheckpointError if a path that a user gave is not a checkpoint's."""
     remedy = "name a folder such as run_dir/checkpoints/00000100"
+    if isinstance(folder, StorePath):
+        if not folder.store.exists((folder / MANIFEST).key):
+            raise CheckpointError(f"there is no checkpoint {folder}; {remedy}")
+        return
     if not os.path.isdir(folder):
         raise CheckpointError(f"there is no checkpoint {shown(folder)}; {remedy}")
     if not os.path.exists(folder / MANIFEST) and not re.search(STEP, folder.name):
         raise CheckpointError(f"{folder} is not a checkpoint; {remedy}")
 
 
-def _damaged(folder: Path, cause: str) -> DamagedCheckpointError:
+def _damaged(folder: Place, cause: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(f"checkpoint {folder} is damaged: {cause}")
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 
-from jaxptd.checkpoint import arrays, folders, manifest
+from jaxptd import stores
+from jaxptd.checkpoint import arrays, folders, manifest, pieces
 from jaxptd.checkpoint.arrays import PendingWrite
 from jaxptd.checkpoint.folders import CheckpointError, Folders, reason
 from jaxptd.distributed.coordination import is_first, share
+from jaxptd.stores import Place, StorePath
 
 TIMEOUT = 3600.0  # seconds to wait for the slowest process; a dead one is noticed much earlier
 
@@ -119,9 +121,11 @@ def savable(state: Any) -> dict[str, jax.Array]:
     return named
 
 
-def require_seen(folder: Path) -> None:
+def require_seen(folder: Place) -> None:
     """Raises CheckpointError if this process does not see a folder that process 0 sees."""
-    if not folder.is_dir():
+    if isinstance(folder, StorePath):
+        manifest.read(folder)
+    elif not folder.is_dir():
         raise CheckpointError(f"not every process sees {folder}; {manifest.SHARED}")
 
 
@@ -137,12 +141,12 @@ def _remove_on_first(folder: Path) -> None:
 # ---- restoring -----------------------------------------------------------------------------------
 
 
-def read_description(path: Path) -> dict[str, Any]:
+def read_description(path: Place) -> dict[str, Any]:
     """The description saved with the checkpoint in this folder. Raises CheckpointError."""
-    return manifest.read(Path(path))["description"]
+    return manifest.read(stores.place(path))["description"]
 
 
-def restore_path(path: Path, target: Any) -> tuple[int, Any]:
+def restore_path(path: Place, target: Any) -> tuple[int, Any]:
     """Checks the checkpoint in this folder and restores its step and state.
 
     Args:
@@ -154,12 +158,12 @@ def restore_path(path: Path, target: Any) -> tuple[int, Any]:
         DamagedCheckpointError: a file is missing, truncated or changed.
         CheckpointError: a tensor's name, shape or dtype differs from `target`.
     """
-    path = Path(path)
+    path = stores.place(path)
     run_on_first("checked", partial(check, path, target))
     return load(path, target)
 
 
-def restore_part(path: Path, target: Any) -> Any:
+def restore_part(path: Place, target: Any) -> Any:
     """Checks the checkpoint in this folder and restores a part of its state.
 
     Args:
@@ -170,31 +174,31 @@ def restore_part(path: Path, target: Any) -> Any:
         DamagedCheckpointError, CheckpointError: as `restore_path`.
     """
     check_part(path, target)
-    return load(Path(path), target)[1]
+    return load(stores.place(path), target)[1]
 
 
-def check_part(path: Path, target: Any) -> None:
+def check_part(path: Place, target: Any) -> None:
     """Raises as `restore_part` does, without restoring anything."""
-    run_on_first("checked", partial(check, Path(path), target, part=True))
+    run_on_first("checked", partial(check, stores.place(path), target, part=True))
 
 
-def read_tensors(path: Path) -> dict[str, dict[str, Any]]:
+def read_tensors(path: Place) -> dict[str, dict[str, Any]]:
     """Shape and dtype of each tensor of the checkpoint in this folder. Raises CheckpointError."""
-    tensors: dict[str, dict[str, Any]] = manifest.read(Path(path))["tensors"]
+    tensors: dict[str, dict[str, Any]] = manifest.read(stores.place(path))["tensors"]
     return tensors
 
 
-def load_part(path: Path, target: Any) -> Any:
+def load_part(path: Place, target: Any) -> Any:
     """Reads a part of a checkpoint that was checked; see `restore_part`."""
-    return load(Path(path), target)[1]
+    return load(stores.place(path), target)[1]
 
 
-def check_whole(path: Path) -> None:
+def check_whole(path: Place) -> None:
     """Raises CheckpointError unless the checkpoint is complete and undamaged."""
     manifest.check_files(path, manifest.read(path)["files"])
 
 
-def check(path: Path, target: Any, *, part: bool = False) -> None:
+def check(path: Place, target: Any, *, part: bool = False) -> None:
     """Raises CheckpointError unless the checkpoint is complete, undamaged and fits `target`.
 
     part: the checkpoint may have more than `target`.
@@ -207,10 +211,23 @@ def check(path: Path, target: Any, *, part: bool = False) -> None:
     manifest.check_tensors(path, tensors, wanted)
 
 
-def load(path: Path, target: Any) -> tuple[int, Any]:
+def load(path: Place, target: Any) -> tuple[int, Any]:
     """Reads step and state, or a part of it, of a checkpoint that `check` accepted."""
     run_on_all("there", partial(require_seen, path))
+    return load_here(path, target)
+
+
+def load_here(path: Place, target: Any) -> tuple[int, Any]:
+    """Reads as `load`, without asking whether all processes see the checkpoint."""
     wanted = manifest.by_name(target)
-    loaded = arrays.load(path / ARRAYS, wanted, checkpoint=path)
+    saved = manifest.read(path)
+    if pieces.index_files(saved["files"]):
+        loaded = pieces.load(path, saved, wanted)
+    elif isinstance(path, StorePath):
+        raise CheckpointError(
+            f"checkpoint {path} was saved on a disk and copied here; copy it to a disk to read it"
+        )
+    else:
+        loaded = arrays.load(path / ARRAYS, wanted, checkpoint=path)
     state = jax.tree.unflatten(jax.tree.structure(target), [loaded[name] for name in wanted])
-    return manifest.read(path)["step"], state
+    return saved["step"], state

@@ -23,6 +23,7 @@ from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import is_token_file, write_bin_arrays
 from jaxptd.data.tokenizers import load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.stores import Place
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -121,14 +122,14 @@ def _check_out(path: Path) -> None:
             raise UserError(f"--out {path}: {taken} exists; choose another name, or remove it")
 
 
-def _check_text(files: Sequence[Path]) -> None:
+def _check_text(files: Sequence[Place]) -> None:
     for path in files:
         if is_token_file(path):
             raise UserError(f"--source {path} already holds tokens; name text or .jsonl files")
 
 
 def _with_progress(
-    files: Sequence[Path], read: Callable[[list[Path]], Iterator[np.ndarray]], *, quiet: bool
+    files: Sequence[Place], read: Callable[[list[Place]], Iterator[np.ndarray]], *, quiet: bool
 ) -> Iterator[np.ndarray]:
     """Yields the documents of files and prints progress.
 

@@ -3,7 +3,6 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +14,11 @@ from jaxptd.commands.command_line import (
     parse_all,
 )
 from jaxptd.commands.sources import FROM, check_chosen, check_weights
-from jaxptd.common_options import path_option
+from jaxptd.common_options import place_option
 from jaxptd.config import Config
 from jaxptd.config.written import RUN_CONFIG
 from jaxptd.errors import UserError
+from jaxptd.stores import Place, StorePath, on_disk, size_of
 
 MODEL = tuple(f"--model.{name}" for name in ("num_layers", "hidden_size", "seq_length", "dtype"))
 LAYOUT = tuple(f"--layout.{name}" for name in ("dp", "tp", "sequence_parallel", "pp", "cp", "zero"))
@@ -40,8 +40,10 @@ def run_parser(
     """
     lines = [f"jaxptd {name} {example}" for example in examples]
     parser = make_parser(f"jaxptd {name}", description, usual=usual, examples=lines)
-    help_text = "directory of a run, whose config is used"
-    parser.add_argument("--run-dir", type=path_option, action="append", metavar="D", help=help_text)
+    help_text = "directory or URL of a run, whose config is used"
+    parser.add_argument(
+        "--run-dir", type=place_option, action="append", metavar="D", help=help_text
+    )
     return parser
 
 
@@ -92,7 +94,7 @@ def _check_chosen(parsed: Parsed) -> None:
         check_chosen(parsed.config, parsed.sizes, tokenizer="data.tokenizer" in parsed.given)
 
 
-def _name_config(words: argparse.Namespace, run_dirs: Sequence[Path] | None, *, new: bool) -> None:
+def _name_config(words: argparse.Namespace, run_dirs: Sequence[Place] | None, *, new: bool) -> None:
     """Replaces `--run-dir D` by `--config D/config.yaml --train.run_dir D` in a command line."""
     if not run_dirs:
         return
@@ -107,12 +109,17 @@ def _name_config(words: argparse.Namespace, run_dirs: Sequence[Path] | None, *, 
         raise UserError("--from and --run-dir both name a model; give one of them")
     if words.config:
         raise UserError("--config and --run-dir both name a config; give one of them")
-    if not os.path.exists(config):
+    if not _exists(config):
         raise UserError(
             f"--run-dir {run_dir} holds no run: {config} does not exist; name the directory of a "
             f"run, or {'add --config or --from to train there' if new else 'give --config instead'}"
         )
-    words.config = [*words.config, str(config)]  # not in place: the list is the parser's default
+    # Not in place: the list is the parser's default.
+    words.config = [*words.config, str(on_disk(config))]
+
+
+def _exists(config: Place) -> bool:
+    return size_of(config) is not None if isinstance(config, StorePath) else os.path.exists(config)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +127,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="F", help="a config, which fills in options left out")
     parser.add_argument(
         "--run-dir",
-        type=path_option,
+        type=place_option,
         metavar="D",
         help="a run, whose config fills in options left out",
     )
@@ -134,5 +141,5 @@ def named_config(args: argparse.Namespace) -> Config | None:
     """
     if args.config and args.run_dir:
         raise UserError("--config and --run-dir both name a config; give one of them")
-    name = args.run_dir / RUN_CONFIG if args.run_dir else args.config
+    name = on_disk(args.run_dir / RUN_CONFIG) if args.run_dir else args.config
     return load_config(name) if name else None

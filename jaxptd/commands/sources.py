@@ -5,12 +5,12 @@ sizes. Both work in a config file and on the command line.
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxptd.commands.table import later
-from jaxptd.common_options import as_path, path_option
+from jaxptd.common_options import as_place, place_option
 from jaxptd.errors import UserError
+from jaxptd.stores import Place, place
 
 FROM, SIZES = "from", "model_from"  # among parsed values
 OPTIONS = {FROM: "--from", SIZES: "--model.from"}
@@ -20,12 +20,12 @@ KEYS = tuple(name.removeprefix("--") for name in OPTIONS.values())  # in a confi
 def add_sources(parser: Any) -> None:
     """Adds `--from D` and `--model.from D` to a parser."""
     help_text = "take sizes, weights and tokenizer from a Hugging Face directory"
-    parser.add_argument(OPTIONS[FROM], dest=FROM, type=path_option, metavar="D", help=help_text)
+    parser.add_argument(OPTIONS[FROM], dest=FROM, type=place_option, metavar="D", help=help_text)
     help_text = "take only the model's sizes from a Hugging Face directory"
-    parser.add_argument(OPTIONS[SIZES], dest=SIZES, type=path_option, metavar="D", help=help_text)
+    parser.add_argument(OPTIONS[SIZES], dest=SIZES, type=place_option, metavar="D", help=help_text)
 
 
-def named_in_options(named: Mapping[str, Path]) -> dict[str, Any]:
+def named_in_options(named: Mapping[str, Place]) -> dict[str, Any]:
     """The fields that a directory stands for, by `section.field`.
 
     They override a config file, and other options override them.
@@ -66,7 +66,7 @@ def named_in_file(
         source = fields.pop(key)
         if not isinstance(source, str) or not source:
             raise UserError(f"{path}: {key}: expected a directory of a Hugging Face model")
-        directory = as_path(source, f"{path}: {key}:")
+        directory = as_place(source, f"{path}: {key}:")
         for name, value in _fields(dest, directory).items():
             if fields.get(name) is None:
                 fields[name] = value
@@ -77,12 +77,12 @@ def named_in_file(
 
 def check_sizes(model: Any, directory: str) -> None:
     """Raises UserError, with the field, if a model contradicts the sizes of a directory."""
-    _reader().check(model, Path(directory))
+    _reader().check(model, place(directory))
 
 
 def check_weights(directory: str) -> None:
     """Raises UserError for a directory without weights: its `config.json` only gives sizes."""
-    _reader().check_weights(Path(directory))
+    _reader().check_weights(place(directory))
 
 
 def check_chosen(config: Any, directory: str, *, tokenizer: bool) -> None:
@@ -93,10 +93,10 @@ def check_chosen(config: Any, directory: str, *, tokenizer: bool) -> None:
         directory: the one that `model.from` names.
         tokenizer: whether data.tokenizer was given.
     """
-    _reader().check_chosen(config, Path(directory), tokenizer=tokenizer)
+    _reader().check_chosen(config, place(directory), tokenizer=tokenizer)
 
 
-def _fields(dest: str, path: Path) -> dict[str, Any]:
+def _fields(dest: str, path: Place) -> dict[str, Any]:
     """The fields that a directory stands for, by `section.field`."""
     fields: dict[str, Any] = {FROM: _reader().start, SIZES: _reader().sizes}[dest](path)
     return fields

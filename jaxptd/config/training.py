@@ -67,8 +67,10 @@ class DataConfig:
             seed and the image's number.
     """
 
-    source: str | list[str] | dict[str, float] = "stdlib"
-    tokenizer: str = "bytes"
+    source: str | list[str] | dict[str, float] = dataclasses.field(
+        default="stdlib", metadata={"stores": True}
+    )
+    tokenizer: str = dataclasses.field(default="bytes", metadata={"stores": True})
     validation_fraction: float = 0.05
     documents: Documents = "joined"
     restart_positions: bool = False
@@ -196,7 +198,7 @@ class TrainConfig:
         eval_every: steps between evaluations; 0 is never.
         eval_batches: global batches per evaluation.
         sample_tokens: tokens of sample text to generate at the end; 0 is none.
-        run_dir: folder for everything the run writes.
+        run_dir: folder for everything the run writes, or its URL in a store.
         loggers: where metrics go besides metrics.jsonl: tensorboard, csv, wandb, mlflow; null is
             tensorboard if its package is installed.
         profile: first and last step to trace with JAX's profiler, into run_dir; null traces none.
@@ -213,7 +215,7 @@ class TrainConfig:
     eval_every: int = 100
     eval_batches: int = 8
     sample_tokens: int = 200
-    run_dir: str = "runs/default"
+    run_dir: str = dataclasses.field(default="runs/default", metadata={"stores": True})
     loggers: list[LoggerName] | None = None
     profile: list[int] | None = None
     platform: Literal["auto", "cpu"] = "auto"
@@ -277,8 +279,8 @@ class CheckpointConfig:
     asynchronous: bool = True
     memory_every: int = 0
     memory_dir: str = "/dev/shm"
-    resume: str = "auto"
-    start: str | None = None
+    resume: str = dataclasses.field(default="auto", metadata={"stores": True})
+    start: str | None = dataclasses.field(default=None, metadata={"stores": True})
     data: Literal["same", "any"] = "same"
 
     def __post_init__(self) -> None:

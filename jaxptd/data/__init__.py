@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxptd.data.batches import (
@@ -33,6 +32,7 @@ from jaxptd.data.sources import find_each, find_files
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
+from jaxptd.stores import Place
 
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig  # imports JAX
@@ -174,7 +174,7 @@ def _open_sources(
 def _open(
     config: "DataConfig",
     tokenizer: Tokenizer,
-    files: Sequence[Path],
+    files: Sequence[Place],
     *,
     seq_length: int,
     vocab_size: int,

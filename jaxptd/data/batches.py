@@ -16,12 +16,13 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxptd.data.stored_ids import StoredIds
 from jaxptd.errors import UserError
 
 # ---- several token arrays read as one, without copies --------------------------------------------
@@ -29,9 +30,12 @@ from jaxptd.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenated:
-    """A sequence of 1D arrays or memmaps. Slices are views; `np.asarray` reads and copies."""
+    """A sequence of 1D arrays, memmaps or `StoredIds`.
 
-    arrays: tuple[np.ndarray, ...]
+    Slices are views; `np.asarray` reads and copies.
+    """
+
+    arrays: tuple[np.ndarray | StoredIds, ...]
 
     def __len__(self) -> int:
         return sum(len(array) for array in self.arrays)
@@ -40,7 +44,8 @@ class Concatenated:
         start, stop, step = index.indices(len(self))
         if step != 1:
             raise IndexError("only slices of step 1")
-        views, first = [], 0
+        views: list[np.ndarray | StoredIds] = []
+        first = 0
         for array in self.arrays:
             low, high = max(start - first, 0), min(stop - first, len(array))
             views += [array[low:high]] if low < high else []
@@ -50,11 +55,26 @@ class Concatenated:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("concatenated arrays cannot be read without a copy")
-        array = np.concatenate(self.arrays) if self.arrays else np.empty(0, np.uint16)
+        arrays = [np.asarray(each) for each in self.arrays]
+        array = np.concatenate(arrays) if arrays else np.empty(0, np.uint16)
         return array.astype(dtype or array.dtype, copy=False)
 
 
-def locate(tokens: np.ndarray | Concatenated, index: int) -> str:
+Tokens = np.ndarray | Concatenated | StoredIds
+
+
+def fetch(tokens: Tokens, ranges: Sequence[tuple[int, int]]) -> None:
+    """Fetches what some ranges of tokens need from a store, several blocks at a time."""
+    if isinstance(tokens, StoredIds):
+        tokens.fetch(ranges)
+    elif isinstance(tokens, Concatenated):
+        first = 0
+        for array in tokens.arrays:
+            fetch(array, [(a - first, b - first) for a, b in ranges])
+            first += len(array)
+
+
+def locate(tokens: Tokens, index: int) -> str:
     """Describes the position of token `index` in its file, or in an array, for a message."""
     if isinstance(tokens, Concatenated):
         for array in tokens.arrays:
@@ -62,6 +82,8 @@ def locate(tokens: np.ndarray | Concatenated, index: int) -> str:
                 return locate(array, index)
             index -= len(array)
         raise IndexError("beyond the last token")
+    if isinstance(tokens, StoredIds):
+        return f"token {tokens.skipped + index} of {tokens.blocks.url}"
     if not isinstance(tokens, np.memmap):
         return f"token {index} of the data"
     skipped = (_address(tokens) - _address(whole(tokens))) // tokens.itemsize
@@ -85,10 +107,10 @@ class MappedFiles:
     A deleted or replaced file is no error, because its mapping keeps the ids.
     """
 
-    def __init__(self, tokens: np.ndarray | Concatenated) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         self._found = {id(each): _stat(each) for each in _maps(tokens)}
 
-    def check(self, tokens: np.ndarray | Concatenated) -> None:
+    def check(self, tokens: Tokens) -> None:
         """Raises UserError if a file that these tokens map, a part of all, has changed."""
         for each in _maps(tokens):
             if _changed(each, self._found[id(each)]):
@@ -98,7 +120,7 @@ class MappedFiles:
                 )
 
 
-def _maps(tokens: np.ndarray | Concatenated) -> list[np.memmap]:
+def _maps(tokens: Tokens) -> list[np.memmap]:
     """The mappings of whole files that an array is part of."""
     arrays = tokens.arrays if isinstance(tokens, Concatenated) else (tokens,)
     return [whole(array) for array in arrays if isinstance(array, np.memmap)]
@@ -186,7 +208,7 @@ PLACES, EACH = 16, 4096  # a digest reads 4096 tokens at 16 evenly spaced places
 Identity = Mapping[str, Mapping[str, Any]]
 
 
-def identity_of(tokens: np.ndarray | Concatenated) -> dict[str, Any]:
+def identity_of(tokens: Tokens) -> dict[str, Any]:
     """The number of a source's tokens, and a digest of some of them."""
     count = len(tokens)
     digest = hashlib.sha256()
@@ -215,7 +237,7 @@ SCANNED = 2**26  # tokens checked before a run begins: a tenth of a second from 
 BLOCK = 2**20  # tokens at a time
 
 
-def check_ids(tokens: np.ndarray | Concatenated, start: int, *, end: int, vocab_size: int) -> None:
+def check_ids(tokens: Tokens, start: int, *, end: int, vocab_size: int) -> None:
     """Raises UserError for the first id of tokens[start:end] outside [0, vocab_size).
 
     The error names the file and the position.
@@ -230,7 +252,7 @@ def check_ids(tokens: np.ndarray | Concatenated, start: int, *, end: int, vocab_
         )
 
 
-def scan_ids(tokens: np.ndarray | Concatenated, vocab_size: int) -> None:
+def scan_ids(tokens: Tokens, vocab_size: int) -> None:
     """Raises as `check_ids` for any of the tokens, or of many if there are very many.
 
     So a tokenizer that is not the model's is found at once, before the run writes a file.
@@ -263,7 +285,7 @@ class Windows(Samples):
         UserError: the corpus is shorter than one sequence, or no token is counted.
     """
 
-    tokens: np.ndarray | Concatenated
+    tokens: Tokens
     seq_length: int
     vocab_size: int
     counted: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
@@ -292,6 +314,8 @@ class Windows(Samples):
     def rows(self, indices: np.ndarray) -> np.ndarray:
         indices = np.asarray(indices, dtype=np.int64)
         starts, length = self.starts(indices).tolist(), self.seq_length + 1
+        if not isinstance(self.tokens, np.ndarray):
+            fetch(self.tokens, [(start, start + length) for start in starts])
         rows = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(rows, starts, strict=True):
             window = self.tokens[start : start + length]

@@ -9,7 +9,6 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from jaxptd.data.records import (
 )
 from jaxptd.data.tokenizers import Tokenizer, spellings, with_begin
 from jaxptd.errors import UserError
+from jaxptd.stores import Place
 
 TEXT = "text"  # the field of a record that holds its document
 LONGEST = 2**20  # characters of the first two lines to look at
@@ -30,7 +30,7 @@ PROMPTS = ("prompt", "instruction", "question", "input")  # usual names of their
 BLANK = 8  # up to this many ids of spaces after a text's own end mark are dropped
 
 
-def read_documents(path: Path, text_field: str = TEXT) -> Iterator[str]:
+def read_documents(path: Place, text_field: str = TEXT) -> Iterator[str]:
     """Yields the documents of one file, in order; records are read one by one.
 
     Raises:
@@ -42,7 +42,7 @@ def read_documents(path: Path, text_field: str = TEXT) -> Iterator[str]:
         yield text
 
 
-def read_answers(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
+def read_answers(path: Place, fields: Sequence[str]) -> Iterator[list[str]]:
     """Yields the prompt and the answer of each record; fields: the names of both.
 
     Raises:
@@ -57,7 +57,7 @@ def read_answers(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
 
 
 def tokenize(
-    files: Iterable[Path],
+    files: Iterable[Place],
     tokenizer: Tokenizer,
     spelled: Counter[str] | None = None,
     *,
@@ -84,7 +84,7 @@ def tokenize(
 
 
 def tokenize_answers(
-    files: Iterable[Path],
+    files: Iterable[Place],
     tokenizer: Tokenizer,
     fields: Sequence[str],
     *,
@@ -115,7 +115,7 @@ def tokenize_answers(
             yield ids, np.arange(len(ids)) >= len(given)
 
 
-def about_prompts(files: Iterable[Path], text_field: str) -> Iterator[str]:
+def about_prompts(files: Iterable[Place], text_field: str) -> Iterator[str]:
     """Warns of fields that are named like a prompt and are not read, in the first file with some.
 
     Args:
@@ -155,7 +155,7 @@ def _count(tokenizer: Tokenizer, spelled: Counter[str] | None) -> Callable[[str]
     return lambda text: spelled.update(pattern.findall(text))
 
 
-def _not_empty(path: Path, records: Iterable[list[str]]) -> Iterator[list[str]]:
+def _not_empty(path: Place, records: Iterable[list[str]]) -> Iterator[list[str]]:
     """Yields the records of a file. Raises UserError if there are none, or it cannot be read."""
     empty = True
     with explained(path):
@@ -166,7 +166,7 @@ def _not_empty(path: Path, records: Iterable[list[str]]) -> Iterator[list[str]]:
         raise UserError(f"data.source: {path} holds no text; leave it out")
 
 
-def _read_text(path: Path) -> Iterator[list[str]]:
+def _read_text(path: Place) -> Iterator[list[str]]:
     with open_bytes(path) as file:
         text = decoded(file.read(), str(path))
     if _is_of_records(text):

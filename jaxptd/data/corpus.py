@@ -4,16 +4,16 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxptd.data.batches import Concatenated, scan_ids
+from jaxptd.data.batches import Tokens, scan_ids
 from jaxptd.data.corpora import tokenize, tokenize_answers
 from jaxptd.data.token_files import is_token_file, layout_of, open_tokens
 from jaxptd.data.tokenizers import Tokenizer, spelling
 from jaxptd.errors import UserError, quoted
+from jaxptd.stores import Place
 
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig  # imports JAX
@@ -29,7 +29,7 @@ class Corpus:
         remarks: what a user should know about how the text was read, one line each.
     """
 
-    tokens: np.ndarray | Concatenated
+    tokens: Tokens
     counted: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
 
@@ -38,7 +38,7 @@ class Corpus:
 
 
 def read_corpus(
-    files: Sequence[Path], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
+    files: Sequence[Place], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
 ) -> Corpus:
     """Reads the files of a source: maps token files, reads and tokenizes text.
 
@@ -58,7 +58,7 @@ def read_corpus(
     return Corpus(tokens, remarks=tuple(remarks))
 
 
-def about_ids(path: Path, tokenizer: Tokenizer) -> Iterator[str]:
+def about_ids(path: Place, tokenizer: Tokenizer) -> Iterator[str]:
     """Says how the ids of a `.bin` file were read, where that is not obvious."""
     layout = layout_of(path)
     if layout.guessed:
@@ -99,7 +99,7 @@ def split_corpus(
     return corpus[:split], corpus[split:]
 
 
-def _are_token_files(files: Sequence[Path]) -> bool:
+def _are_token_files(files: Sequence[Place]) -> bool:
     """True if the files hold ids, False if they hold text. Raises UserError if both occur."""
     text = [path for path in files if not is_token_file(path)]
     ids = [path for path in files if is_token_file(path)]
@@ -111,7 +111,7 @@ def _are_token_files(files: Sequence[Path]) -> bool:
     return bool(ids)
 
 
-def _check_prompts(files: Sequence[Path], config: "DataConfig") -> None:
+def _check_prompts(files: Sequence[Place], config: "DataConfig") -> None:
     if config.prompt_field is not None:
         raise UserError(
             f"data.prompt_field={config.prompt_field!r}: {files[0]} holds tokens, which cannot "
@@ -121,7 +121,7 @@ def _check_prompts(files: Sequence[Path], config: "DataConfig") -> None:
 
 
 def _check_end_of_document(
-    files: Sequence[Path], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
+    files: Sequence[Place], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
 ) -> None:
     ends = [(path, layout_of(path).end_of_document) for path in files]
     for path, end in ends:
@@ -141,7 +141,7 @@ def _check_end_of_document(
 
 
 def _read_text(
-    files: Sequence[Path], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
+    files: Sequence[Place], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
 ) -> Corpus:
     spelled: Counter[str] = Counter()
     counted, field = None, config.text_field

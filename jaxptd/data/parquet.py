@@ -3,17 +3,17 @@
 import importlib
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxptd.errors import UserError, install, quoted
+from jaxptd.stores import Place, StorePath, open_binary
 
 LISTED = 8  # most columns that an error lists
 ROWS = 1024  # in memory at a time
 SUFFIX = ".parquet"
 
 
-def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
+def read_records(path: Place, fields: Sequence[str]) -> Iterator[list[str]]:
     """Yields these columns of each row; the last is the text, and rows without text are skipped.
 
     Raises:
@@ -42,12 +42,12 @@ def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
                 yield list(texts)
 
 
-def columns_of(path: Path) -> list[str]:
+def columns_of(path: Place) -> list[str]:
     """Names of a file's columns. Raises UserError as `read_records`."""
     return list(_opened(path).schema_arrow.names)
 
 
-def _column(batch: Any, name: str, path: Path, before: int) -> list[Any]:
+def _column(batch: Any, name: str, path: Place, before: int) -> list[Any]:
     """The values of a column. Raises UserError for text that is not UTF-8."""
     column = batch.column(name)
     try:
@@ -64,7 +64,7 @@ def _column(batch: Any, name: str, path: Path, before: int) -> list[Any]:
         raise
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Place) -> Any:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -73,12 +73,12 @@ def _opened(path: Path) -> Any:
             "or write it as .jsonl"
         ) from error
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(open_binary(path) if isinstance(path, StorePath) else path)
     except ValueError as error:  # pyarrow's errors are ValueErrors or OSErrors
         raise UserError(f"data.source: {path} is damaged: {_line(error)}") from error
 
 
-def _batches(file: Any, path: Path, fields: Sequence[str]) -> Iterator[Any]:
+def _batches(file: Any, path: Place, fields: Sequence[str]) -> Iterator[Any]:
     try:
         yield from file.iter_batches(batch_size=ROWS, columns=list(fields))
     except (ValueError, OSError) as error:

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from jaxptd.data import parquet
 from jaxptd.errors import UserError, install, quoted
+from jaxptd.stores import Place, StorePath, open_binary
 
 # ---- formats recognized by a file's first bytes, whatever its name -------------------------------
 
@@ -46,7 +47,7 @@ _KNOWN = (
 )
 
 
-def check_signature(path: Path, start: bytes, *, ids: bool = False, inner: bool = False) -> None:
+def check_signature(path: Place, start: bytes, *, ids: bool = False, inner: bool = False) -> None:
     """Raises UserError, with a remedy, for a file that is neither text nor bare ids.
 
     Args:
@@ -80,7 +81,7 @@ _JSON |= {"float": "a number", "bool": "true or false"}
 Fields = Sequence[str]  # the fields to read from each record; the last is its text
 
 
-def _zstandard(path: Path) -> Any:
+def _zstandard(path: Path | IO[bytes]) -> Any:
     try:
         import zstandard  # an optional extra
     except ImportError as error:
@@ -88,7 +89,7 @@ def _zstandard(path: Path) -> Any:
             f"data.source: {path} is compressed by zstd; install zstandard to read it "
             f"({install('zstd')}), or decompress it"
         ) from error
-    return io.BufferedReader(_Frames(open(path, "rb"), zstandard.ZstdDecompressor()))
+    return io.BufferedReader(_Frames(_plain(path), zstandard.ZstdDecompressor()))
 
 
 class _Frames(io.RawIOBase):
@@ -122,30 +123,31 @@ class _Frames(io.RawIOBase):
         super().close()
 
 
-COMPRESSED: Mapping[str, Callable[[Path], Any]] = MappingProxyType(
+COMPRESSED: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}
 )
 
 
-def kind_of(path: Path) -> str:
+def kind_of(path: Place) -> str:
     """The suffix that tells what a file holds, in lower case, without a compression suffix."""
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
     return name.suffix.lower()
 
 
-def has_records(path: Path) -> bool:
+def has_records(path: Place) -> bool:
     """True if the name says that a file holds records."""
     return kind_of(path) in (*LINES, ARRAY, *TABLES, parquet.SUFFIX)
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+def open_bytes(path: Place) -> IO[bytes]:
     """Opens a file of text to read its bytes, decompressed if its name says that it is compressed.
 
     Raises:
         UserError: its first bytes are those of another format.
     """
     inner = path.suffix.lower() in COMPRESSED
-    opened: Any = COMPRESSED.get(path.suffix.lower(), _plain)(path)
+    read = COMPRESSED.get(path.suffix.lower(), _plain)
+    opened: Any = read(open_binary(path) if isinstance(path, StorePath) else path)
     try:
         check_signature(path, opened.peek(LONGEST)[:LONGEST], inner=inner)
     except BaseException:
@@ -155,7 +157,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Place) -> Iterator[None]:
     """Turns errors of the system and of decompression into one line that names the file."""
     try:
         yield
@@ -177,11 +179,11 @@ def _damage() -> tuple[type[Exception], ...]:
     return (EOFError, zlib.error, lzma.LZMAError, *((zstandard.ZstdError,) if zstandard else ()))
 
 
-def _plain(path: Path) -> IO[bytes]:
-    return open(path, "rb")
+def _plain(path: Path | IO[bytes]) -> IO[bytes]:
+    return open(path, "rb") if isinstance(path, Path) else path
 
 
-def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
+def read_records(path: Place, fields: Fields) -> Iterator[list[str]]:
     """Yields these fields of each record; the last is the text, and empty ones are skipped.
 
     Raises:
@@ -198,7 +200,7 @@ def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
     yield from (texts for texts in records if texts[-1])
 
 
-def first_fields(path: Path) -> list[str]:
+def first_fields(path: Place) -> list[str]:
     """Names of the fields of text in a file's first record, or of its columns.
 
     Empty if the first `START` bytes do not hold a whole record.
@@ -221,7 +223,7 @@ def first_fields(path: Path) -> list[str]:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
+def _objects(path: Place, fields: Fields) -> Iterator[list[str]]:
     """Yields the fields of JSON objects: in an array, one per line, or a single one."""
     with open_bytes(path) as file:
         start = file.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]  # type: ignore[attr-defined]
@@ -252,7 +254,7 @@ def _object(data: bytes) -> Any:
         return None
 
 
-def _array(path: Path, data: bytes, fields: Fields) -> Iterator[list[str]]:
+def _array(path: Place, data: bytes, fields: Fields) -> Iterator[list[str]]:
     needs = f"it must be an array of objects with {_named(fields)}"
     for number, record in enumerate(_parsed(data, str(path), needs), start=1):
         yield _texts(record, fields, f"{path} record {number}", needs)
@@ -313,7 +315,7 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
+def _rows(path: Place, fields: Fields, delimiter: str) -> Iterator[list[str]]:
     """Yields the fields of a table's rows; the first row names the columns."""
     with open_bytes(path) as file, _long_fields():
         lines = (decoded(line, f"{path} line {n}") for n, line in enumerate(file, start=1))

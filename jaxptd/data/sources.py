@@ -1,10 +1,12 @@
 """Finds the files that `data.source` names, in an order that does not depend on the file system.
 
 A source is `stdlib`, a path, or a glob (`**` also matches folders); an existing path is never read
-as a glob. A glob's matches are sorted. Megatron's pair `x.bin` + `x.idx` is one source, named by
-either file or by the prefix `x`; `find_files` returns `x.bin`.
+as a glob. A glob's matches are sorted. URLs of a store are objects, or globs of objects. Megatron's
+pair `x.bin` + `x.idx` is one source, named by either file or by the prefix `x`; `find_files`
+returns `x.bin`.
 """
 
+import dataclasses
 import glob
 import hashlib
 import os
@@ -13,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxptd.errors import UserError
+from jaxptd.stores import Place, StorePath, is_url, place, size_of
 
 STDLIB = "stdlib"
 # Third-party packages, and tests, which are not always installed, nor always Python 3.
@@ -23,7 +26,7 @@ NOT_STDLIB = frozenset(
 OF_THE_MACHINE = ("config-", "_sysconfigdata", "sitecustomize")
 
 
-def find_files(source: str | Sequence[str]) -> list[Path]:
+def find_files(source: str | Sequence[str]) -> list[Place]:
     """Finds the files of every source, in the order given.
 
     Raises:
@@ -33,7 +36,7 @@ def find_files(source: str | Sequence[str]) -> list[Path]:
     return [path for files in find_each(names).values() for path in files]
 
 
-def find_each(names: Iterable[str]) -> dict[str, list[Path]]:
+def find_each(names: Iterable[str]) -> dict[str, list[Place]]:
     """Finds the files of each source.
 
     Raises:
@@ -41,11 +44,11 @@ def find_each(names: Iterable[str]) -> dict[str, list[Path]]:
             trained on and the other validated on).
     """
     patterns: dict[str, str] = {}
-    files: dict[str, list[Path]] = {}
+    files: dict[str, list[Place]] = {}
     for name in names:
         files[name] = _expand(name)
         for path in files[name]:
-            key = os.path.realpath(path)
+            key = os.path.realpath(path) if isinstance(path, Path) else str(path)
             if key in patterns:
                 raise UserError(
                     f"data.source: {path} is named twice, by {patterns[key]!r} and {name!r}; "
@@ -88,9 +91,11 @@ def _hash(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
-def _expand(name: str) -> list[Path]:
+def _expand(name: str) -> list[Place]:
     if name == STDLIB:
-        return stdlib_files()
+        return [*stdlib_files()]
+    if is_url(name):
+        return _expand_url(name)
     if os.path.isdir(name):
         pattern = os.path.join(name, "**", "*.txt")
         raise UserError(
@@ -111,6 +116,40 @@ def _expand(name: str) -> list[Path]:
             f"{remedy}"
         )
     return list(dict.fromkeys(_checked(Path(match)) for match in matches))
+
+
+def _expand_url(name: str) -> list[Place]:
+    """The objects that a URL or a glob of URLs names."""
+    where = place(name, field="data.source")
+    assert isinstance(where, StorePath)
+    index = dataclasses.replace(where, key=f"{where.key}.idx")
+    if size_of(where) is not None:
+        matches = [where]
+    elif size_of(index) is not None:
+        matches = [index]
+    elif glob.has_magic(where.key):
+        keys = where.store.glob(where.key)
+        matches = [dataclasses.replace(where, key=key) for key in keys]
+    elif where.store.listing(where.key):
+        raise UserError(
+            f"data.source={name!r} is a folder; name its objects with a glob, such as "
+            f"'{where}/**/*.txt'"
+        )
+    else:
+        matches = []
+    if not matches:
+        raise UserError(f"data.source={name!r} matches no object; use URLs or globs of objects")
+    found = []
+    for match in matches:
+        if match.suffix == ".idx":
+            if size_of(match.with_suffix(".bin")) is None:
+                raise UserError(
+                    f"data.source: {match} is a Megatron index but {match.with_suffix('.bin')} is "
+                    "missing; put it there"
+                )
+            match = match.with_suffix(".bin")
+        found.append(match)
+    return list(dict.fromkeys(found))
 
 
 def _glob(pattern: str) -> list[str]:

@@ -20,6 +20,7 @@ A `.bin` with an `.idx` of the same name is Megatron's.
 
 import contextlib
 import dataclasses
+import errno
 import os
 import struct
 import types
@@ -31,9 +32,11 @@ from typing import Any
 import numpy as np
 
 from jaxptd.atomic_files import explained, shown
-from jaxptd.data.batches import Concatenated
+from jaxptd.data.batches import Concatenated, Tokens
 from jaxptd.data.records import check_signature
+from jaxptd.data.stored_ids import Blocks, StoredIds
 from jaxptd.errors import UserError
+from jaxptd.stores import Place, read_range, size_of
 
 NANOGPT_DTYPE = np.dtype("<u2")
 NANOGPT_VOCAB_SIZE = 2**16
@@ -66,12 +69,12 @@ MEGATRON_DTYPES = {
 }  # dtypes of ids, without the floats
 
 
-def is_token_file(path: Path) -> bool:
+def is_token_file(path: Place) -> bool:
     """True if the file holds ids (.bin) rather than text."""
     return path.suffix == ".bin"
 
 
-def open_tokens(files: Sequence[Path]) -> np.ndarray | Concatenated:
+def open_tokens(files: Sequence[Place]) -> Tokens:
     """Maps the ids of `.bin` files in order: a memmap, or `Concatenated` memmaps of several files.
 
     Raises:
@@ -102,7 +105,7 @@ class Layout:
     guessed: bool = False
 
 
-def open_token_file(path: Path) -> np.memmap:
+def open_token_file(path: Place) -> np.memmap | StoredIds:
     """Maps the ids of one `.bin` file, in Megatron's format if it has an `.idx`.
 
     Raises:
@@ -110,7 +113,7 @@ def open_token_file(path: Path) -> np.memmap:
     """
     try:
         layout = layout_of(path)
-        size = path.stat().st_size - layout.offset
+        size = _size(path) - layout.offset
         if size <= 0:
             raise UserError(f"data.source: {path} is empty; leave it out")
         itemsize = layout.dtype.itemsize
@@ -124,12 +127,29 @@ def open_token_file(path: Path) -> np.memmap:
                 f"data.source: {path} has {size} bytes, not a multiple of {itemsize} "
                 f"({layout.dtype.name} ids); it is truncated or not a token file, make it again"
             )
-        return np.memmap(path, dtype=layout.dtype, mode="r", offset=layout.offset)
+        return _ids(path, layout.dtype, layout.offset)
     except OSError as error:
         raise UserError(f"data.source: cannot read {path}: {error.strerror or error}") from error
 
 
-def layout_of(path: Path) -> Layout:
+def _size(path: Place) -> int:
+    """Bytes of a file or an object. Raises OSError if there is none."""
+    if isinstance(path, Path):
+        return path.stat().st_size
+    if (size := size_of(path)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return size
+
+
+def _ids(path: Place, dtype: np.dtype, offset: int = 0) -> np.memmap | StoredIds:
+    """The ids from a byte on, mapped or read from a store."""
+    if isinstance(path, Path):
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset)
+    size = _size(path)
+    return StoredIds(Blocks(path, size), dtype, offset, (size - offset) // dtype.itemsize)
+
+
+def layout_of(path: Place) -> Layout:
     """Finds where the ids of a `.bin` file are, from its index, its header, or its pattern.
 
     Raises:
@@ -137,10 +157,9 @@ def layout_of(path: Path) -> Layout:
         OSError: the file cannot be read.
     """
     index = path.with_suffix(".idx")
-    if index.exists():
+    if index.exists() if isinstance(index, Path) else size_of(index) is not None:
         return Layout(_read_megatron_dtype(index, path))
-    with open(path, "rb") as file:
-        start = file.read(LLM_C_SIZE)
+    start = read_range(path, 0, min(LLM_C_SIZE, _size(path)))
     check_signature(path, start, ids=True)
     if start.startswith(MAGIC):
         return _read_header(path, start)
@@ -159,7 +178,7 @@ def layout_of(path: Path) -> Layout:
     return Layout(DTYPES[4] if wide else NANOGPT_DTYPE, guessed=wide)
 
 
-def _check_order(path: Path, start: bytes) -> None:
+def _check_order(path: Place, start: bytes) -> None:
     """Raises UserError for ids that look big-endian.
 
     Most ids of a text are below a few thousand, so that upper bytes are small and lower ones
@@ -175,7 +194,7 @@ def _check_order(path: Path, start: bytes) -> None:
             )
 
 
-def _read_header(path: Path, start: bytes) -> Layout:
+def _read_header(path: Place, start: bytes) -> Layout:
     if len(start) < HEADER.size:
         raise UserError(f"data.source: {path} ends within its header; make it again")
     _, version, itemsize, count, vocab_size, end = HEADER.unpack(start[: HEADER.size])
@@ -187,22 +206,22 @@ def _read_header(path: Path, start: bytes) -> Layout:
     return Layout(DTYPES[itemsize], HEADER.size, count, vocab_size, end)
 
 
-def _has_wide_ids(path: Path) -> bool:
+def _has_wide_ids(path: Place) -> bool:
     """True for a file without a header whose ids look like 32 bits.
 
     Raises:
         UserError: they look like 64 bits.
     """
-    size = path.stat().st_size
+    size = _size(path)
     if size % 4 or size < 4 * FEWEST:
         return False
-    pairs = np.memmap(path, "<u4", mode="r")
+    pairs = _ids(path, DTYPES[4])
     starts = (0, (len(pairs) - SAMPLED) // 2, len(pairs) - SAMPLED)
-    sample = np.concatenate([pairs[max(start, 0) :][:SAMPLED] for start in starts])
+    sample = np.concatenate([np.asarray(pairs[max(start, 0) :][:SAMPLED]) for start in starts])
     low, high = sample & 0xFFFF, sample >> 16
     if (high >= SMALL).any() or np.count_nonzero(low >= SMALL) < min(ENOUGH, len(sample) / 4):
         return False
-    if len(pairs) % 2 == 0 and not pairs[1::2][: 3 * SAMPLED].any():
+    if len(pairs) % 2 == 0 and not np.asarray(pairs[: 6 * SAMPLED])[1::2].any():
         raise UserError(
             f"data.source: {path} has no header and its ids look like 64 bits (every second "
             "32-bit number is 0); write them as uint16 or uint32"
@@ -210,12 +229,11 @@ def _has_wide_ids(path: Path) -> bool:
     return True
 
 
-def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
+def _read_megatron_dtype(index: Place, tokens: Place) -> np.dtype:
     """Reads the dtype of a `.bin` from its `.idx`, and checks that the two agree."""
-    if not index.is_file():
+    if isinstance(index, Path) and not index.is_file():
         raise UserError(f"data.source: {index} is not a regular file; remove it, or make it again")
-    with open(index, "rb") as file:
-        header = file.read(MEGATRON_HEADER.size)
+    header = read_range(index, 0, min(MEGATRON_HEADER.size, _size(index)))
     if len(header) < MEGATRON_HEADER.size or not header.startswith(MEGATRON_MAGIC):
         raise UserError(
             f"data.source: {index} is not a Megatron index (no MMIDIDX at its start); make it again"
@@ -231,7 +249,7 @@ def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
         )
         raise UserError(f"data.source: {index} has dtype code {code}; ids must have one of {known}")
     expected = MEGATRON_HEADER.size + num_sequences * (4 + 8) + num_documents * 8
-    if (size := index.stat().st_size) != expected:
+    if (size := _size(index)) != expected:
         raise UserError(
             f"data.source: {index} has {size} bytes, {num_sequences} sequences and {num_documents} "
             f"document entries take {expected}; it is truncated or multimodal, make it again"
@@ -242,17 +260,18 @@ def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
 
 
 def _check_megatron_sequences(
-    index: Path, tokens: Path, *, num_sequences: int, itemsize: int
+    index: Place, tokens: Place, *, num_sequences: int, itemsize: int
 ) -> None:
     """Checks that sequences are contiguous and fill the `.bin`, so that it is one array of ids."""
     start = MEGATRON_HEADER.size
-    lengths = np.fromfile(index, "<i4", num_sequences, offset=start).astype(np.int64)
-    pointers = np.fromfile(index, "<i8", num_sequences, offset=start + 4 * num_sequences)
+    middle, end = start + 4 * num_sequences, start + 12 * num_sequences
+    lengths = np.frombuffer(read_range(index, start, middle), "<i4").astype(np.int64)
+    pointers = np.frombuffer(read_range(index, middle, end), "<i8")
     ends = np.cumsum(lengths) * itemsize
     if (lengths < 0).any() or not np.array_equal(pointers, ends - lengths * itemsize):
         raise UserError(f"data.source: {index}: its sequences are not contiguous; make it again")
     expected = int(ends[-1]) if num_sequences else 0
-    if (size := tokens.stat().st_size) != expected:
+    if (size := _size(tokens)) != expected:
         raise UserError(
             f"data.source: {tokens} has {size} bytes, but {index} says {expected}; make both again"
         )

@@ -24,6 +24,7 @@ from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD, SPLIT
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
+from jaxptd.stores import Place, StorePath, local_copy, place
 
 if TYPE_CHECKING:
     from jaxptd.config import Config  # imports JAX
@@ -244,9 +245,18 @@ class JsonTokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
 
+def on_disk(name: str) -> Path:
+    """The path of a tokenizer's file or folder; of a copy if `data.tokenizer` is a URL."""
+    where = place(name, field="data.tokenizer")
+    if not isinstance(where, StorePath):
+        return where
+    copy = local_copy(where.parent if where.suffix == ".json" else where)
+    return copy / where.name if where.suffix == ".json" else copy
+
+
 @checked("jaxptd.load_tokenizer")
 def load_tokenizer(
-    name: str | Path,
+    name: str | Place,
     special: Sequence[str] = (),
     *,
     special_tokens: SpecialTokens = "auto",
@@ -263,7 +273,8 @@ def load_tokenizer(
     `[SEP]` and `<|end_of_text|>`.
 
     Args:
-        name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.
+        name: "bytes", the path or URL of a `tokenizers` JSON file, or of a folder with a
+            `tokenizer.json`.
         special: names of tokens that follow the 257 of "bytes"; files have their own.
         special_tokens: `parse` reads a spelled-out special token as the token, `text` as plain
             text. `auto` does what transformers does: `text` if the folder's
@@ -275,9 +286,9 @@ def load_tokenizer(
         UserError: the file is missing or not a tokenizer, it has no end of document, a config is
             broken, or the `hf` extra is missing.
     """
-    name = str(name)
-    if name == BYTES:
+    if str(name) == BYTES:
         return ByteTokenizer(special)
+    name = str(on_disk(str(name)))
     folder = name if os.path.isdir(name) else None
     if folder is None and not os.path.isfile(name):
         problem = "it is not a file on disk" if os.path.exists(name) else "no such file"

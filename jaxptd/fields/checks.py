@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxptd.errors import ArgumentError, UserError, did_you_mean, quoted
 from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert, describe
+from jaxptd.stores import StorePath, is_url
 
 # ---- where to get an object of the right class ---------------------------------------------------
 
@@ -243,6 +244,8 @@ def _convert(value: Any, kind: Any) -> Any:
     if kind in NO_KINDS:
         return value
     if origin in UNIONS:
+        if StorePath in members and is_url(value):
+            return convert(value, str, Rules(stores=True)) if isinstance(value, str) else value
         return _first(value, [Path if k is str and Path in members else k for k in members])
     if origin is collections.abc.Sequence:
         return [_convert(item, members[0]) for item in _items(value)]

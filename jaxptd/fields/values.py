@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.errors import quoted
+from jaxptd.stores import is_url
 
 LIMIT = 2**31  # JAX counts steps, tokens and the elements of a dim in int32
 LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes, as Linux allows
@@ -49,11 +50,13 @@ class Rules:
     Args:
         below: limit for the magnitude of numbers. Non-finite numbers pass if the field is a float.
         paths: texts are paths, or names that may also be paths.
+        stores: they may also be URLs in a store, such as s3://bucket/run.
         sections: a dict stands for a dataclass, which the field's owner makes from it.
     """
 
     below: float = LIMIT
     paths: bool = True
+    stores: bool = False
     sections: bool = False
 
 
@@ -212,7 +215,9 @@ def _text(value: Any, rules: Rules) -> str:
             f"{quoted(variable[0])} is not expanded here; write the value out, or give the option "
             'in a shell, which expands "$NAME"'
         )
-    return _local(text) if rules.paths else text
+    if not rules.paths or (rules.stores and is_url(text) and not text.lower().startswith("file:")):
+        return text
+    return _local(text)
 
 
 def _local(path: str) -> str:
@@ -229,7 +234,7 @@ def _path_of(scheme: str, rest: str) -> str:
     """The remedy for an address."""
     if scheme.lower() == "file":
         return f"write the path, {quoted('/' + rest.removeprefix('/').lstrip('/'))}"
-    return "jaxptd reads and writes only local files: copy it here, or mount it as a folder"
+    return "jaxptd reads and writes only local files here: copy it, or mount it as a folder"
 
 
 def _in_home(path: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from jaxptd.atomic_files import explained, shown
 from jaxptd.config import Config
 from jaxptd.config.training import RANDOM
+from jaxptd.data import tokenizers
 from jaxptd.data.tokenizer_folders import FIELD, GENERATION, NAMED, SETTINGS, TOKENIZER, settings
 from jaxptd.data.tokenizers import BYTES, Tokenizer
 from jaxptd.distributed.coordination import first_only
@@ -26,6 +27,7 @@ from jaxptd.hf.families import Json
 from jaxptd.hf.sizes import token_ids
 from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.run.folder import BASE, RunDir, run_dir_errors
+from jaxptd.stores import Place, StorePath, local_copy, place
 
 LARGEST = 64 * 2**20  # bytes; twice the size of the largest tokenizers
 OF_TOKENIZER = (
@@ -47,7 +49,7 @@ def tokenizer_files(
     tokenizer: str | Path, *, say: Callable[[str], None] = lambda line: None
 ) -> Files:
     """The files of a tokenizer (a file or a folder); none for bytes."""
-    path = Path(tokenizer)
+    path = tokenizers.on_disk(str(tokenizer))
     if path.is_dir():
         return _small(path, OF_TOKENIZER, say)
     return {TOKENIZER: path.read_bytes()} if path.is_file() and str(tokenizer) != BYTES else {}
@@ -68,20 +70,20 @@ def keep_base(
     Raises:
         UserError: a file cannot be read or written.
     """
-    place, aside = run_dir.path / BASE, run_dir.path / f".{BASE}.partial"
-    if place.exists() and not anew:
+    kept, aside = run_dir.path / BASE, run_dir.path / f".{BASE}.partial"
+    if kept.exists() and not anew:
         return
     source = _source(config)
     files = _files_of(source, config, say) if source else {}
     with run_dir_errors(run_dir.path):
-        for old in (aside, place):
+        for old in (aside, kept):
             shutil.rmtree(old, ignore_errors=True)
         if files:
             write_files(aside, files)
-            os.replace(aside, place)
+            os.replace(aside, kept)
 
 
-def base_of(run_dir: Path, config: Config) -> Files | None:
+def base_of(run_dir: Place, config: Config) -> Files | None:
     """The files of a run's base: those it has kept, else the base's own; None without a base.
 
     Raises:
@@ -89,7 +91,8 @@ def base_of(run_dir: Path, config: Config) -> Files | None:
     """
     kept = run_dir / BASE
     if is_directory(kept):
-        return _small(kept, (CONFIG, GENERATION, *OF_TOKENIZER, *OF_IMAGES))
+        folder = local_copy(kept) if isinstance(kept, StorePath) else kept
+        return _small(folder, (CONFIG, GENERATION, *OF_TOKENIZER, *OF_IMAGES))
     source = _source(config)
     return _files_of(source, config) if source else None
 
@@ -107,9 +110,10 @@ def _source(config: Config) -> Path | None:
     """The directory of a run's base: where it starts from, or what that run or checkpoint kept."""
     if config.checkpoint.start in (None, RANDOM):
         return None
-    start = Path(config.checkpoint.start)
+    start = place(str(config.checkpoint.start))
     places = [start, start / BASE, start.parent.parent / BASE]
-    return next((place for place in places if is_directory(place)), None)
+    found = next((each for each in places if is_directory(each)), None)
+    return local_copy(found) if isinstance(found, StorePath) else found
 
 
 def _files_of(
@@ -131,7 +135,7 @@ def _files_of(
 
 def _ids(config: Config, tokenizer: Tokenizer) -> Json:
     """The ids of special tokens of a run's own tokenizer, by the keys of a config."""
-    folder = config.data.tokenizer
+    folder = str(tokenizers.on_disk(config.data.tokenizer))
     ids = token_ids(config.model, tokenizer)
     for name, token in (settings(folder) if os.path.isdir(folder) else {}).items():
         spelling = token.get("content") if isinstance(token, dict) else token

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from jaxptd.common_options import add_words, path_option
+from jaxptd.common_options import add_words, path_option, place_option
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed import launchers
 from jaxptd.errors import Parser, UserError, quoted, run_command
@@ -65,7 +65,7 @@ def parser() -> Parser:
     help_text = "model directory to turn into a run at step 0"
     command.add_argument("--from-hf", type=path_option, metavar="DIR", help=help_text)
     help_text = "run whose newest checkpoint to export as a Hugging Face directory"
-    command.add_argument("--to-hf", type=path_option, metavar="RUN_DIR", help=help_text)
+    command.add_argument("--to-hf", type=place_option, metavar="RUN_DIR", help=help_text)
     help_text = (
         "model directory to check, from its headers: can jaxptd train it and generate with it?"
     )

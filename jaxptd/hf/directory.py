@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,8 @@ from jaxptd.data.records import LONGEST, is_pointer
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.hf import mxfp4
 from jaxptd.hf.dims import Tensor
+from jaxptd.hf.stored_tensors import StoredTensors
+from jaxptd.stores import Place, StorePath, on_disk, place, size_of
 
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,9 +28,9 @@ LARGEST = 2**28  # bytes of a JSON file
 AT_A_TIME = 2**22  # elements of a tensor that are compared at a time
 
 
-def is_directory(path: str | Path) -> bool:
+def is_directory(path: str | Place) -> bool:
     """True for a directory with a `config.json`, which runs do not have."""
-    return os.path.isfile(Path(path) / CONFIG)
+    return size_of(place(path) / CONFIG) is not None
 
 
 class Directory:
@@ -42,8 +43,8 @@ class Directory:
         UserError: it is not such a directory, its weights are pickled, or safetensors is missing.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Place) -> None:
+        self.path = place(path)
         if not is_directory(path):
             raise UserError(f"{path} has no {CONFIG}; name a directory of a Hugging Face model")
 
@@ -73,7 +74,11 @@ class Directory:
     @property
     def has_weights(self) -> bool:
         """False if there is only a `config.json`, which is enough for sizes."""
-        return any(os.path.lexists(self.path / name) for name in (SINGLE, INDEX))
+        return any(map(self._has, (SINGLE, INDEX)))
+
+    def _has(self, name: str) -> bool:
+        path = self.path / name
+        return size_of(path) is not None if isinstance(path, StorePath) else os.path.lexists(path)
 
     def weight_files(self) -> list[str]:
         """The names of the files with tensors, in the order in which transformers reads them.
@@ -90,8 +95,8 @@ class Directory:
                 f"rename its file to {SINGLE}"
             )
         path = self.path / INDEX
-        if os.path.isfile(self.path / SINGLE) or not os.path.lexists(path):
-            if not os.path.lexists(self.path / SINGLE):
+        if size_of(self.path / SINGLE) is not None or not self._has(INDEX):
+            if not self._has(SINGLE):
                 self._refuse_without_tensors()
             return [SINGLE]
         entries = read_json(path).get("weight_map")
@@ -103,7 +108,7 @@ class Directory:
     def remarks(self) -> list[str]:
         """Remarks on files without effect and on duplicate tensors."""
         lines = []
-        if self.weight_files() == [SINGLE] and os.path.lexists(self.path / INDEX):
+        if self.weight_files() == [SINGLE] and self._has(INDEX):
             lines.append(f"{INDEX} is ignored: {SINGLE} takes precedence, as in transformers")
         names = [key for _, keys in self._keys.values() for key in keys]
         if twice := [key for key, times in Counter(names).items() if times > 1]:
@@ -115,7 +120,10 @@ class Directory:
         return lines
 
     def _refuse_without_tensors(self) -> None:
-        names = sorted(os.listdir(self.path))
+        if isinstance(self.path, StorePath):
+            names = sorted(map(self.path.inside, self.path.store.listing(self.path.key)))
+        else:
+            names = sorted(os.listdir(self.path))
         if pickled := [name for name in names if name.endswith(PICKLED)]:
             raise UserError(
                 f"{self} has its weights only in {quoted(pickled[0])}, a pickle, which can run any "
@@ -195,7 +203,9 @@ class Directory:
         return self._open[name].get_slice(name)
 
 
-def _safe_open(path: Path) -> Any:
+def _safe_open(path: Place) -> Any:
+    if isinstance(path, StorePath):
+        return StoredTensors(path)
     try:
         from safetensors import safe_open  # the optional extra
     except ImportError as error:
@@ -209,7 +219,7 @@ def _safe_open(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Place) -> Iterator[None]:
     """Turns errors of safetensors and the system into one line."""
     try:
         yield
@@ -221,9 +231,11 @@ def _explained(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is damaged: {quoted(str(error), 200)}; {AGAIN}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Place) -> dict[str, Any]:
     """Reads a JSON object. Raises UserError for anything else."""
     with _explained(path):
+        if isinstance(path, StorePath):
+            path = on_disk(path)
         if not os.path.isfile(path):
             raise UserError(f"{path} is not a regular file; {AGAIN}")
         if path.stat().st_size > LARGEST:

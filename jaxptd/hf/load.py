@@ -25,6 +25,7 @@ from jaxptd.run.devices import ready
 from jaxptd.run.saved import load_run, program_to_generate, restore_weights
 from jaxptd.run.upcycle import begun_from, given_as, upcycles
 from jaxptd.step import Program, State
+from jaxptd.stores import Place, place, size_of
 
 # ---- the state of step 0 of a run that starts from weights ---------------------------------------
 
@@ -47,8 +48,8 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
                 "weights to copy; name a dense model as checkpoint.start, or leave upcycle out"
             )
         return program.init_state()
-    path = Path(start)
-    if not path.is_dir():
+    path = place(str(start), field="checkpoint.start", say=say)
+    if isinstance(path, Path) and not path.is_dir():
         raise UserError(
             f"checkpoint.start: there is no folder {quoted(start)}; name a run, a checkpoint in "
             "one, or a Hugging Face model"
@@ -64,12 +65,12 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
     return program.states.new(params)
 
 
-def _of_strangers(config: Config, path: Path) -> Iterator[str]:
+def _of_strangers(config: Config, path: Place) -> Iterator[str]:
     """A sentence if text is read as bytes but the weights were trained on other tokens."""
     size = config.model.vocab_size or 0
     if config.data.tokenizer != BYTES or not family_of(config.model).has_vocabulary:
         return
-    if (path / TOKENIZER).is_file():
+    if size_of(path / TOKENIZER) is not None:
         remedy = f"use --data.tokenizer {path} for the model's own tokenizer"
     elif size > MOST_OF_BYTES:
         remedy = "name the model's own tokenizer.json as data.tokenizer"
@@ -98,7 +99,7 @@ def config_of(directory: Directory, **model: Any) -> Config:
     fields = {name: value for name, value in model.items() if name not in sections}
     fields |= {f"{name}.{key}": x for name, values in sections.items() for key, x in values.items()}
     path = str(directory.path)
-    name = path if os.path.isfile(directory.path / TOKENIZER) else BYTES
+    name = path if size_of(directory.path / TOKENIZER) is not None else BYTES
     return from_dict(
         {
             "model": nested(sizes_of(directory) | fields),
@@ -108,7 +109,7 @@ def config_of(directory: Directory, **model: Any) -> Config:
     )
 
 
-def start(path: Path) -> dict[str, Any]:
+def start(path: Place) -> dict[str, Any]:
     """The fields that `--from` stands for, `section.field`: a run that starts from a directory.
 
     Models of text take the directory's tokenizer, which need not exist if the data's is another.
@@ -121,13 +122,13 @@ def start(path: Path) -> dict[str, Any]:
     return fields | {"checkpoint.start": _as_start(path)} | tokenizer
 
 
-def sizes(path: Path) -> dict[str, Any]:
+def sizes(path: Place) -> dict[str, Any]:
     """The fields of a model, `model.field`, that a directory decides. Raises as `start` does."""
     return {f"model.{name}": value for name, value in _sizes(path).items()}
 
 
-def _sizes(path: Path) -> dict[str, Any]:
-    if os.path.isfile(path / RUN_CONFIG):
+def _sizes(path: Place) -> dict[str, Any]:
+    if size_of(path / RUN_CONFIG) is not None:
         raise UserError(
             f"{path} is the directory of a run; use --run-dir {path} to continue it, or --config "
             f"{path / RUN_CONFIG} --checkpoint.start {path} to start another from its weights"
@@ -136,17 +137,18 @@ def _sizes(path: Path) -> dict[str, Any]:
     return sizes_of(directory) if directory.has_weights else sizes_without_weights(directory)
 
 
-def check_weights(path: Path) -> None:
+def check_weights(path: Place) -> None:
     """Raises UserError if a directory has only a `config.json`, which gives sizes."""
     Directory(path).weight_files()
 
 
-def _as_start(path: Path) -> str:
+def _as_start(path: Place) -> str:
     """A path as `checkpoint.start` takes it, where some words are not paths."""
-    return os.path.join(os.curdir, path) if str(path) in (RANDOM, "null") else str(path)
+    name = str(path)
+    return os.path.join(os.curdir, name) if name in (RANDOM, "null") else name
 
 
-def check_chosen(config: Config, path: Path, *, tokenizer: bool) -> None:
+def check_chosen(config: Config, path: Place, *, tokenizer: bool) -> None:
     """Raises UserError if a run takes only sizes from a directory, and nothing chooses the rest.
 
     Args:
@@ -160,7 +162,7 @@ def check_chosen(config: Config, path: Path, *, tokenizer: bool) -> None:
             f"{path} for its weights and tokenizer too, or --checkpoint.start {RANDOM} to draw new "
             "ones"
         )
-    has_tokenizer = os.path.isfile(path / TOKENIZER) and _reads_text(config.model.family)
+    has_tokenizer = size_of(path / TOKENIZER) is not None and _reads_text(config.model.family)
     if has_tokenizer and not tokenizer:
         raise UserError(
             f"--model.from {path} gives only sizes, and data.tokenizer={config.data.tokenizer} "
@@ -173,14 +175,14 @@ def _reads_text(family: FamilyName) -> bool:
     return FAMILIES[family].has_vocabulary
 
 
-def check(model: ModelConfig, path: Path) -> None:
+def check(model: ModelConfig, path: Place) -> None:
     """Raises UserError, with the field, if a model contradicts the sizes of a directory."""
     sizes = _sizes(path)
     begun = begun_from(model, sizes["family"], where=path)
     check_sizes(begun, sizes, where=path, named=partial(given_as, model, begun))
 
 
-def program_of(directory: Directory, run_dir: Path) -> Program:
+def program_of(directory: Directory, run_dir: Place) -> Program:
     """The program of a directory's model, on one simulated device.
 
     Args:
@@ -194,7 +196,7 @@ def program_of(directory: Directory, run_dir: Path) -> Program:
 
 
 def load_model(
-    path: Path, *, layout: Layout, platform: Any, modules: bool = False
+    path: Place, *, layout: Layout, platform: Any, modules: bool = False
 ) -> tuple[Program, Params]:
     """Loads the model of a Hugging Face directory, or of a run's newest good checkpoint.
 

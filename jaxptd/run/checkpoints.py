@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from jaxptd.checkpoint import (
@@ -26,6 +25,7 @@ from jaxptd.distributed.liveness import RESUME
 from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
+from jaxptd.stores import place
 
 DATA = "data"  # key in a checkpoint's description: the identity of the run's data
 
@@ -51,7 +51,11 @@ class RunCheckpoints:
         """All checkpoints of this run, and the pending save."""
         settings = self._settings
         return Checkpoints(
-            self.run_dir.checkpoints, keep=settings.keep, keep_best=settings.keep_best
+            self.run_dir.checkpoints,
+            keep=settings.keep,
+            keep_best=settings.keep_best,
+            may_write=self.run_dir.may_write,
+            saved=self.run_dir.publish,
         )
 
     @cached_property
@@ -138,9 +142,10 @@ class RunCheckpoints:
             return self._start_from_newest(target) or new()
         if resume == "best":
             return self._start_from_best(target)
-        description = read_description(Path(resume))
+        where = place(resume, field="checkpoint.resume", say=self._warn)
+        description = read_description(where)
         self._check_same_run(resume, description)
-        step, canonical = restore_path(Path(resume), target)
+        step, canonical = restore_path(where, target)
         self._check_nothing_newer(step)
         self._check_same_data(step, description)
         return self._restored(step, canonical, resume)
@@ -213,7 +218,7 @@ class RunCheckpoints:
         newest = max(self.store.steps(), default=step)
         if newest > step:
             raise UserError(
-                f"train.run_dir={self.run_dir.path} holds step {newest}, checkpoint.resume names "
+                f"train.run_dir={self.run_dir.where} holds step {newest}, checkpoint.resume names "
                 f"step {step}; use checkpoint.resume=auto, or another train.run_dir"
             )
 

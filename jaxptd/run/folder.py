@@ -16,6 +16,8 @@ from jaxptd.distributed.coordination import first_only
 from jaxptd.errors import UserError
 from jaxptd.run.loggers import Loggers, Start, open_loggers, require_packages
 from jaxptd.run.metrics import Metrics, Row, to_line
+from jaxptd.run.store import CHECKPOINTS, StoreCopy
+from jaxptd.stores import Place, StorePath, place
 
 # Fields that a resumed run may change: they decide where and how fast the numbers are computed, not
 # the numbers themselves. The exceptions are steps (where the decay ends) and skip_above (so that a
@@ -74,7 +76,7 @@ BASE = "base"  # see `jaxptd.hf.base`
 
 
 class RunDir:
-    """Where the first process writes a run; the other processes only read there.
+    """Where the first process writes a run, on disk or in a store; the others only read there.
 
         config.yaml     the resolved config
         metrics.jsonl   one row per logged step
@@ -86,13 +88,23 @@ class RunDir:
     Nothing is written before `open`.
 
     Args:
-        path: of the directory, which need not exist.
+        path: of the directory, which need not exist, or its URL, see `store.py`.
         say: prints a line.
+        may_write: raises if another run has taken a URL over.
     """
 
-    def __init__(self, path: str | Path, *, say: Callable[[str], None] = lambda line: None) -> None:
-        self.path = Path(path)
-        self.checkpoints = self.path / "checkpoints"
+    def __init__(
+        self,
+        path: str | Place,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.where = place(path, field="train.run_dir", say=say)
+        self.may_write = may_write
+        self._copy = StoreCopy(self.where, say) if isinstance(self.where, StorePath) else None
+        self.path = self._copy.folder if self._copy else Path(str(self.where))
+        self.checkpoints: Place = self.where / CHECKPOINTS
         self._config = self.path / "config.yaml"
         self._metrics = Metrics(self.path / "metrics.jsonl")
         self._loggers = Loggers([self._metrics], say)
@@ -105,29 +117,31 @@ class RunDir:
         Also raises if a logger's package is missing.
         """
         require_packages(config)
+        has_checkpoints = self._copy.pull() if self._copy else False
         with run_dir_errors(self.path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path)  # unlike `exists`, this raises for an impossible file name
-            place = next(each for each in (self.path, *self.path.parents) if os.path.lexists(each))
-            if not place.is_dir():
+            found = next(each for each in (self.path, *self.path.parents) if os.path.lexists(each))
+            if not found.is_dir():
                 raise UserError(
-                    f"train.run_dir={shown(self.path)}: {shown(place)} is a file; name a directory"
+                    f"train.run_dir={shown(self.path)}: {shown(found)} is a file; name a directory"
                 )
-            has_config, has_checkpoints = self._config.exists(), self.checkpoints.exists()
+            has_config, saved = self._config.exists(), self.path / CHECKPOINTS
+            has_checkpoints |= saved.exists()
             if has_config and not self._config.is_file():
                 raise UserError(f"{shown(self._config)} is not a regular file; remove it")
-            for each in (place, self.checkpoints) if has_checkpoints else (place,):
+            for each in (found, saved) if saved.exists() else (found,):
                 if not os.access(each, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if config.checkpoint.resume == "never" and (has_config or has_checkpoints):
             raise UserError(
-                f"train.run_dir={self.path} holds a run and checkpoint.resume is never; "
+                f"train.run_dir={self.where} holds a run and checkpoint.resume is never; "
                 "use another directory, or checkpoint.resume=auto"
             )
         changed = difference(config, read_config(self._config)) if has_config else None
         if changed:
             raise UserError(
-                f"train.run_dir={self.path} holds another run: {changed}; "
+                f"train.run_dir={self.where} holds another run: {changed}; "
                 "use another directory, or that run's config"
             )
 
@@ -154,6 +168,7 @@ class RunDir:
             )
         start = Start(self.path, config, step, rows)
         self._loggers = Loggers([self._metrics, *open_loggers(start, self._say)], self._say)
+        self.publish()
 
     @first_only
     def log(self, row: Row) -> None:
@@ -164,9 +179,18 @@ class RunDir:
     def close(self) -> None:
         """Ends the logs, after the last row."""
         self._loggers.close()
+        self.publish()
+
+    @first_only
+    def publish(self) -> None:
+        """Copies what has changed to the store, if the run is in one."""
+        if self._copy is not None:
+            self._copy.publish()
 
     def metrics(self) -> list[Row]:
         """Every row logged so far, except lines cut short by a kill or a crash."""
+        if self._copy is not None and not self._copy.pulled:
+            self._copy.pull()
         return self._metrics.rows()
 
 

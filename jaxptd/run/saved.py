@@ -43,6 +43,7 @@ from jaxptd.run.upcycle import (
     upcycles,
 )
 from jaxptd.step import Program
+from jaxptd.stores import Place, StorePath, is_url, local_copy, size_of
 
 PARAMS = "params."  # prefix of parameter names in a checkpoint
 
@@ -58,7 +59,7 @@ _NO_WEIGHTS = frozenset(
 )
 
 
-def load_run(run_dir: Path, *, layout: Layout, platform: Any) -> tuple[Program, Params]:
+def load_run(run_dir: Place, *, layout: Layout, platform: Any) -> tuple[Program, Params]:
     """Loads the model of a run's newest good checkpoint, to generate.
 
     Raises:
@@ -93,7 +94,7 @@ def program_to_generate(saved: Config, *, layout: Layout, platform: Any) -> Prog
     return Program(config, make_mesh(config.layout))
 
 
-def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
+def saved_config(checkpoints: Checkpoints, run_dir: Place) -> Config:
     """The config in the newest readable manifest; all checkpoints of a run have the same model.
 
     If the tokenizer's file has gone, the copy that the run keeps of its base model takes its place.
@@ -112,14 +113,17 @@ def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
     raise _all_damaged(run_dir)
 
 
-def _with_tokenizer(config: Config, kept: Path) -> Config:
+def _with_tokenizer(config: Config, kept: Place) -> Config:
     name = config.data.tokenizer
-    if name == BYTES or os.path.exists(name) or not os.path.isfile(kept / TOKENIZER):
+    there = name == BYTES or is_url(name) or os.path.exists(name)
+    if there or size_of(kept / TOKENIZER) is None:
         return config
+    if isinstance(kept, StorePath):
+        kept = local_copy(kept)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(kept)))
 
 
-def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict[str, Any]:
+def restore_newest(checkpoints: Checkpoints, run_dir: Place, target: Any) -> dict[str, Any]:
     """The state of the newest good checkpoint, in canonical form; warns of damaged ones.
 
     Raises:
@@ -131,7 +135,7 @@ def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict
     return restored[1]
 
 
-def restore_weights(program: Program, path: Path) -> Params:
+def restore_weights(program: Program, path: Place) -> Params:
     """The parameters of a checkpoint with the same model, or of a run's newest good one.
 
     With `model.moe.upcycle` the checkpoint has the dense model without experts.
@@ -150,9 +154,11 @@ def restore_weights(program: Program, path: Path) -> Params:
     return params_from_canonical(program, restored)
 
 
-def _checkpoint(path: Path) -> Path:
+def _checkpoint(path: Place) -> Place:
     """The folder of a checkpoint, or of a run's newest good one."""
-    if os.path.isfile(path / MANIFEST) or not os.path.isdir(path / "checkpoints"):
+    if size_of(path / MANIFEST) is not None:
+        return path
+    if isinstance(path, Path) and not os.path.isdir(path / "checkpoints"):
         return path
     steps = Checkpoints(path / "checkpoints", keep=1).steps()
     if not steps:
@@ -160,7 +166,7 @@ def _checkpoint(path: Path) -> Path:
     return _folder(path, steps[-1])
 
 
-def _check_model(model: ModelConfig, path: Path) -> None:
+def _check_model(model: ModelConfig, path: Place) -> None:
     """Raises UserError unless a checkpoint has the weights that a model begins with."""
     saved = described_config(str(path), read_description(path)).model
     begun = begun_from(model, saved.family, where=f"checkpoint.start={path}")
@@ -174,7 +180,7 @@ def _check_model(model: ModelConfig, path: Path) -> None:
             )
 
 
-def _reader_of_dense(program: Program, path: Path) -> Read:
+def _reader_of_dense(program: Program, path: Place) -> Read:
     """Reads the parameters of a dense model's checkpoint, once all are checked."""
     shapes, dtype = dense_shapes(program), program.states.dtype
     every = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
@@ -189,7 +195,7 @@ def _reader_of_dense(program: Program, path: Path) -> Read:
     return read
 
 
-def _check_finite(path: Path, name: str, x: jax.Array) -> None:
+def _check_finite(path: Place, name: str, x: jax.Array) -> None:
     held = {str(shard.index): shard.data for shard in x.addressable_shards}
     bad = sum(np.count_nonzero(~np.isfinite(np.asarray(each))) for each in held.values())
     check_finite(f"{path}: {name}", int(bad))
@@ -219,7 +225,7 @@ class SavedParams:
         UserError: there is no run, or no good checkpoint.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Place) -> None:
         checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
         self.run_dir = run_dir
         self.config = saved_config(checkpoints, run_dir)
@@ -252,7 +258,7 @@ def _in_float64() -> Iterator[None]:
         jax.config.update("jax_enable_x64", before)
 
 
-def _newest_undamaged(checkpoints: Checkpoints, run_dir: Path) -> int:
+def _newest_undamaged(checkpoints: Checkpoints, run_dir: Place) -> int:
     for step in reversed(checkpoints.steps()):
         try:
             check_whole(_folder(run_dir, step))
@@ -263,11 +269,11 @@ def _newest_undamaged(checkpoints: Checkpoints, run_dir: Path) -> int:
     raise _all_damaged(run_dir)
 
 
-def _folder(run_dir: Path, step: int) -> Path:
+def _folder(run_dir: Place, step: int) -> Place:
     return run_dir / "checkpoints" / f"{step:08d}"
 
 
-def _all_damaged(run_dir: Path) -> UserError:
+def _all_damaged(run_dir: Place) -> UserError:
     return UserError(
         f"no checkpoint of {run_dir} can be read: all are damaged; train again, or load another run"
     )

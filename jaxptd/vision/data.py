@@ -25,6 +25,7 @@ from jaxptd.config import DataConfig, Images
 from jaxptd.data.batches import Samples
 from jaxptd.data.sources import STDLIB, find_files
 from jaxptd.errors import UserError
+from jaxptd.stores import is_url
 from jaxptd.vision.png import pillow, read_png
 
 # ---- phantoms of a heart -------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def find_classes(source: str | Sequence[str], classes: int) -> list[ImageFile]:
     Raises:
         UserError: there are none, or more classes than the model has.
     """
-    folders = [Path(name) for name in _names(source)]
+    folders = [_folder(name) for name in _names(source)]
     inside = [each for folder in folders if folder.is_dir() for each in folder.iterdir()]
     names = sorted({each.name for each in inside if each.is_dir()})
     if not 2 <= len(names) <= classes:
@@ -245,10 +246,16 @@ def _names(source: str | Sequence[str]) -> Sequence[str]:
     return [source] if isinstance(source, str) else source
 
 
+def _folder(name: str) -> Path:
+    if is_url(name):
+        raise UserError(f"data.source={name!r}: images are read from a disk only; copy them here")
+    return Path(name)
+
+
 def _of(name: str) -> list[ImageFile]:
-    folder = Path(name)
+    folder = _folder(name)
     if not folder.is_dir():
-        return [ImageFile(path, path) for path in find_files(name)]
+        return [ImageFile(path, path) for path in find_files(name) if isinstance(path, Path)]
     pairs = sorted(path for each in PAIRED for path in (folder / "image").glob(f"*{each}"))
     for path in pairs:
         if not (folder / "label" / path.name).is_file():

@@ -143,7 +143,7 @@ BYTES = "data.tokenizer=bytes although HOME/m has a tokenizer.json; use --data.t
         (["--from=nowhere"], "nowhere has no config.json; name a directory of a Hugging Face"),
         (["--from="], "--from"),
         (["--from"], "--from"),
-        (["--config=bucket.yaml"], "bucket.yaml: from: 's3://b/m': s3://b/m is an address, not"),
+        (["--config=bucket.yaml"], "bucket.yaml: from: quux://b/m: no store has URLs with quux://"),
         (["--config=null.yaml"], "null.yaml: from: expected a directory of a Hugging Face model"),
         (["--config=list.yaml"], "list.yaml: from: expected a directory of a Hugging Face model"),
         (["--from=run"], "run is the directory of a run; use --run-dir run to continue it, "),
@@ -157,7 +157,7 @@ def test_refused_before_anything_is_written(home: Path, capsys, argv, line) -> N
         "other": "from: ~/m\nmodel: {num_layers: 3}",
         "null": "from:",
         "list": "from: [a]",
-        "bucket": "from: s3://b/m",
+        "bucket": "from: quux://b/m",
         "run/config": "train: {steps: 3}",
     }
     Path("run").mkdir()

@@ -15,7 +15,7 @@ from runs import CONFIG
 
 from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, to_dict
-from jaxptd.run.lock import Holder
+from jaxptd.run.holder import Holder
 
 NO_FILES = {
     "pipe": (os.mkfifo, "is not a regular file"),

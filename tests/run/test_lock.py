@@ -11,9 +11,10 @@ import pytest
 
 from jaxptd.distributed import coordination
 from jaxptd.errors import UserError
-from jaxptd.run import lock as holder_module
+from jaxptd.run import holder as holder_module
 from jaxptd.run import lock as lock_module
-from jaxptd.run.lock import Holder, RunLock
+from jaxptd.run.holder import Holder
+from jaxptd.run.lock import RunLock
 
 NOBODY = 2**22 + 1  # above Linux's largest process id
 
