@@ -103,12 +103,23 @@ class Memory:
 
     Args:
         directory: `checkpoint.memory_dir`, the same for all processes of a host.
-        run_dir: of the run.
+        run_dir: of the run, or the folder of its files if it is in a store.
         warn: prints a line, in any process.
+        url: of a run in a store.
+        publish: copies the files of a run in a store there.
     """
 
-    def __init__(self, directory: str | Path, run_dir: Path, *, warn: Reporter) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        run_dir: Path,
+        *,
+        warn: Reporter,
+        url: str | None = None,
+        publish: Callable[[], None] = lambda: None,
+    ) -> None:
         self._directory, self._run_dir, self._warn = Path(directory), run_dir, warn
+        self._url, self._publish = url, publish
         self._pending: Background | None = None
         self.newest = -1  # the last step for which `save_async` was called
         self._written = -1  # the last step of this process whose files are all in place
@@ -121,7 +132,7 @@ class Memory:
     @cached_property
     def folder(self) -> Path:
         """The folder of this run on this host."""
-        name = run_on_first("memory.folder", lambda: _hash(self._run_dir))
+        name = run_on_first("memory.folder", lambda: _hash(self._url or self._run_dir.resolve()))
         return self._directory / f"jaxptd-{name}"
 
     @cached_property
@@ -357,12 +368,18 @@ class Memory:
         if not (run := self._read_id()):
             run = secrets.token_hex(16)
             write_whole({self._run_dir / ID: f"{run}\n".encode()}, lambda _: nullcontext())
+            self._publish()
         return run
 
 
-def forget(run_dir: Path) -> None:
-    """Makes later starts ignore what is in memory: the run goes on without it."""
-    (run_dir / ID).unlink(missing_ok=True)
+def forget(run_dir: Path, publish: Callable[[], None] = lambda: None) -> None:
+    """Makes later starts ignore what is in memory: the run goes on without it.
+
+    An empty file takes the place of the run's identity, since a store is not told what is deleted.
+    """
+    if (run_dir / ID).exists():
+        write_whole({run_dir / ID: b""}, lambda _: nullcontext())
+        publish()
 
 
 def _load(assembly: Assembly, wanted: Mapping[str, Any], loaded: dict[str, jax.Array]) -> None:
@@ -378,5 +395,5 @@ def _parsed(name: str) -> tuple[Written, int]:
     return Written(int(match[1]), match[2], int(match[4])), int(match[3])
 
 
-def _hash(run_dir: Path) -> str:
-    return hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+def _hash(run_dir: str | Path) -> str:
+    return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:16]

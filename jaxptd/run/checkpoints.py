@@ -5,7 +5,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from jaxptd.checkpoint import (
@@ -25,7 +25,7 @@ from jaxptd.distributed.liveness import RESUME
 from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
-from jaxptd.stores import place
+from jaxptd.stores import StorePath, place
 
 DATA = "data"  # key in a checkpoint's description: the identity of the run's data
 
@@ -64,7 +64,14 @@ class RunCheckpoints:
         settings = self._settings
         if not settings.memory_every:
             return None
-        return Memory(settings.memory_dir, self.run_dir.path, warn=warn_from_here)
+        where = self.run_dir.where
+        return Memory(
+            settings.memory_dir,
+            self.run_dir.path,
+            warn=warn_from_here,
+            url=str(where) if isinstance(where, StorePath) else None,
+            publish=self.run_dir.publish,
+        )
 
     @property
     def _settings(self) -> CheckpointConfig:
@@ -121,7 +128,8 @@ class RunCheckpoints:
         if self.memory is not None:
             self.memory.begin()
         else:
-            run_on_first("memory.forgotten", lambda: forget(self.run_dir.path))
+            forgotten = partial(forget, self.run_dir.path, self.run_dir.publish)
+            run_on_first("memory.forgotten", forgotten)
         if self._settings.resume == "best":
             self.store.set_aside_after(step, report=self._warn)
 

@@ -25,7 +25,7 @@ from jaxptd.stores import StoreError, StorePath, fetch, scratch_folder
 
 OWNER = "owner.json"
 CHECKPOINTS = "checkpoints"
-READ = ("config.yaml", "metrics.jsonl", "base/*", "*.json")  # by a run that resumes
+READ = ("config.yaml", "metrics.jsonl", "run_id", "base/*", "*.json")  # by a run that resumes
 
 
 class StoreCopy:

@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
 import pytest
-from runs import EVERY, STEPS, Outcome, Trainer
+from runs import EVERY, STEPS, Killed, Outcome, Trainer, kill_after
 from s3_server import BUCKET, Faults
 
 import jaxptd
@@ -69,6 +70,25 @@ def test_a_run_in_a_store_is_the_run_on_a_disk(
     assert loaded.step == STEPS
     assert list(loaded.metrics["step"]) == list(range(1, STEPS + 1))
     assert RUN in repr(loaded)
+
+
+def test_a_run_in_a_store_goes_on_from_memory(
+    train: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has the run's identity, and no state as new as the one on the host."""
+    kept = ("--checkpoint.memory_every=2", f"--checkpoint.memory_dir={tmp_path}")
+    options = (*kept, "--checkpoint.every=100", "--train.log_every=1", "--train.steps=7")
+    with monkeypatch.context() as patched:
+        kill_after(6, patched)
+        with pytest.raises(Killed):
+            main([*train.options, f"--train.run_dir={RUN}", *options])
+    (folder,) = tmp_path.glob("jaxptd-*")
+    assert files()["run_id"]
+    resumed = in_store(train, *options)
+    assert re.search(rf"resuming at step [46] from {folder}", resumed.out), resumed
+    assert resumed.code == 0
+    assert in_store(train, "--train.steps=8").code == 0  # keeps none in memory any more
+    assert files()["run_id"] == b""
 
 
 @pytest.mark.slow
