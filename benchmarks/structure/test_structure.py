@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 333,
-    "lines": 65_250,
+    "lines": 65_350,
 }
 
 
