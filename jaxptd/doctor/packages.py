@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import sys
 from collections.abc import Iterator
 
 from jaxptd.doctor.known import BAD, Versions, number
@@ -13,6 +14,7 @@ NVIDIA = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-
 NEEDED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 NAMES = (*NEEDED, *PLUGINS, *NVIDIA)
 ABOUT = "jaxptd"
+FIXES = (3, 12)  # the oldest Python with releases of JAX after 0.10
 
 
 def versions() -> dict[str, str]:
@@ -124,7 +126,9 @@ def known_bad(found: Versions, kinds: set[str], *, on_gpus: bool) -> list[Row]:
         if not bad.applies(kinds, on_gpus=on_gpus):
             continue
         for name, version in bad.installed(found):
-            remedy = f"use {name} {bad.fixed} or newer ({bad.source})"
+            old = name.startswith("jax") and sys.version_info < FIXES
+            python = f", with Python {'.'.join(map(str, FIXES))} or newer" * old
+            remedy = f"use {name} {bad.fixed} or newer{python} ({bad.source})"
             make = problem if bad.serious else note
             rows.append(make(f"{name} {version}", bad.symptom, remedy))
     count = f"none of {len(BAD)} that are known to be bad somewhere"

@@ -95,6 +95,13 @@ def test_a_bug_of_some_devices_is_not_said_of_others() -> None:
     assert verdicts(installed, {"NVIDIA RTX A6000"}, on_gpus=True) == ["problem jaxlib 0.11.1"]
 
 
+def test_a_fix_that_needs_a_newer_python_says_so(monkeypatch) -> None:
+    for version, words in (((3, 11), ", with Python 3.12 or newer"), ((3, 12), "or newer (")):
+        monkeypatch.setattr("sys.version_info", version)
+        row, *_ = known_bad({"jaxlib": "0.10.2"}, H200, on_gpus=True)
+        assert f"use jaxlib 0.11.1 or newer{words.removeprefix('or newer')}" in row.remedy
+
+
 def test_rows_of_versions_that_nobody_can_install_are_gone() -> None:
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     oldest = {m[1]: m[2] for m in (re.match(r"([\w-]+)>=([\d.]+)", line) for line in lines) if m}

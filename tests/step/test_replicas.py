@@ -34,6 +34,7 @@ LAYOUTS = [
     slow(Layout(dp=2, tp=2, sequence_parallel=True), {}),
     slow(Layout(dp=2, tp=2, zero=3), {}),
     slow(Layout(replicas=2, dp=2, zero=3), {}),
+    slow(Layout(replicas=2, dp=2, tp=2, zero=3, replica_state="split"), {}),
     slow(Layout(pp=2, dp=2), {}),
     slow(Layout(row=2, col=2, dp=2), {}),
     slow(Layout(dp=2, cp=2), {"optimizer": "adafactor"}),
@@ -100,6 +101,7 @@ def test_which_devices_are_named() -> None:
         (Layout(dp=4, zero=3), False),
         (Layout(dp=2, tp=2, zero=1), True),
         (Layout(replicas=2, dp=2, zero=3), True),
+        (Layout(replicas=2, dp=2, zero=3, replica_state="split"), False),
     ],
 )
 def test_a_layout_without_copies_is_refused(layout, copies) -> None:
