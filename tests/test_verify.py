@@ -180,7 +180,6 @@ HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12} | SCALES
         ),
         slow(Layout(tp=2, offload="activations"), WIDTHS | {"remat": "dots"}),
         slow(Layout(dp=2, tp=2), WIDTHS | {"mtp.layers": 2}),
-        slow(Layout(tp=2), {"family": "bert", "num_layers": 4, "head_sizes": (2, 6)}),
         slow(Layout(pp=2, row=2, col=2), FOUR | {"norm_order": "both", "remat": "full"}),
         slow(Layout(row=2, col=2, attention2d="blocks"), {"norm_order": "both"}),
         slow(dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True), GEMMA),

@@ -96,7 +96,7 @@ def _words(layers: Mapping[str, int], period: int) -> str:
     """The number of layers in the words of `part_sizes`' errors."""
     total = sum(layers.values())
     if period > 1:
-        return f"model.num_layers={total * period}, {total} periods of {period} layers,"
+        return f"model.num_layers={total * period} in periods of {period}"
     if len(layers) == 1:
         return f"model.num_layers={total}"
     each = ", ".join(f"{count} of {name}" for name, count in layers.items())

@@ -300,6 +300,7 @@ BERT = {"family": "bert"}
 ENCODERS = [
     slow(Layout(cp=2, tp=2, ring="blockwise"), BERT | {"remat": "dots"}),
     (tiny.SEQUENCE_PARALLEL, BERT | {"remat": "full"}),
+    slow(tiny.SEQUENCE_PARALLEL, BERT | {"num_layers": 4, "head_sizes": (2, 6)}),
     slow(Layout(row=2, col=2, attention2d="blocks"), BERT),
     slow(Layout(pp=2, dp=2, tp=2, zero=2), BERT | FOUR),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), BERT | FOUR | {"remat": "full"}),

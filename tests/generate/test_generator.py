@@ -56,7 +56,10 @@ GEMMA = (
     *("--model.window_layers=[true,false]", "--model.rope.window_theta=9"),
     *("--model.logit_softcap=0.5", "--model.attention_softcap=0.2"),
 )
-WIDTHS = (*QWEN, "--model.head_sizes=[6,4]", "--model.window_layers=[false,true]")
+WIDTHS = (
+    *(*QWEN, "--model.head_sizes=[6,4]", "--model.window_layers=[false,true]"),
+    "--model.num_layers=4",
+)
 GPT_OSS = (
     *("--model.family=gpt_oss", "--model.num_kv_heads=2", "--model.ffn_hidden_size=32"),
     *("--model.moe.num_experts=4", "--model.moe.top_k=2", "--model.window=5"),

@@ -43,6 +43,7 @@ UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # not divis
     [
         slow(Layout(dp=2, cp=2, tp=2, ring="blockwise", zero=3), {}),
         slow(Layout(pp=2, row=2, col=2, schedule="zb-v"), FOUR),
+        slow(Layout(pp=2, tp=2), FOUR | {"head_sizes": (2, 6)}),
         slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
         slow(Layout(cp=4), {"remat": "dots"}),
         slow(Layout(cp=4, ring="rsa"), {}),
