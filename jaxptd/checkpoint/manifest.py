@@ -121,7 +121,7 @@ def _is_inside(name: str) -> bool:
 
 
 FORMAT = 1
-SHARED = "train.run_dir must be on a file system that all processes see"
+SHARED = "train.run_dir must be on a file system that all processes see, or a URL in a store"
 LARGEST = 2**28  # bytes of a manifest, far more than any model's needs
 LISTED = 5  # most differing tensors in one message
 

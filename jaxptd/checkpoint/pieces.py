@@ -128,18 +128,18 @@ Block = tuple[str, tuple[int, ...], np.ndarray]  # name of the array, index of i
 
 def _blocks_of(tensors: dict[str, jax.Array]) -> Iterator[Block]:
     """This process's shards, each shard of the state in one process, in blocks of rows."""
-    for x in tensors.values():  # all copies to the host at the same time
-        for shard in x.addressable_shards:
-            if shard.replica_id == 0:
-                shard.data.copy_to_host_async()
-    for name, x in tensors.items():
-        for shard in x.addressable_shards:
-            if shard.replica_id == 0:
-                whole = np.asarray(shard.data)
-                begin = [each.indices(n)[0] for each, n in zip(shard.index, x.shape, strict=True)]
-                for start, block in _rows(whole):
-                    at = tuple(map(sum, zip(begin, start, strict=True)))
-                    yield name, at, block
+    held = [
+        (name, x.shape, shard)
+        for name, x in tensors.items()
+        for shard in x.addressable_shards
+        if shard.replica_id == 0
+    ]
+    for *_, shard in held:  # all copies to the host at the same time
+        shard.data.copy_to_host_async()
+    for name, shape, shard in held:
+        begin = [each.indices(n)[0] for each, n in zip(shard.index, shape, strict=True)]
+        for start, block in _rows(np.asarray(shard.data)):
+            yield name, tuple(map(sum, zip(begin, start, strict=True))), block
 
 
 def _rows(x: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:

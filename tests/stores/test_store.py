@@ -142,9 +142,11 @@ def test_no_credential_is_one_line(s3: Faults, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     s3fs.S3FileSystem.clear_instance_cache()
-    path = at("a")
-    with pytest.raises(StoreError, match=r"^could not write s3://bucket/a: the credential .*$"):
+    said: list[str] = []
+    path = at("a", said)
+    with pytest.raises(StoreError, match=r"^could not write s3://bucket/a: the credential .*\)$"):
         path.store.write(path.key, b"")
+    assert said == []
 
 
 def test_a_missing_bucket_is_one_line(s3: Faults) -> None:
