@@ -177,11 +177,15 @@ class Launched:
         return True
 
     def writes(self) -> bool:
-        """True while a process writes or receives a state."""
-        return any(each.name.startswith(".") for each in self.hosts.glob("*/jaxptd-*/.*"))
+        """True while a state is written or sent: not every process has its file and its copy."""
+        files = [each.name for each in self.hosts.glob("*/jaxptd-*/*")]
+        newest = max((name.partition(".")[0] for name in files if name[0] != "."), default="")
+        there = sum(name.startswith(f"{newest}.") for name in files)
+        return any(name[0] == "." for name in files) or there < 2 * len(self.children())
 
 
 STEP, RESUMED = r"^step (\d+)/", r"^resuming at step (\d+) "
+STEP_OF_STATE = r"^step (\d*0)/"  # `EVERY` is 10
 STARTED = r" simulated CPU device"  # in the first line of a start
 
 
@@ -266,11 +270,13 @@ class Restarts:
             self.wrong.append(f"no step in {PATIENCE:.0f} s: {run.said()[-2000:]}")
         time.sleep(self.draw.uniform(0, 3))
         writing, host = self.draw.random() < 0.5, self.draw.random() < 0.5
-        if writing:
-            writing = _wait(lambda: run.writes() or not run.running, seconds=5.0) and run.running
+        if writing:  # a state is kept right after its step was printed
+            begin = len(run.lines)
+            _wait(lambda: run.first(STEP_OF_STATE, begin) or not run.running)
+            time.sleep(self.draw.uniform(0, 0.05))
         run.resize(self.draw.choice(self.counts))
         before, begin = run.found(STEP), len(run.lines)
-        begun = time.monotonic()
+        begun, writing = time.monotonic(), run.writes()
         if not run.kill(self.draw, host=host):
             return
         if not _wait(lambda: run.next_step(begin) or not run.running):

@@ -140,6 +140,16 @@ def test_on_fewer_processes_and_more_again_the_curve_is_the_same(tmp_path, whole
     assert "micro_batches: 2" in (tmp_path / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
+def test_the_command_trains_as_one_process(tmp_path, whole):
+    command = [sys.executable, "-m", "jaxptd", "launch", "-n", "2", "--"]
+    command += ["train", *options(tmp_path), "--layout.dp=2"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "2 simulated CPU devices of 2 processes, layout dp=2" in ended.stdout
+    check_curve(tmp_path, whole)
+
+
 LAYOUTS = [
     ("--layout.dp=2", "--layout.zero=3"),
     ("--layout.pp=2", "--layout.dp=2"),
