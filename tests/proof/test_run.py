@@ -52,10 +52,10 @@ def test_a_run_ends_with_a_table_and_goes_on_from_its_record(fake, tmp_path, cap
 
 
 def test_a_run_that_failed_ends_with_1_and_the_smallest_command(fake, tmp_path, capsys) -> None:
-    assert command(tmp_path, "--random", "6", "--json") == 1
+    assert command(tmp_path, "--random", "12", "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["outcomes"]["unequal"] == len(found["failures"]) > 0
-    assert sum(found["outcomes"].values()) == 6
+    assert sum(found["outcomes"].values()) == 12
     smallest = {line["smallest"] for line in found["failures"]}
     assert any(each.count("--layout.") == 1 for each in smallest), smallest
 
