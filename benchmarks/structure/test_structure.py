@@ -20,11 +20,11 @@ CEILINGS = {
     "places that ask what a part is, outside its file": 0,
     "comparisons with the name of a ring": 0,
     "definitions of 2 F columns if gated": 0,
-    "files of at most 60 lines": 47,
+    "files of at most 60 lines": 49,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 317,
-    "lines": 63_100,
+    "files": 348,
+    "lines": 69_500,
 }
 
 

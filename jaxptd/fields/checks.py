@@ -146,7 +146,12 @@ R = TypeVar("R")
 
 LIMIT = 2**63  # numpy counts in int64
 NO_KINDS = (inspect.Parameter.empty, Any)
-WORDS = {types.NoneType: "None", bool: "True or False", Path: "a path"}
+WORDS = {
+    types.NoneType: "None",
+    bool: "True or False",
+    Path: "a path",
+    StorePath: "a URL",
+}
 ORIGINS = {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
 
 

@@ -69,15 +69,11 @@ class ShardedInfo(ShardShape):
 
     def join(self, part: Array, dtype: DTypeLike) -> Array:
         """part[.., n/(Z R)] -> the shard, all-gathered over R replicas. Partner: `part_of_sum`."""
-        if not self.split:
-            return part
         last = part.ndim - 1
         return lax.all_gather(part.astype(dtype), self.split, axis=last, tiled=True)
 
     def part_of_sum(self, gradient: Array) -> Array:
         """A shard's gradient -> this replica's part of its sum over replicas. Partner: `join`."""
-        if not self.split:
-            return gradient
         last = gradient.ndim - 1
         return lax.psum_scatter(gradient, self.split, scatter_dimension=last, tiled=True)
 

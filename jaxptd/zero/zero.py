@@ -137,8 +137,8 @@ class Zero(StateShapes):
         for name, p in params.items():
             stored, plan = self.stored[name], self.plans[name]
             info = stored if isinstance(stored, ShardedInfo) else None
-            split = info is not None and bool(info.split)
-            p = info.join(p, plan.gather_dtype) if info is not None else p
+            split = bool(self.split)
+            p = info.join(p, plan.gather_dtype) if info is not None and split else p
             like = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
             replicas = [Axis.REPLICAS] if owed and plan.sums_replicas else []
             p = as_varying(like, replicas)
@@ -186,7 +186,7 @@ class Zero(StateShapes):
             if isinstance(stored, ShardedInfo):
                 ends = self.plans[name].reduce == "end"
                 shard = stored.reduce_scatter(gradient) if ends else gradient
-                grads[name] = stored.part_of_sum(shard)
+                grads[name] = stored.part_of_sum(shard) if self.split else shard
             groups.setdefault(owed[name], []).append(name)
         for axes, names in groups.items():
             grads |= lax.psum({name: grads[name] for name in names}, axes)

@@ -150,10 +150,10 @@ RUNS: list[Row] = [
     ),
     (lambda k: jaxptd.load(Path("~no-such-user")), "there is no home directory ~no-such-user"),
     (lambda k: jaxptd.load("a\0b"), r"run_dir is 'a\x00b'; it has a null byte"),
-    (lambda k: jaxptd.load(k.config), "expected a path: pass config.train.run_dir"),
+    (lambda k: jaxptd.load(k.config), "expected a path or a URL: pass config.train.run_dir"),
     (lambda k: jaxptd.load(k.run.path, k.config), "or None: pass config.layout"),
     (lambda k: jaxptd.load(k.run.path, platform="tpu"), "expected one of auto, cpu or None"),
-    (lambda k: jaxptd.generate(k.run), "run_dir is a Run; expected a path: pass run.path"),
+    (lambda k: jaxptd.generate(k.run), "run_dir is a Run; expected a path or a URL: pass run.path"),
     (lambda k: jaxptd.generate(None), "generate: run_dir is None; expected a path"),
     (lambda k: jaxptd.generate("x", tokens=-1), "tokens -1: use 0 to 1000000 tokens"),
     (lambda k: jaxptd.generate("x", tp="2"), "tp is '2'; expected a whole number"),
@@ -236,7 +236,7 @@ def test_every_exported_function_is_listed() -> None:
     assert plain | CALLABLE == set(FUNCTIONS)
     public = {name: f for name, f in vars(jaxptd.Run).items() if not name.startswith("_")}
     functions = {name for name, found in public.items() if inspect.isfunction(found)}
-    of_training = {"checkpoint", "read_batch"}
+    of_training = {"checkpoint", "keep", "read_batch"}
     of_batches = {"loss_and_gradients", "logits"}  # tests/hf/test_golden.py tests their batches
     assert functions - of_training - of_batches - {"evaluate", "save"} == set(METHODS)
 
