@@ -491,8 +491,8 @@ class _Step:
         return unrolled and layout.batch_shards > 1
 
     def _late(self) -> Peak:
-        """The backward pass of unrolled layers where such matmuls run late."""
-        waiting = sum(each.waiting for each in self.loops)
+        """The backward pass of unrolled layers, also of modules, where such matmuls run late."""
+        waiting = sum(each.waiting for each in self.loops) + memory_model.behind(self.config)
         return dataclasses.replace(self._before_backward, moment="layers", kept=waiting)
 
     # ---- a pipeline ----------------------------------------------------------------------------
