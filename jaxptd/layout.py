@@ -47,6 +47,7 @@ Offloaded = Literal["optimizer", "parameters", "activations"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
 UpdateOn = Literal["device", "host"]
 Balance = Literal["none", "samples", "tokens"]
+ReplicaState = Literal["copied", "split"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
@@ -77,6 +78,9 @@ class Layout:
         replicas: copies of a state that ZeRO shards (HSDP, hybrid sharding). Each shards it over
             its own dp x ep x cp x ulysses devices, which are neighbours, such as those of a node;
             between replicas only shards of gradients are added up, once a step.
+        replica_state: masters and moments on replicas: copied (each has all in its shards), or
+            split (a shard is split over replicas, and gathered over them once a step in the
+            precision of layers).
         experts: experts over tp: cut (each device has a slice of every expert's hidden units), or
             whole (each has other experts, with larger matmuls where experts are narrow).
         sequence_parallel: also shard the sequence over tp, between the matmuls.
@@ -123,6 +127,7 @@ class Layout:
     col: int = 1
     ep: int = 1
     replicas: int = 1
+    replica_state: ReplicaState = "copied"
     experts: ExpertSplit = "cut"
     sequence_parallel: bool = False
     collective_matmul: bool = False
@@ -147,6 +152,7 @@ class Layout:
         self._check_matmul2d()
         self._check_sequence()
         self._check_schedule()
+        self._check_state()
 
     def _sort_offload(self) -> None:
         """Normalises what is offloaded: one name, or names in order."""
@@ -209,6 +215,14 @@ class Layout:
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise UserError(f"layout.virtual_stages={self.virtual_stages}: use 1 or more, or null")
 
+    def _check_state(self) -> None:
+        if self.replica_state == "split" and self.hosts_parameters:
+            offloaded = ",".join(sorted(self.offloaded))
+            raise UserError(
+                f"layout.replica_state=split with layout.offload={offloaded}: masters are split "
+                "over replicas or in host memory; choose one of the two"
+            )
+
     @property
     def _grid(self) -> str:
         return f"a grid of layout.row={self.row} x layout.col={self.col}"
@@ -242,6 +256,11 @@ class Layout:
     def zero_shards(self) -> int:
         """Devices over which ZeRO shards a state: dp x ep x cp x ulysses."""
         return self.batch_shards // self.replicas
+
+    @property
+    def splits_state(self) -> bool:
+        """Each shard of the state is split over replicas."""
+        return self.replica_state == "split" and self.zero > 0 and self.replicas > 1
 
     @property
     def expert_axes(self) -> tuple[Axis, ...]:
@@ -354,6 +373,7 @@ class Layout:
         ring += [f"balance={self.balance}"] if self.balance != "none" else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []
+        zero += ["replica_state=split"] if self.splits_state else []
         hosted = [name for name in get_args(Offloaded) if name in self.offloaded]
         offload = [f"offload={','.join(hosted)}"] if hosted else []
         offload += ["update_on=host"] if self.update_on == "host" else []

@@ -40,8 +40,8 @@ class StoredShape(Protocol):
         """The mesh axes over which the stored form is sharded."""
 
     @property
-    def along(self) -> tuple[str, ...]:
-        """The mesh axes over which ZeRO deals out shards of it."""
+    def holders(self) -> tuple[str, ...]:
+        """The mesh axes over which ZeRO deals out the state."""
 
     @property
     def is_canonical(self) -> bool:
@@ -97,7 +97,7 @@ class ParamShape:
         return axes_in(self.spec)
 
     @property
-    def along(self) -> tuple[str, ...]:
+    def holders(self) -> tuple[str, ...]:
         return ()
 
     @property

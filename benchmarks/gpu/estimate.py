@@ -47,14 +47,21 @@ _SUMS += " --train.micro_batches=4"
 _WIDE = "--layout.pp=1 --layout.tp=1 --layout.sequence_parallel=false --model.scan_layers=true"
 _WIDE += " --layout.collective_matmul=false --model.remat=full --train.global_batch_size=256"
 _EIGHT_NODES = "--layout.ep=1 --layout.zero=3 --train.micro_batches=4"
+_SPLIT = "--layout.replica_state=split"
 _HSDP = {
     "llama3-70b zero3 64": Packaged("llama3-70b", f"{_WIDE} {_EIGHT_NODES} --layout.dp=64"),
     "llama3-70b zero3 2 x 32": Packaged(
         "llama3-70b", f"{_WIDE} {_EIGHT_NODES} --layout.replicas=2 --layout.dp=32"
     ),
+    "llama3-70b zero3 2 x 32 split": Packaged(
+        "llama3-70b", f"{_WIDE} {_EIGHT_NODES} --layout.replicas=2 --layout.dp=32 {_SPLIT}"
+    ),
     "qwen3-30b-a3b zero3 64": Packaged("qwen3-30b-a3b", f"{_EIGHT_NODES} --layout.dp=64"),
     "qwen3-30b-a3b zero3 8 x 8": Packaged(
         "qwen3-30b-a3b", f"{_EIGHT_NODES} --layout.replicas=8 --layout.dp=8"
+    ),
+    "qwen3-30b-a3b zero3 8 x 8 split": Packaged(
+        "qwen3-30b-a3b", f"{_EIGHT_NODES} --layout.replicas=8 --layout.dp=8 {_SPLIT}"
     ),
 }
 CASES: dict[str, Case | Packaged] = {

@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 318,
-    "lines": 62_900,
+    "lines": 63_000,
 }
 
 

@@ -15,7 +15,7 @@ from jaxptd.optimizers.moments import kept
 from jaxptd.parts.architecture import Stack
 from jaxptd.parts.sizes import Sizes, elements_on_device
 from jaxptd.pipeline.placement import Stages, of_stack
-from jaxptd.zero.plan import StateShapes
+from jaxptd.zero.plan import ShardShape, StateShapes
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------
 
@@ -24,7 +24,8 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
     """Bytes of parameters, gradients, the optimizer's moments, and gathered parameters.
 
     Parameters and moments are in device or host memory (`layout.offload`). Gathered are whole
-    parameters that a step holds from beginning to end, besides the state.
+    parameters that a step holds from beginning to end, besides the state, and shards of which the
+    state has a part.
     """
     layout, wide = config.layout, sizes_of(config).master_itemsize
 
@@ -33,20 +34,26 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
         shared = Axis.PP in info.axes and info.stack is None
         return elements_on_device(info, layout) * (layout.pp if shared else 1)
 
+    def shard(name: str) -> int:  # all parts of it, if replicas split it
+        stored = zero.stored[name]
+        parts = stored.parts if isinstance(stored, ShardShape) else 1
+        return elements_on_device(stored, layout) * parts
+
     def summed(name: str) -> int:
-        scattered = zero.plans[name].reduce == "each_layer"
-        return elements_on_device(zero.stored[name], layout) if scattered else whole(name)
+        return shard(name) if zero.plans[name].reduce == "each_layer" else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
     name = config.optimizer.name
     moments = [moment for each in zero.stored.values() for moment in kept(name, each)]
     # Names of the parameters that are gathered and held for a step.
     gathered = [n for n, plan in zero.plans.items() if plan.gather in ("step", "first_microbatch")]
+    joined = [n for n, plan in zero.plans.items() if zero.split and plan.gather == "layer"]
+    held = {n: whole(n) for n in gathered} | {n: shard(n) for n in joined}
     return {
         "parameters": parameters,
         "gradients": sum(map(summed, zero.infos)) * wide,
         "optimizer": sum(elements_on_device(m, layout) for m in moments) * wide,
-        "gathered": sum(whole(n) * itemsize(zero.plans[n].gather_dtype) for n in gathered),
+        "gathered": sum(n * itemsize(zero.plans[each].gather_dtype) for each, n in held.items()),
     }
 
 

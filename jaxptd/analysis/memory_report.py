@@ -172,7 +172,8 @@ _FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # ZeRO stages, 
 def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str, int]:
     """Bytes of the state by table 1: P/N, G/N, A/N on N devices; 2P/N with ZeRO stage 3.
 
-    Experts are split over ep without ZeRO, all other parameters only with it.
+    Experts are split over ep without ZeRO, all other parameters only with it. Replicas may split
+    moments once more.
     """
     layout, sizes = config.layout, sizes_of(config)
     sharing, split = layout.zero_shards, [1, layout.ep]
@@ -185,7 +186,8 @@ def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str
         for stage in _FROM_STAGE.values()
     }
     unit = sizes.master_itemsize / (sizes.matrix_shards * layout.pp)
-    copies = {"parameters": 2 if layout.zero >= 3 else 1, "gradients": 1, "optimizer": 2}
+    parts = layout.replicas if layout.splits_state else 1
+    copies = {"parameters": 2 if layout.zero >= 3 else 1, "gradients": 1, "optimizer": 2 / parts}
     return {name: round(copies[name] * unit * numbers[z]) for name, z in _FROM_STAGE.items()}
 
 

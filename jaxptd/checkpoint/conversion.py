@@ -241,7 +241,7 @@ def _forms(stored: Stored, canonical: ParamShape, mesh: Mesh) -> tuple[Frame, Pa
         rows=stored.info.rows or tuple(range(layers)),
         block=tuple(split(dim.padded, dim.axes) for dim in dims),
         cuts=tuple(dim.axes[len(dim.kept) :] for dim in dims),
-        shards=stored.along,
+        shards=stored.holders,
         is_one_line=stored.lead == 0,
     )
     plain = Part(

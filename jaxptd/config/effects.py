@@ -89,6 +89,12 @@ _NEEDS = (
         "them it is the same as layout.dp",
     ),
     _Need(
+        ("layout.replica_state",),
+        lambda model, layout: layout.splits_state and layout.zero_shards > 1,
+        "layout.zero, layout.replicas of 2 or more, and layout.dp, layout.ep, layout.cp or "
+        "layout.ulysses of 2 or more",
+    ),
+    _Need(
         ("layout.update_on",),
         lambda model, layout: layout.hosts_moments,
         "layout.offload=optimizer",

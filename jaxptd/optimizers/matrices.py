@@ -48,7 +48,7 @@ def apply_to_whole(fn: OnStack, x: Array, stored: Stored) -> Array:
     def on_flat(flat: Array) -> Array:
         return stored.flatten(_on_blocks(fn, stored.unflatten(flat), stored.info))
 
-    return _dealt(on_flat, x, stored.along, 1)
+    return _dealt(on_flat, x, stored.holders, 1)
 
 
 def _on_blocks(fn: OnStack, x: Array, info: ParamInfo) -> Array:
@@ -124,7 +124,7 @@ class Sums:
 
         Every shard's part of it is in the block of one device, and zero in all others'.
         """
-        return self.mean_of_blocks(block, kinds, (*self.axes(kinds), *self.stored.along))
+        return self.mean_of_blocks(block, kinds, (*self.axes(kinds), *self.stored.holders))
 
     def mean_of_blocks(self, block: Array, kinds: str, axes: tuple[str, ...]) -> Array:
         total = block.sum(self.dims(kinds), keepdims=True)
@@ -145,7 +145,7 @@ class Sums:
         if not isinstance(self.stored, ShardedInfo):
             return x
         flat = jnp.zeros((*x.shape[:-1], self.stored.padded_size), x.dtype)
-        first = lax.axis_index(self.stored.along) * self.stored.shard_size
+        first = lax.axis_index(self.stored.holders) * self.stored.part_size
         placed = lax.dynamic_update_slice_in_dim(flat, x, first, x.ndim - 1)
         return self.stored.unflatten(placed)
 
@@ -153,6 +153,6 @@ class Sums:
         """Undoes `block`."""
         if not isinstance(self.stored, ShardedInfo):
             return block
-        flat, size = self.stored.flatten(block), self.stored.shard_size
-        first = lax.axis_index(self.stored.along) * size
+        flat, size = self.stored.flatten(block), self.stored.part_size
+        first = lax.axis_index(self.stored.holders) * size
         return lax.dynamic_slice_in_dim(flat, first, size, flat.ndim - 1)

@@ -22,6 +22,7 @@ from jaxptd.layout import (
     ExpertSplit,
     LatentExchange,
     Matmul2D,
+    ReplicaState,
 )
 
 Values = Mapping[str, Any]  # of fields, by `section.name`
@@ -38,6 +39,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "layout.keep_gathered": (False, True),
     "layout.experts": get_args(ExpertSplit),
     "layout.ring": tuple(STRATEGIES),
+    "layout.replica_state": get_args(ReplicaState),
     "layout.latent_exchange": get_args(LatentExchange),
     "layout.balance": get_args(Balance),
     "layout.matmul2d": get_args(Matmul2D),
@@ -220,7 +222,10 @@ NOT_DRAWN: Mapping[str, str] = {
     "checkpoint.start": "verify starts from random numbers",
     "model.moe.upcycle": "verify starts from random numbers",
     **dict.fromkeys(
-        (f"processes.{name}" for name in ("coordinator", "count", "id", "wait", "stuck_after")),
+        (
+            f"processes.{name}"
+            for name in ("coordinator", "count", "id", "wait", "domain", "place", "stuck_after")
+        ),
         "one process has all devices",
     ),
 }

@@ -87,7 +87,7 @@ def _whole(count: Array, stored: Stored) -> Array:
     """This device's block or shard of counts -> those of all layers in order, `[L, E]`."""
     info = stored.info
     if isinstance(stored, ShardedInfo):
-        flat = gather_from(count, stored.along, count.ndim - 1)
+        flat = gather_from(count, stored.holders, count.ndim - 1)
         count = stored.unflatten(flat)
     if Axis.PP in info.axes:
         count = gather_from(count, Axis.PP, 0)

@@ -173,7 +173,8 @@ def _where(config: Config) -> tuple[Where, str]:
     zero = config.layout.zero
     why = f"layout.zero={zero}: a {'shard' if zero else 'copy'} on each device along dp, ep and cp"
     if zero and config.layout.replicas > 1:
-        why += f", a state for each of layout.replicas={config.layout.replicas}"
+        what = "each split over" if config.layout.splits_state else "a state for each of"
+        why += f", {what} layout.replicas={config.layout.replicas}"
     if config.layout.hosts_parameters:
         return "host", f"layout.offload={','.join(sorted(config.layout.offloaded))}; {why}"
     return "device", why
@@ -237,13 +238,14 @@ def _of_layers(
         gather_dtype=gather_dtype,
         own_collective=matrix and config.model.scan_layers,
         reduce=reduce,
-        sums_replicas=once and layout.replicas > 1,
+        sums_replicas=once and layout.replicas > 1 and not layout.splits_state,
         accumulate=accumulate,
         grad_dtype=gather_dtype if narrows else wide,
     )
     if layout.zero and layout.replicas > 1:
         when = "beside the layers" if plan.sums_replicas else "at the end of the step"
-        reduced += f"; added up over replicas {when}"
+        how = "reduce-scattered" if layout.splits_state else "added up"
+        reduced += f"; {how} over replicas {when}"
     return plan, Why(why_where, gathered, reduced, accumulated, graded)
 
 
@@ -349,11 +351,13 @@ class ShardShape:
         info: of the parameter as layers hold it.
         sizes: devices along each axis.
         lead: leading dims that are not flattened: 1 if layers are sharded one by one, else 0.
+        split: the axes over which each shard is split between steps: none, or replicas.
     """
 
     info: ParamShape
     sizes: Mapping[Axis, int]
     lead: int
+    split: tuple[Axis, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -367,7 +371,7 @@ class ShardShape:
     @cached_property
     def axes(self) -> frozenset[str]:
         """The mesh axes that the parameter is sharded over."""
-        return self.info.axes | {*self.along}
+        return self.info.axes | {*self.holders}
 
     @cached_property
     def along(self) -> tuple[Axis, ...]:
@@ -377,10 +381,20 @@ class ShardShape:
         """
         return tuple(axis for axis in ZERO_AXES if axis not in self.info.axes)
 
+    @property
+    def holders(self) -> tuple[Axis, ...]:
+        """The axes over which the state is dealt out: those of its shards, and of their parts."""
+        return (*self.along, *self.split)
+
     @cached_property
     def devices(self) -> int:
         """Devices that share a block: Z."""
         return math.prod(self.sizes[axis] for axis in self.along)
+
+    @cached_property
+    def parts(self) -> int:
+        """Parts of a shard: one for each replica if they split it."""
+        return math.prod(self.sizes[axis] for axis in self.split)
 
     @cached_property
     def _splits(self) -> list[int]:
@@ -396,8 +410,13 @@ class ShardShape:
 
     @cached_property
     def shard_size(self) -> int:
-        """Elements of one shard."""
-        return -(-math.prod(self.block_shape) // self.devices)
+        """Elements of one shard, all parts of it together."""
+        return self.part_size * self.parts
+
+    @cached_property
+    def part_size(self) -> int:
+        """Elements of a shard that a device has between steps."""
+        return -(-math.prod(self.block_shape) // (self.devices * self.parts))
 
     @cached_property
     def padded_size(self) -> int:
@@ -413,7 +432,7 @@ class ShardShape:
     def spec(self) -> Spec:
         """The axes that shard each dim of the state's form."""
         axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
-        return (*self.info.spec[: self.lead], (*axes, *self.along))
+        return (*self.info.spec[: self.lead], (*axes, *self.holders))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,25 +444,29 @@ class StateShapes:
         sizes: devices along each axis.
         plans: what a step does with each parameter.
         layers: the plan of the layers' matrices.
+        split: as in `ShardShape`.
     """
 
     infos: Mapping[str, ParamShape]
     sizes: Mapping[Axis, int]
     plans: Mapping[str, ParamPlan]
     layers: ParamPlan
+    split: tuple[Axis, ...] = ()
 
     @classmethod
     def of(cls, config: Config, infos: Mapping[str, ParamShape]) -> Self:
         """The state of a config with these parameters."""
         plans = {name: plan_of(config, info) for name, info in infos.items()}
-        return cls(infos, config.layout.sizes, plans, layers_plan(config))
+        split = (Axis.REPLICAS,) if config.layout.splits_state else ()
+        return cls(infos, config.layout.sizes, plans, layers_plan(config), split)
 
     @cached_property
     def stored(self) -> Mapping[str, StoredShape]:
         """Shapes and shardings of the parameters, as the state holds them."""
         if self.layers.shards == "none":
             return self.infos
-        return {n: ShardShape(info, self.sizes, self.lead(n)) for n, info in self.infos.items()}
+        sizes, split = self.sizes, self.split
+        return {n: ShardShape(info, sizes, self.lead(n), split) for n, info in self.infos.items()}
 
     def lead(self, name: str) -> int:
         """`ShardShape.lead` of a parameter."""

@@ -5,6 +5,8 @@ the batch's axes; that of an expert, which is split over ep, along the others. A
 same size, the last ones padded with zeros, so any shape splits evenly. With offloading, shards are
 in host memory; the second half of this file copies them.
 
+Replicas of a state may split each shard once more between steps (`split`).
+
 Letters: L layers, Z devices along the batch's axes, n elements of a block with its padding.
 """
 
@@ -64,6 +66,20 @@ class ShardedInfo(ShardShape):
         return [*range(self.lead), *range(self.lead, end, 2), *range(self.lead + 1, end, 2)]
 
     # ---- on a device ----------------------------------------------------------------------------
+
+    def join(self, part: Array, dtype: DTypeLike) -> Array:
+        """part[.., n/(Z R)] -> the shard, all-gathered over R replicas. Partner: `part_of_sum`."""
+        if not self.split:
+            return part
+        last = part.ndim - 1
+        return lax.all_gather(part.astype(dtype), self.split, axis=last, tiled=True)
+
+    def part_of_sum(self, gradient: Array) -> Array:
+        """A shard's gradient -> this replica's part of its sum over replicas. Partner: `join`."""
+        if not self.split:
+            return gradient
+        last = gradient.ndim - 1
+        return lax.psum_scatter(gradient, self.split, scatter_dimension=last, tiled=True)
 
     def gather(self, shard: Array, dtype: DTypeLike) -> Array:
         """shard[.., n/Z] -> the block, all-gathered in `dtype`. Partner: `reduce_scatter`."""

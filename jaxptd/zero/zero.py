@@ -120,7 +120,8 @@ class Zero(StateShapes):
         """Shapes, shardings and conversions of the parameters, as the state holds them."""
         if self.layers.shards == "none":
             return self.infos
-        return {n: ShardedInfo(info, self.sizes, self.lead(n)) for n, info in self.infos.items()}
+        sizes, split = self.sizes, self.split
+        return {n: ShardedInfo(info, sizes, self.lead(n), split) for n, info in self.infos.items()}
 
     def begin_step(
         self, params: Params, owed: Mapping[str, Axes] | None = None, *, training: bool = True
@@ -136,11 +137,13 @@ class Zero(StateShapes):
         for name, p in params.items():
             stored, plan = self.stored[name], self.plans[name]
             info = stored if isinstance(stored, ShardedInfo) else None
+            split = info is not None and bool(info.split)
+            p = info.join(p, plan.gather_dtype) if info is not None else p
             like = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
             replicas = [Axis.REPLICAS] if owed and plan.sums_replicas else []
             p = as_varying(like, replicas)
             if plan.gather == "layer":
-                scattered = plan.reduce != "end" and not is_on_host(p)
+                scattered = plan.reduce != "end" and not is_on_host(p) and not split
                 shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
                 slot = like if scattered else grad_slot(like, plan, shape)
                 begun[name] = LazyParam(p, slot, None, info, plan)
@@ -156,7 +159,8 @@ class Zero(StateShapes):
             if training and plan.moves:
                 assert info is not None
                 whole = plan.reduce == "end"
-                slot = grad_slot(like, plan, info.local_shape(p)) if whole else like
+                shape = info.local_shape(p) if whole else p.shape
+                slot = like if not whole and not split else grad_slot(like, plan, shape)
                 begun[name] = LazyParam(p, slot, block, info, plan)
             # A loop adds a layer's gradients to sums, or stacks them in their own precision.
             elif (
@@ -172,14 +176,17 @@ class Zero(StateShapes):
 
         Sums gradients of sharded parameters over the batch's axes (those of layers that are
         gathered one by one already are), then all gradients over the axes where they are owed, with
-        one all-reduce for each set of axes. Layers may have added theirs up over replicas.
+        one all-reduce for each set of axes. Layers may have added theirs up over replicas; a shard
+        that replicas split is reduce-scattered over them.
         """
         grads = dict(grads)
         groups: dict[Axes, list[str]] = {}
         for name, gradient in grads.items():
             stored = self.stored[name]
-            if isinstance(stored, ShardedInfo) and self.plans[name].reduce == "end":
-                grads[name] = stored.reduce_scatter(gradient)
+            if isinstance(stored, ShardedInfo):
+                ends = self.plans[name].reduce == "end"
+                shard = stored.reduce_scatter(gradient) if ends else gradient
+                grads[name] = stored.part_of_sum(shard)
             groups.setdefault(owed[name], []).append(name)
         for axes, names in groups.items():
             grads |= lax.psum({name: grads[name] for name in names}, axes)

@@ -33,9 +33,10 @@ LAYOUTS = {
     "zero3 cp": Layout(dp=2, ep=2, cp=2, zero=3),
     "zero3 ulysses": Layout(cp=2, ulysses=2, zero=3),
     "zero3 2x2": Layout(dp=2, row=2, col=2, zero=3),
+    "zero3 split": Layout(replicas=2, dp=2, tp=2, zero=3, replica_state="split"),
     "zero3 uneven": Layout(pp=2, dp=3, stage_layers=(1, 3), schedule="zb-h1", zero=3),
 }
-DEFAULT = ("zero3 cp", "zero3 2x2")  # the slow tests cover all layouts
+DEFAULT = ("zero3 cp", "zero3 2x2", "zero3 split")  # the slow tests cover all layouts
 SIZES = {"num_layers": 4, "hidden_size": 8, "ffn_hidden_size": 12, "batch": 24, "micro_batches": 1}
 
 

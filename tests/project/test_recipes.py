@@ -5,15 +5,21 @@ processes that it starts.
 """
 
 import ast
+import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
+import types
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -66,7 +72,8 @@ def training_options(call: list[str]) -> list[str]:
 
 
 def test_every_recipe_is_checked_here() -> None:
-    assert {path.name for path in CLUSTER.iterdir()} == {*SCRIPTS, "Dockerfile", "jobset.yaml"}
+    others = {"Dockerfile", "jobset.yaml", "kustomization.yaml", "ray_train.py", "skypilot.yaml"}
+    assert {path.name for path in CLUSTER.iterdir() if path.is_file()} == {*SCRIPTS, *others}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -278,6 +285,169 @@ def test_a_jobsets_comments_are_lines_that_can_be_uncommented() -> None:
     ]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 8}
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+
+
+def patched(document: Any, patches: list[dict[str, Any]]) -> Any:
+    """Applies the operation `add` of RFC 6902."""
+    for patch in patches:
+        assert patch["op"] == "add"
+        *way, last = patch["path"].strip("/").split("/")
+        there = document
+        for key in way:
+            there = there[int(key) if isinstance(there, list) else key]
+        if isinstance(there, list):
+            assert last == "-"
+            there.append(patch["value"])
+        else:
+            assert last not in there, f"{patch['path']} would be replaced"
+            there[last] = patch["value"]
+    return document
+
+
+def test_gke_adds_its_network_to_the_jobset(tmp_path: Path) -> None:
+    custom = yaml.safe_load((CLUSTER / "kustomization.yaml").read_text())
+    assert custom["resources"] == ["jobset.yaml"]
+    (patch,) = custom["patches"]
+    plain = yaml.safe_load((CLUSTER / "jobset.yaml").read_text())
+    assert patch["target"] == {"kind": plain["kind"], "name": plain["metadata"]["name"]}
+    jobset = patched(plain, yaml.safe_load(patch["patch"]))
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    networks = json.loads(template["metadata"]["annotations"]["networking.gke.io/interfaces"])
+    rails = [each["network"] for each in networks if each["network"].startswith("rdma-")]
+    (container,) = template["spec"]["containers"]
+    assert rails == [f"rdma-{i}" for i in range(container["resources"]["limits"]["nvidia.com/gpu"])]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in template["spec"]["volumes"]}
+    # The command, with gIB's script and the program from here.
+    shell, flag, script, name = container["command"]
+    write_program(tmp_path / "jaxptd", 'echo "$NCCL_NET" "$@"')
+    (tmp_path / "set.sh").write_text("export NCCL_NET=gIB\n")
+    script = script.replace("/usr/local/gib/scripts/set_nccl_env.sh", str(tmp_path / "set.sh"))
+    command = [shell, flag, script, name, *container["args"]]
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["gIB", *container["args"]]
+
+
+# ---- SkyPilot ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_skypilots_machines_find_the_first_one(tmp_path: Path, rank: int) -> None:
+    task = yaml.safe_load((CLUSTER / "skypilot.yaml").read_text())
+    (bucket,) = task["file_mounts"]
+    write_program(tmp_path / "jaxptd", 'printf "%s\\n" "$@"')
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.2\n10.0.0.3\n10.0.0.4",
+        "SKYPILOT_NUM_NODES": str(task["num_nodes"]),
+        "SKYPILOT_NODE_RANK": str(rank),
+    }
+    command = ["bash", "-c", task["run"]]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    name, *options = done.stdout.split("\n")[:-1]
+    config = config_of(options)
+    world = find(config.processes, environ)
+    assert (name, world.count, world.id, world.coordinator) == ("train", 4, rank, "10.0.0.7:55527")
+    assert config.layout.num_devices == world.count * int(
+        task["resources"]["accelerators"].partition(":")[2]
+    )
+    assert all(x.startswith(f"{bucket}/") for x in (config.train.run_dir, config.data.source))
+
+
+# ---- Ray --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ray_train(monkeypatch):
+    """`ray_train.py`, with a Ray that runs tasks here at once, and a Python that only records."""
+
+    class DeadNodeError(Exception):
+        pass
+
+    class Task:
+        def __init__(self, function):
+            self.function = function
+
+        def options(self, **chosen):
+            asked.append((self.function.__name__, chosen))
+            return self
+
+        def remote(self, *given):
+            return self.function(*given)
+
+    def get(found):
+        if found is DeadNodeError:
+            raise DeadNodeError
+        return found
+
+    asked: list[tuple[str, dict]] = []
+    ray = types.ModuleType("ray")
+    ray.exceptions = types.SimpleNamespace(RayError=DeadNodeError)
+    ray.remote = lambda **chosen: Task
+    ray.get, ray.init = get, lambda: None
+    util, groups = types.ModuleType("ray.util"), types.ModuleType("ray.util.placement_group")
+    strategies = types.ModuleType("ray.util.scheduling_strategies")
+    util.get_node_ip_address = lambda: "10.0.0.7"
+    groups.placement_group = lambda bundles, strategy: types.SimpleNamespace(
+        bundles=bundles, strategy=strategy, ready=lambda: None
+    )
+    strategies.PlacementGroupSchedulingStrategy = lambda group, placement_group_bundle_index: (
+        group,
+        placement_group_bundle_index,
+    )
+    for module in (ray, util, groups, strategies):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    space = runpy.run_path(str(CLUSTER / "ray_train.py"))
+    calls, codes = [], []
+
+    def run(command):
+        calls.append(command)
+        code = codes.pop(0) if codes else 0
+        return types.SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(space["subprocess"], "run", run)
+
+    def start(*argv: str, ended: Sequence[int] = ()) -> int:
+        codes[:] = ended
+        monkeypatch.setattr(sys, "argv", ["ray_train.py", *argv])
+        return space["main"]()
+
+    return start, calls, asked
+
+
+OPTIONS = ("--config", "gpt2-1.5b", "--layout.dp", "2", "--layout.tp", "8")
+
+
+def test_ray_starts_a_process_on_every_node(ray_train) -> None:
+    start, calls, asked = ray_train
+    assert start("--nodes", "2", "--gpus", "8", "--", *OPTIONS) == 0
+    for rank, command in enumerate(calls):
+        config = config_of(training_options(command))
+        world = find(config.processes, {})
+        assert (world.count, world.id, world.coordinator) == (2, rank, "10.0.0.7:55527")
+        assert config.layout.num_devices == 16
+    places = [chosen["scheduling_strategy"] for name, chosen in asked if name == "train"]
+    assert [index for _, index in places] == [0, 1]
+    assert places[0][0].strategy == "STRICT_SPREAD"
+    assert [each["GPU"] for each in places[0][0].bundles] == [8, 8]
+    assert [chosen["num_gpus"] for name, chosen in asked if name == "train"] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "attempts"),
+    [
+        ([3, 137, 0, 0], 0, 2),  # one was killed, the other has seen it
+        ([2, 2], BAD_INPUT, 1),
+        ([0, BUG], BUG, 1),
+        ([3, 3] * 3, 3, 3),
+    ],
+)
+def test_ray_starts_them_again_when_one_dies(ray_train, ended, code, attempts) -> None:
+    start, calls, _ = ray_train
+    arguments = ("--nodes", "2", "--gpus", "8", "--restarts", "2", "--", *OPTIONS)
+    assert start(*arguments, ended=ended) == code
+    assert len(calls) == 2 * attempts
 
 
 # ---- Docker -----------------------------------------------------------------------------------

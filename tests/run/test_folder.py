@@ -50,6 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--layout.collective_matmul=true --layout.sequence_parallel=true",
         "--layout.ring=rsa",
         "--layout.latent_exchange=expanded",
+        "--layout.replica_state=split",
         "--layout.row=2",
         "--layout.matmul2d=summa --layout.row=2",
         "--layout.matmul2d_slices=2 --layout.row=2",

@@ -16,9 +16,11 @@ from jaxptd.analysis import memory_report
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.analysis.peak.model import peak
+from jaxptd.config import itemsize
 from jaxptd.costs.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.mesh import ZERO_AXES, Axis, Layout
+from jaxptd.parts.sizes import elements_on_device
 from jaxptd.planner.steps.step import ConfigStep
 from jaxptd.step import Program
 from jaxptd.zero.shards import ShardedInfo
@@ -29,11 +31,13 @@ THREE = {"num_layers": 3}
 # ---- traffic ------------------------------------------------------------------------------------
 
 REPLICAS = Layout(replicas=2, dp=2, tp=2)
+SPLIT = dataclasses.replace(REPLICAS, replica_state="split")
 INSIDE = [
     (Layout(ep=3, cp=2), {"batch": 12, "documents": "apart"}),
     (Layout(dp=2, tp=4, sequence_parallel=True), {"remat": "full"}),
     (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
     (REPLICAS, {"micro_batches": 1}),
+    (SPLIT, {"micro_batches": 3, "batch": 12, "dtype": "bfloat16"}),
 ]
 MORE_INSIDE = [
     (REPLICAS, {"micro_batches": 3, "batch": 12}),
@@ -229,9 +233,41 @@ def test_replicas_exchange_shards_of_gradients_once(stage: int, micro_batches: i
     assert inside and not any(Axis.REPLICAS in each.axes for each in inside)
 
 
+@pytest.mark.parametrize(
+    ("stage", "micro_batches"), [(3, 3), slow(1, 1), slow(1, 3), slow(2, 3), slow(3, 1)]
+)
+def test_replicas_that_split_the_state_exchange_shards_of_both_once(
+    stage: int, micro_batches: int
+) -> None:
+    """Shards of parameters in 16 bits are gathered, and those of gradients reduce-scattered."""
+    layout, choice = dataclasses.replace(SPLIT, zero=stage), {"dtype": "bfloat16", "batch": 12}
+    program = tiny.program(layout, micro_batches=micro_batches, **choice)
+    sent = [each for each in comms.count(program) if Axis.REPLICAS in each.axes]
+    among = {kind: sum(x.bytes for x in sent if x.kind == kind) for kind in {x.kind for x in sent}}
+    stored = program.states.stored
+    shards = {
+        kind: sum(
+            elements_on_device(each, layout)
+            * layout.replicas
+            * size(program.resolved.zero.plans[n])
+            for n, each in stored.items()
+        )
+        for kind, size in (
+            (ALL_GATHER, lambda plan: itemsize(plan.gather_dtype)),
+            (REDUCE_SCATTER, lambda plan: 4),
+        )
+    }
+    assert {kind: among[kind] for kind in shards} == shards
+    assert among.keys() == {ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER}
+    assert among[ALL_REDUCE] <= 64  # counts and losses
+    for each in sent:  # nothing goes over all at once
+        assert each.axes == (Axis.REPLICAS,) or each.kind == ALL_REDUCE
+
+
 # ---- state --------------------------------------------------------------------------------------
 
 HELD = [
+    SPLIT,
     Layout(dp=8),
     Layout(dp=3, cp=2),
     REPLICAS,
@@ -249,7 +285,7 @@ def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stag
     choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
     plain = tiny.program(dataclasses.replace(layout, zero=0), **choice)
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
-    number = layout.zero_shards
+    number = layout.zero_shards * (layout.replicas if layout == SPLIT else 1)
     for held in (program.abstract_state["params"], *moments(program)):
         assert held.keys() == plain.infos.keys()
         for name, x in held.items():
@@ -304,6 +340,26 @@ def test_each_replica_holds_what_a_run_of_its_own_would(
     choice = choice | {"micro_batches": micro_batches}
     both = dataclasses.replace(alone, replicas=2)
     assert held(both, 24, **choice) == held(alone, 12, **choice)
+
+
+@pytest.mark.parametrize("choice", [{}, tiny.MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize(("stage", "micro_batches"), [(1, 1), (2, 3), (3, 1), (3, 3)])
+def test_replicas_that_split_the_state_hold_a_part_and_for_a_step_their_shards(
+    stage: int, micro_batches: int, choice: dict
+) -> None:
+    copied = Layout(replicas=2, dp=2, ep=2 if choice else 1, zero=stage)
+    split = dataclasses.replace(copied, replica_state="split")
+    (before, published, high, _), (after, less, low, _) = (
+        held(layout, 24, micro_batches=micro_batches, **choice) for layout in (copied, split)
+    )
+    for name in ("parameters", "optimizer"):  # parts are padded
+        assert before[name] <= 2 * after[name] < 1.02 * before[name]
+    assert before["gradients"] <= after["gradients"] < 1.02 * before["gradients"]
+    shards = before["parameters"] // 2  # in 16 bits, and vectors in 32
+    more = after["gathered"] - before["gathered"]
+    assert (0.9 * shards < more < 1.2 * shards) if stage == 3 else more == 0
+    assert less["optimizer"] * 2 == pytest.approx(published["optimizer"], abs=1)
+    assert low.state < high.state and low.gathered - high.gathered == more
 
 
 def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]:

@@ -55,6 +55,7 @@ def test_what_a_step_does_with_the_layers_matrices(
         (Layout(replicas=2, dp=2, zero=3), 1, True),
         (Layout(replicas=2, dp=2, zero=3), 2, False),  # else each micro-batch would send
         (Layout(replicas=2, pp=2, dp=2, zero=3), 1, False),
+        (Layout(replicas=2, dp=2, zero=1, replica_state="split"), 1, False),  # at the end: parts
         (Layout(dp=2, zero=3), 1, False),
     ],
     ids=str,

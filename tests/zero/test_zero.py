@@ -39,6 +39,9 @@ UNROLLED = THREE | {"scan_layers": False}
         case(THREE, 3, replicas=2, dp=2, tp=2, zero=1),
         case(THREE, 2, replicas=2, pp=2, dp=2, zero=3),
         case(UNROLLED, 1, replicas=2, dp=3, zero=3),
+        case(THREE, 3, replicas=2, dp=2, tp=2, zero=3, replica_state="split"),
+        case(FULL, 1, replicas=3, dp=2, zero=1, replica_state="split"),
+        case(UNROLLED, 2, replicas=2, pp=2, cp=2, zero=2, replica_state="split"),
         case(THREE, 2, dp=3, cp=2, zero=3),  # six divides hardly any size
         # W, the later half of backward, reads parameters and gathers them once more.
         case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),

@@ -41,8 +41,10 @@ def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]
         yield Collective(ALL_REDUCE, summed, 1, elements * wide)
         if not isinstance(stored, ShardShape):
             continue
-        along, whole = stored.along, elements * stored.devices
-        plan = zero.plans[name]
+        shard, along, plan = elements * stored.parts, stored.along, zero.plans[name]
+        yield Collective(ALL_GATHER, stored.split, 1, shard * itemsize(plan.gather_dtype))
+        yield Collective(REDUCE_SCATTER, stored.split, 1, shard * wide)
+        whole = shard * stored.devices
         if plan.gather == "step":
             yield Collective(ALL_GATHER, along, 1, whole * itemsize(plan.gather_dtype))
         if plan.reduce == "end":
@@ -56,8 +58,8 @@ def expert_counts(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
         if stored.info.counts:
             whole = elements_on_device(stored.info, layout)
             if isinstance(stored, ShardShape):
-                gathered = elements_on_device(stored, layout) * stored.devices
-                yield Collective(ALL_GATHER, stored.along, 1, gathered * wide)
+                gathered = elements_on_device(stored, layout) * stored.devices * stored.parts
+                yield Collective(ALL_GATHER, stored.holders, 1, gathered * wide)
             if Axis.PP in stored.info.axes:
                 yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * layout.pp * wide)
 
@@ -159,8 +161,8 @@ def _dealt(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
     layers = info.stored_shape[0] // layout.pp
     block = elements_on_device(info, layout) // layers
     if isinstance(stored, ShardShape):
-        share = -(-layers // stored.devices)
-        yield Collective(ALL_TO_ALL, stored.along, 2, 2 * share * stored.padded_size * wide)
+        share = -(-layers // (stored.devices * stored.parts))
+        yield Collective(ALL_TO_ALL, stored.holders, 2, 2 * share * stored.padded_size * wide)
         layers = share
     parts = _stack(info, layout) * layout.pp // info.stored_shape[0]
     stack, block = layers * parts, block // parts
@@ -184,7 +186,7 @@ def _cuts(info: ParamShape) -> list[tuple[Axis, ...]]:
 def _summed(step: Scenario, stored: StoredShape) -> Iterator[Collective]:
     """All-reduces over rows, columns and the means of rows, and of the step's squares."""
     layout, wide = step.config.layout, step.sizes.master_itemsize
-    shards = tuple(map(Axis, stored.along))
+    shards = tuple(map(Axis, stored.holders))
     stack = _stack(stored.info, layout)
     everywhere = _axes(stored.info, "rc")
     yield Collective(ALL_REDUCE, (*everywhere, *shards), 1, stack * wide)

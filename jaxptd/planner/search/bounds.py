@@ -75,12 +75,12 @@ class Bounds:
     ) -> None:
         self.cost, self.mesh_shape, self.space = cost, mesh_shape, space
         self.cluster, self.memory = cluster, memory
-        self._zeros: dict[tuple[int, int], tuple[float, float, Sent]] = {}
+        self._zeros: dict[Sharding, tuple[float, float, Sent]] = {}
         self._schedules: dict[tuple[str, int | None, int], _Schedule] = {}
 
     @property
     def worth(self) -> int:
-        """Number of layers that take as long as the loss, at least 1; with more its part would wait.
+        """Number of layers that take as long as the loss, at least 1: with more its part waits.
 
         With a loss that takes less than a layer, the part that takes a layer over is the slowest,
         and yet a schedule of few micro-batches may be shorter.
@@ -108,7 +108,7 @@ class Bounds:
         Checks closely only whether a step fits without either, as most layouts never need more.
         """
         choices, schedule = self.space.choices, self._schedule(pipe)
-        state, gradients, sent = self._zero(pipe.zero, pipe.replicas)
+        state, gradients, sent = self._zero(pipe)
         if self._share(choices[0], state, gradients, schedule.flying) is None:
             least = gradients if self.space.hosts_state else state + gradients
             if len(choices) == 1 or least > self.memory:
@@ -117,7 +117,7 @@ class Bounds:
 
     def of(self, pipe: ScheduleChoice, choice: Choice) -> Bound | None:
         """The bound of a choice; None if it cannot fit."""
-        state, gradients, sent = self._zero(pipe.zero, pipe.replicas)
+        state, gradients, sent = self._zero(pipe)
         schedule = self._schedule(pipe)
         share = self._share(choice, state, gradients, schedule.flying)
         if share is None:
@@ -162,14 +162,14 @@ class Bounds:
         share = (most - left) / (most - least) if most > least else 2.0
         return share if share <= 1 else None
 
-    def _zero(self, zero: int, replicas: int) -> tuple[float, float, "Sent"]:
+    def _zero(self, pipe: ScheduleChoice) -> tuple[float, float, "Sent"]:
         """Bytes of state and gradients, and the time of what is sent."""
-        if (zero, replicas) not in self._zeros:
-            runs = 2 if zero == 1 and _in_one_go(self.mesh_shape) else zero
-            sent = sent_by(runs, self.cost, self.mesh_shape, self.cluster, replicas)
-            sizes = state_bytes(self.cost, self.mesh_shape, runs, replicas)
-            self._zeros[zero, replicas] = (*sizes, sent)
-        return self._zeros[zero, replicas]
+        runs = 2 if pipe.zero == 1 and _in_one_go(self.mesh_shape) else pipe.zero
+        sharding = Sharding(runs, pipe.replicas, pipe.replica_state == "split")
+        if sharding not in self._zeros:
+            sent = sent_by(sharding, self.cost, self.mesh_shape, self.cluster)
+            self._zeros[sharding] = (*state_bytes(self.cost, self.mesh_shape, sharding), sent)
+        return self._zeros[sharding]
 
     def _schedule(self, pipe: ScheduleChoice) -> "_Schedule":
         key = pipe.schedule, pipe.virtual_stages, pipe.fewer
@@ -216,15 +216,24 @@ def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None
     return m if schedule == "gpipe" else min(m, p)
 
 
-def state_bytes(
-    cost: LayerCost, mesh_shape: MeshShape, zero: int, replicas: int = 1
-) -> tuple[float, float]:
+class Sharding(NamedTuple):
+    """ZeRO as a step runs it: the stage, replicas of the state, and whether these split it."""
+
+    zero: int
+    replicas: int = 1
+    split: bool = False
+
+
+def state_bytes(cost: LayerCost, mesh_shape: MeshShape, sharding: Sharding) -> tuple[float, float]:
     """Least bytes of parameters and moments; of gradients and gathered parameters."""
+    zero, replicas, split = sharding
     shards = mesh_shape.shards // replicas
-    state = cost.state / mesh_shape.pp / (shards if zero else 1)
+    state = cost.state / mesh_shape.pp / (shards if zero else 1) / (replicas if split else 1)
     gradients = cost.gradients / mesh_shape.pp / (shards if zero > 1 else 1)
     # ZeRO gathers parameters in 16 bits; gradients have 32
     gathered = cost.gradients / mesh_shape.pp / 2 if zero in (1, 2) and shards > 1 else 0.0
+    if split and zero == 3:  # shards of which the state has a part
+        gathered = cost.gradients / mesh_shape.pp / 2 / shards
     # Gradients of matrices are then never accumulated, and stay in 16 bits.
     if _in_one_go(mesh_shape) and shards == 1:
         gradients -= cost.matrices / 2
@@ -249,14 +258,14 @@ def _in_one_go(mesh_shape: MeshShape) -> bool:
     return mesh_shape.pp * mesh_shape.micro_batches == 1
 
 
-def sent_by(
-    zero: int, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster, replicas: int = 1
-) -> Sent:
+def sent_by(sharding: Sharding, cost: LayerCost, mesh_shape: MeshShape, cluster: Cluster) -> Sent:
     """Least seconds for what a ZeRO stage sends; fewer devices have the same experts than the rest.
 
     What has the same devices is sent in one message. Shards of gradients are added up over replicas
-    once a step, those of layers beside the layers where these send gradients once.
+    once a step, those of layers beside the layers where these send gradients once. Replicas that
+    split the state gather shards of parameters in 16 bits, and reduce-scatter those of gradients.
     """
+    zero, replicas, split = sharding
     layout, p = mesh_shape.layer_layout.layout, mesh_shape.pp
     inside = layout.tp * layout.row * layout.col
     experts = cost.experts if layout.ep > 1 else 0.0
@@ -272,10 +281,11 @@ def sent_by(
         )
     ]
     if replicas > 1 and zero:
-        beside = p == 1 and (zero == 1 or mesh_shape.micro_batches == 1)
-        size = cost.gradients - cost.matrices if beside else cost.gradients
-        apart = Group(replicas, inside * shards)
-        sent.append(Sent(once=_in_group(cluster, apart, ALL_REDUCE, size / p / shards)))
+        beside = p == 1 and (zero == 1 or mesh_shape.micro_batches == 1) and not split
+        size = (cost.gradients - cost.matrices if beside else cost.gradients) / p / shards
+        among = functools.partial(_in_group, cluster, Group(replicas, inside * shards))
+        scattered = (among(REDUCE_SCATTER, size), among(ALL_GATHER, size / 2)) if split else ()
+        sent.append(Sent(once=sum(scattered) or among(ALL_REDUCE, size)))
     return Sent(sum(each.layerwise for each in sent), sum(each.once for each in sent))
 
 

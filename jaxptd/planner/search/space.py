@@ -12,13 +12,13 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.config.effects import without_effect
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
-from jaxptd.layout import SCHEDULES, SQUARE, Layout, Offload, ZeroStage
+from jaxptd.layout import SCHEDULES, SQUARE, Layout, Offload, ReplicaState, ZeroStage
 from jaxptd.models.families import architecture_of, require_times
 from jaxptd.pipeline.placement import part_sizes
 from jaxptd.pipeline.schedules import outline
@@ -129,7 +129,7 @@ Pins = Mapping[str, Any]  # field, such as "layout.tp" -> the only value to try
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 PINNED = (
     *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.ulysses", "layout.ep"),
-    *("layout.pp", "layout.dp", "layout.replicas"),
+    *("layout.pp", "layout.dp", "layout.replicas", "layout.replica_state"),
     *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
     *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
     "layout.latent_exchange",
@@ -268,7 +268,7 @@ class ScheduleChoice:
     """The schedule of the pipeline, and the ZeRO stage.
 
     Args:
-        schedule, virtual_stages, zero, replicas: as in a layout.
+        schedule, virtual_stages, zero, replicas, replica_state: as in a layout.
         fewer: how many layers fewer than an equal share the last part gets; see `cut`.
     """
 
@@ -277,6 +277,7 @@ class ScheduleChoice:
     zero: ZeroStage = 0
     fewer: int = 0
     replicas: int = 1
+    replica_state: ReplicaState = "copied"
 
 
 class Choice(NamedTuple):
@@ -352,17 +353,25 @@ class Space:
         pinned = self.pins.get("layout.dp", dp)
         return dp // pinned if dp % pinned == 0 else 1
 
-    def sharding(self, mesh_shape: MeshShape, near: int) -> Iterator[tuple[ZeroStage, int]]:
-        """ZeRO stages, each over all devices that split a batch, or in groups of `near` devices."""
+    def sharding(
+        self, mesh_shape: MeshShape, near: int
+    ) -> Iterator[tuple[ZeroStage, int, ReplicaState]]:
+        """ZeRO stages, each over all devices that split a batch, or in groups of `near` devices.
+
+        Groups, which are replicas, have copies of the state or split it.
+        """
         zeros = self._pinned("layout.zero", (0, 1, 2, 3) if mesh_shape.shards > 1 else (0,))
         dp, layout = mesh_shape.dp, mesh_shape.layer_layout.layout
         inside, left = divmod(near, layout.num_devices)  # of dp, in a node
         free = not {"layout.replicas", "layout.dp"} & {*self.pins}
         apart = dp // inside if free and inside > 1 and not left and dp % inside == 0 else 1
+        states = self._pinned("layout.replica_state", get_args(ReplicaState))
         for zero in zeros:
-            yield zero, self._copies(dp)
-            if zero and apart > 1:
-                yield zero, apart
+            for replicas in dict.fromkeys((self._copies(dp), apart if zero else 1)):
+                if replicas > 1 and zero:
+                    yield from ((zero, replicas, state) for state in states)
+                elif replicas == self._copies(dp) and "copied" in states:
+                    yield zero, replicas, "copied"
 
     def pipes(
         self, mesh_shape: MeshShape, fewer: int = MOST_FEWER, near: int = 0
@@ -377,8 +386,8 @@ class Space:
         zeros = [*self.sharding(mesh_shape, near)]
         for schedule, chunks in self._schedules(mesh_shape):
             for less in self._cuts.fewer(mesh_shape.pp, schedule, chunks, fewer):
-                for zero, replicas in zeros:
-                    yield ScheduleChoice(schedule, chunks, zero, less, replicas)
+                for zero, replicas, state in zeros:
+                    yield ScheduleChoice(schedule, chunks, zero, less, replicas, state)
 
     def cut(self, mesh_shape: MeshShape, pipe: ScheduleChoice) -> StageSplit:
         """The layers of each part of the model.
@@ -409,6 +418,7 @@ class Space:
             pp=mesh_shape.pp,
             dp=mesh_shape.dp // pipe.replicas,
             replicas=pipe.replicas,
+            replica_state=pipe.replica_state,
             schedule=pipe.schedule,
             virtual_stages=pipe.virtual_stages,
             stage_layers=sizes and tuple(size * self.config.model.period for size in sizes),

@@ -11,7 +11,7 @@ from jaxptd.config.moe import MoE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.planner.search.best import Search
-from jaxptd.planner.search.bounds import Bound, Bounds, sent_by, state_bytes
+from jaxptd.planner.search.bounds import Bound, Bounds, Sharding, sent_by, state_bytes
 from jaxptd.planner.search.space import LayerLayout, MeshShape, ScheduleChoice, Space
 from jaxptd.planner.steps.step import ConfigStep, predict
 
@@ -171,10 +171,13 @@ def test_bounds_know_that_a_replica_gathers_within_a_node() -> None:
     many, few = step.config.train.micro_batches > 1, step.config.layout.pp > 1
     cost = found.layer_costs.whole(step.mesh_shape.layer_layout, many, few)
     assert cost is not None
-    sent = [sent_by(3, cost, step.mesh_shape, B200, replicas).layerwise for replicas in (8, 1)]
+    shape = step.mesh_shape
+    sent = [sent_by(Sharding(3, n), cost, shape, B200).layerwise for n in (8, 1)]
     assert sent[1] > 1.5 * sent[0] > 0
     assert (
-        state_bytes(cost, step.mesh_shape, 3, 8)[0] == 8 * state_bytes(cost, step.mesh_shape, 3)[0]
+        state_bytes(cost, shape, Sharding(3, 8))[0]
+        == 8 * state_bytes(cost, shape, Sharding(3))[0]
+        == 8 * state_bytes(cost, shape, Sharding(3, 8, split=True))[0]
     )
 
 
