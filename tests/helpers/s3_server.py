@@ -124,7 +124,7 @@ def server() -> tuple[str, Between]:
     return f"http://127.0.0.1:{made.server_port}", between
 
 
-BUCKET = "bucket"
+BUCKET, ACCOUNT = "bucket", "123456789012"  # the account is that of any key
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -137,7 +137,6 @@ ENVIRONMENT = {
 
 def faulty_server(monkeypatch: Any) -> Iterator[Faults]:
     """The server with an empty bucket and no waits, for one test."""
-    import s3fs
     from moto.backends import get_backend
 
     from jaxptd import stores
@@ -148,8 +147,7 @@ def faulty_server(monkeypatch: Any) -> Iterator[Faults]:
     for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(stores, "WAITS", (0.0, 0.0, 0.0))
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem(use_listings_cache=False).mkdir(BUCKET)
+    get_backend("s3")[ACCOUNT]["aws"].create_bucket(BUCKET, "us-east-1")
     between.faults = Faults()
     yield between.faults
     between.faults.release.set()
