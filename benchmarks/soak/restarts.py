@@ -37,7 +37,7 @@ RUN = "--optimizer.learning_rate 1e-3 --train.global_batch_size 8 --train.log_ev
 RUN += "--train.eval_every 0 --train.sample_tokens 0 --checkpoint.every 1000000 "
 RUN += f"--layout.zero 1 --checkpoint.memory_every {EVERY} --checkpoint.memory_dir HOST"
 LOST = 2 * EVERY  # most steps: a state is written while the next `EVERY` steps run
-PATIENCE = 300.0  # seconds
+PATIENCE = 1800.0  # seconds
 # What `jaxptd launch` does, with a host for each process, and as many as a file says.
 SUPERVISOR = """
 import sys
