@@ -38,6 +38,7 @@ class Blocks:
         """Fetches the missing blocks of some ranges of bytes, several at a time."""
         numbers = {n for a, b in ranges if a < b for n in range(a // BLOCK, -(-b // BLOCK))}
         with self._lock:
+            _ = self._file  # made here: threads that race for it would make several
             missing = [number for number in sorted(numbers) if not self._there[number]]
             self.url.store.each(self._fetch, missing)
 

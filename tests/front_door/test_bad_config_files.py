@@ -114,7 +114,7 @@ VALUES = [
     ("train: {steps: 1e3}", "train.steps: expected int, got 1000.0"),
     (f"train: {{steps: {10**30}}}", "train.steps=1000000000", "use a number below 2147483648"),
     ("train: {run_dir: '${oc.env:HOME}/x'}", "train.run_dir='${oc.env:HOME}/x': ${oc.env:HOME} is"),
-    ("train: {run_dir: s3://bucket/run}", "train.run_dir='s3://bucket/run': s3://bucket/run is an"),
+    ("train: {run_dir: quux://bucket/run}", "train.run_dir=quux://bucket/run: no store has"),
     ("data: {source: {a: 1, b: x}}", "data.source: expected str or list[str] or dict[str, float]"),
     ("data: {source: {a: 1, b: 0}}", "data.source: 'b' has the weight 0.0; use a number above 0"),
     (f"data: {{source: '{LONG}'}}", "data.source='aaaaaaaaa", "no path is so long; use at most"),

@@ -109,6 +109,23 @@ def test_each_block_is_fetched_once_and_only_if_it_is_needed(
     assert np.array_equal(tokens[::1], expected)
 
 
+def test_all_blocks_are_kept_in_one_file(
+    folder: Path, s3: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that fetch the first blocks at once must not make a file each."""
+    monkeypatch.setattr(stored_ids, "BLOCK", 1000)
+    tokens = open_token_file(place(f"{URL}/b.bin"))
+    each, made = type(tokens.blocks.url.store).each, []
+
+    def watched(store: Any, work: Any, items: Any) -> Any:
+        made.append("_file" in vars(tokens.blocks))
+        return each(store, work, items)
+
+    monkeypatch.setattr(type(tokens.blocks.url.store), "each", watched)
+    np.asarray(tokens[:1100])
+    assert made == [True]
+
+
 def test_the_rows_of_a_batch_are_fetched_together(
     folder: Path, s3: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
