@@ -17,6 +17,7 @@ from jaxptd.config.elastic import for_processes, possible_counts
 from jaxptd.distributed.launchers import World
 from jaxptd.distributed.supervisor import Supervisor
 from jaxptd.errors import QUOTED, Parser, UserError, quoted, read_small, run_command
+from jaxptd.stores import StorePath, place
 
 MOST = 512  # processes on one host
 COMMAND = "train"
@@ -144,7 +145,10 @@ def _resume(config: Config) -> list[str]:
 
 
 def _has_saved(config: Config) -> bool:
-    checkpoints = Path(config.train.run_dir) / "checkpoints"
+    checkpoints = place(config.train.run_dir, field="train.run_dir") / "checkpoints"
+    if isinstance(checkpoints, StorePath):
+        listed = checkpoints.store.listing(checkpoints.key)
+        return any(key.endswith("/manifest.json") for key in listed)
     return checkpoints.is_dir() and any(name.isdigit() for name in os.listdir(checkpoints))
 
 

@@ -13,6 +13,8 @@ from s3_server import BUCKET, Faults
 import jaxptd
 from jaxptd import generate
 from jaxptd.checkpoint import Checkpoints
+from jaxptd.commands import launch, train_options
+from jaxptd.commands.run_options import read_run
 from jaxptd.errors import UserError
 from jaxptd.hf import convert
 from jaxptd.run.holder import Holder
@@ -89,6 +91,14 @@ def test_a_run_in_a_store_goes_on_from_memory(
     assert resumed.code == 0
     assert in_store(train, "--train.steps=8").code == 0  # keeps none in memory any more
     assert files()["run_id"] == b""
+
+
+def test_launch_starts_again_from_what_the_run_has_saved_in_its_store(train: Trainer) -> None:
+    words = [*train.options, f"--train.run_dir={RUN}", "--checkpoint.resume=runs/other"]
+    config = read_run(train_options.parser(), words, new=True)[0]
+    assert launch._resume(config) == []
+    assert in_store(train, "--train.steps=2", "--checkpoint.every=2").code == 0
+    assert launch._resume(config) == ["--checkpoint.resume=auto"]
 
 
 @pytest.mark.slow
