@@ -25,11 +25,12 @@ from jaxptd.distributed.launchers import World, find
 from jaxptd.distributed.liveness import Liveness
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.doctor.packages import dangerous, versions
 from jaxptd.errors import run_command
 from jaxptd.fields import checked
 from jaxptd.hf.base import keep_base
 from jaxptd.hf.load import first_state
-from jaxptd.mesh import make_mesh
+from jaxptd.mesh import make_mesh, on_gpus
 from jaxptd.models.families import family_of, tokenizer_of, with_vocabulary
 from jaxptd.run.checkpoints import failed_saves_explained, without_best
 from jaxptd.run.devices import prepare
@@ -335,7 +336,9 @@ def make_run(
     display.say(summary(program, devices, data))
     for remark in data.remarks:
         display.say(remark)
-    for remark in remarks(program):
+    kinds = {device.device_kind for device in program.mesh.devices.flat}
+    bad = dangerous(versions(), kinds, on_gpus=on_gpus(program.mesh))
+    for remark in (*bad, *remarks(program)):
         display.say(f"warning: {remark}")
     if data.validation is not None and (warning := without_best(config)):
         display.say(warning)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from jaxptd.doctor.known import BAD, Versions, number
-from jaxptd.doctor.page import Row, judged, note, problem
+from jaxptd.doctor.page import Row, Verdict, judged, note, problem
 from jaxptd.doctor.system import nvidia_gpus
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
@@ -133,3 +133,13 @@ def known_bad(found: Versions, kinds: set[str], *, on_gpus: bool) -> list[Row]:
             rows.append(make(f"{name} {version}", bad.symptom, remedy))
     count = f"none of {len(BAD)} that are known to be bad somewhere"
     return rows or [Row("bad versions", count)]
+
+
+def dangerous(found: Versions, kinds: set[str], *, on_gpus: bool) -> list[str]:
+    """A sentence for each version with which steps of training may be wrong on such devices.
+
+    Takes what `known_bad` takes.
+    """
+    rows = known_bad(found, kinds, on_gpus=on_gpus)
+    bad = (row for row in rows if row.verdict is Verdict.PROBLEM)
+    return [f"{row.name}: {row.finding}; {row.remedy}" for row in bad]

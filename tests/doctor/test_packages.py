@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from jaxptd.doctor.known import BAD, Bad, number
-from jaxptd.doctor.packages import NEEDED, known_bad, packages, ranges, versions, within
+from jaxptd.doctor.packages import (
+    NEEDED,
+    dangerous,
+    known_bad,
+    packages,
+    ranges,
+    versions,
+    within,
+)
 from jaxptd.doctor.page import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -108,3 +116,11 @@ def test_rows_of_versions_that_nobody_can_install_are_gone() -> None:
     for bad in BAD:
         for name in {*bad.packages} & {*oldest, "jaxlib"}:
             assert number(bad.fixed) > number(oldest["jax" if name == "jaxlib" else name])
+
+
+def test_training_warns_only_of_what_may_make_a_step_wrong():
+    (line,) = dangerous({"jaxlib": "0.10.2", "jax": "0.10.2"}, H200, on_gpus=True)
+    assert line.startswith("jaxlib 0.10.2: kernels made of a concatenation within another one")
+    assert "use jaxlib 0.11.1 or newer" in line
+    assert dangerous({"jaxlib": "0.10.2"}, {"cpu"}, on_gpus=False) == []
+    assert dangerous({"jaxlib": "0.12.0"}, H200, on_gpus=True) == []
