@@ -175,7 +175,7 @@ def test_any_lengths_and_chunks(case: Case) -> None:
 @pytest.mark.parametrize("case", [CASES[0], slow(CASES[3]), slow(Case(8, 8, 512))], ids=str)
 @pytest.mark.parametrize("dtype", ["float64", slow("bfloat16")])
 def test_a_layer_has_its_cap_or_none_at_all(case: Case, dtype: str) -> None:
-    """Scores reach several times the cap. Both are equal to the last bit."""
+    """Scores reach several times the cap. Programs may round otherwise in a few last bits."""
     scores = case.scores._replace(scale=9.0)
     with jax.enable_x64(dtype == "float64"):
         inputs, coordinates = case.inputs(dtype), case.coordinates()
@@ -189,9 +189,15 @@ def test_a_layer_has_its_cap_or_none_at_all(case: Case, dtype: str) -> None:
         for x, y, of_plain, of_capped in zip(
             results(False, 2.0), results(True, 2.0), plain, capped, strict=True
         ):
-            np.testing.assert_array_equal(x, of_plain)
-            np.testing.assert_array_equal(y, of_capped)
-            assert not np.array_equal(of_plain, of_capped)
+            pairs = [
+                tuple(np.asarray(z, float) for z in each)
+                for each in ((x, of_plain), (y, of_capped))
+            ]
+            few = 8 * float(jnp.finfo(x.dtype).eps)
+            for found, expected in pairs:
+                largest = np.abs(expected[np.isfinite(expected)]).max()
+                np.testing.assert_allclose(found, expected, rtol=0, atol=few * largest)
+            assert not np.allclose(pairs[0][1], pairs[1][1], rtol=0, atol=2 * few * largest)
 
 
 def test_a_query_that_sees_nothing_gives_nothing_and_gets_no_gradient() -> None:
