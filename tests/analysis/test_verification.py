@@ -248,6 +248,26 @@ def test_the_tensor_that_differs_is_named() -> None:
     assert [row.name for row in rows if not row.equal] == ["loss"]
 
 
+def test_of_a_gradient_that_is_noise_only_the_size_is_compared() -> None:
+    """A router with one choice: its gradient vanishes, and each program rounds it otherwise."""
+    steps = FirstSteps(tiny.OPTIMIZER, {}, 1e-16)
+    other, p = np.array([1.0, 2.0]), {"v": np.ones(2), "w": np.ones(3)}
+
+    def outcome(noise: list[float]) -> Outcome:
+        return Outcome(2.0, 2.0, 0.1, {"v": other, "w": np.array(noise)}, p, p)
+
+    right, rounded = outcome([1e-17, -2e-17, 3e-17]), outcome([-1e-17, 1e-17, 2e-17])
+
+    def worst(noise: list[float]) -> Row:
+        rows = compare(right, [(rounded, right)], outcome(noise), steps=steps)
+        return max((x for x in rows if x.name == "w"), key=lambda x: x.error / x.allowed)
+
+    assert worst([2e-16, 1e-16, -3e-16]).equal  # far larger than here, but still a rounding error
+    assert not worst([2e-15, 1e-16, -3e-16]).equal
+    rows = compare(right, [(right, right)], outcome([2e-17, -2e-17, 3e-17]), steps=steps)
+    assert not all(row.equal for row in rows)  # not noise: a rounding error does not change it
+
+
 def test_not_a_number_is_not_equal() -> None:
     assert not Row("x", "gradient", float("nan"), 1.0).equal
 
