@@ -15,7 +15,7 @@ direction, so it exposes moments that belong to other parameters.
 
 Where that allows the whole of a gradient, it is noise: it vanishes in exact arithmetic, as that of
 a router whose one choice has the weight 1 does. Then its size may be that of a rounding error of
-all gradients together, and its sign, by which most optimizers move, is anything.
+all gradients together, and its direction, by which most optimizers move, is anything.
 
 The loss is a mean of n numbers of similar size. Each addition rounds the running sum by up to eps /
 2 of it, so the mean's relative error has the deviation eps sqrt(n) / 6. Changing parameters does
@@ -261,7 +261,7 @@ def compare(
 
 
 def _moved(expected: Outcome, found: Outcome, noise: Collection[str], steps: FirstSteps) -> Tensors:
-    """The explained difference of the optimizer's first directions; noise may have either sign.
+    """The explained difference of the optimizer's first directions; that of noise may be any.
 
     noise: names of gradients that vanish but for rounding, which each compiled program does in a
     way of its own.
@@ -272,7 +272,8 @@ def _moved(expected: Outcome, found: Outcome, noise: Collection[str], steps: Fir
     if noise:
         opposite = {name: -g if name in noise else g for name, g in want.items()}
         either = steps.allowed(want, opposite)
-        moved |= {name: np.maximum(moved[name], either[name]) for name in noise}
+        longest = {name: np.linalg.norm(either[name]) for name in noise}  # of any direction
+        moved |= {name: np.maximum(moved[name], longest[name]) for name in noise}
     return moved
 
 
