@@ -23,7 +23,7 @@ MATMULS = (Axis.ROW, Axis.COL, Axis.TP)  # collectives inside every layer, which
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class NetworkPlace:
     """The place of a process's devices.
 
     Args:
@@ -39,23 +39,23 @@ class Place:
         return json.dumps([self.domain, self.address])
 
     @classmethod
-    def read(cls, text: str) -> "Place":
+    def read(cls, text: str) -> "NetworkPlace":
         """From what `written` returned."""
         domain, address = json.loads(text)
         return cls(domain, tuple(address))
 
 
-UNKNOWN = Place()
-_places: dict[int, Place] = {}  # by process, as they told each other when they joined
+UNKNOWN = NetworkPlace()
+_places: dict[int, NetworkPlace] = {}  # by process, as they told each other when they joined
 
 
-def place_of(domain: int | None, place: str | None, environ: Mapping[str, str]) -> Place:
+def place_of(domain: int | None, place: str | None, environ: Mapping[str, str]) -> NetworkPlace:
     """The place of this process: what the config says, else Slurm."""
     named = environ.get(SLURM, "") if place is None else place
-    return Place(domain, tuple(named.split(".")) if named else ())
+    return NetworkPlace(domain, tuple(named.split(".")) if named else ())
 
 
-def remember(places: Mapping[int, Place]) -> None:
+def remember(places: Mapping[int, NetworkPlace]) -> None:
     """Keeps the places of all processes for every mesh that is made from now on."""
     _places.clear()
     _places.update(places)

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from jaxptd import topology
 from jaxptd.layout import Axis, Layout
 from jaxptd.mesh import draw_links, ranks_along
-from jaxptd.topology import Place, known_domains, network_order, place_of, split_groups, spread
+from jaxptd.topology import (
+    NetworkPlace,
+    known_domains,
+    network_order,
+    place_of,
+    split_groups,
+    spread,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +51,7 @@ def test_what_nvlink_joins_is_together_in_whatever_order_processes_were_numbered
 
 
 def test_a_given_domain_counts_more_than_the_drivers(places):
-    places({0: Place(7), 1: Place(3), 2: Place(7)})
+    places({0: NetworkPlace(7), 1: NetworkPlace(3), 2: NetworkPlace(7)})
     gpus = [GPU(0, 0, 0), GPU(1, 1, 1), GPU(2, 2, 2)]
     assert order(gpus) == [0, 2, 1]
     assert known_domains(gpus) == [7, 3, 7]
@@ -52,7 +59,9 @@ def test_a_given_domain_counts_more_than_the_drivers(places):
 
 def test_domains_and_their_nodes_are_in_the_order_of_the_network(places):
     addresses = ["s2.a", "s1.b", "s2.b", "s1.a"]
-    places({rank: Place(None, tuple(name.split("."))) for rank, name in enumerate(addresses)})
+    places(
+        {rank: NetworkPlace(None, tuple(name.split("."))) for rank, name in enumerate(addresses)}
+    )
     assert order([GPU(rank, rank, rank % 2) for rank in range(4)]) == [3, 1, 0, 2]
     # One switch has the nodes of two domains: these stay whole.
     assert order([GPU(rank, rank, rank // 2) for rank in range(4)]) == [3, 2, 1, 0]
@@ -62,23 +71,27 @@ def test_of_processes_without_devices_known_to_nvlink_no_domain_is_claimed(place
     devices = [Device(0, 0), Device(1, 1)]
     assert known_domains(devices) == []
     assert list(split_groups(Layout(tp=2), known_domains(devices))) == []
-    places({0: Place(0), 1: Place(1)})
+    places({0: NetworkPlace(0), 1: NetworkPlace(1)})
     assert known_domains(devices) == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("given", "environ", "place"),
     [
-        ((None, None), {}, Place()),
-        ((None, None), {topology.SLURM: "s0.s4.node17"}, Place(None, ("s0", "s4", "node17"))),
-        ((3, "rack1.node2"), {topology.SLURM: "s0.s4.node17"}, Place(3, ("rack1", "node2"))),
-        ((0, ""), {topology.SLURM: "s0.s4.node17"}, Place(0)),
+        ((None, None), {}, NetworkPlace()),
+        (
+            (None, None),
+            {topology.SLURM: "s0.s4.node17"},
+            NetworkPlace(None, ("s0", "s4", "node17")),
+        ),
+        ((3, "rack1.node2"), {topology.SLURM: "s0.s4.node17"}, NetworkPlace(3, ("rack1", "node2"))),
+        ((0, ""), {topology.SLURM: "s0.s4.node17"}, NetworkPlace(0)),
     ],
 )
 def test_the_config_says_the_place_or_slurm(given, environ, place):
     found = place_of(*given, environ)
     assert found == place
-    assert Place.read(found.written()) == place
+    assert NetworkPlace.read(found.written()) == place
 
 
 # ---- the groups of a layout among domains --------------------------------------------------------

@@ -32,6 +32,7 @@ import jax
 from jaxptd.atomic_files import write_whole
 from jaxptd.checkpoint import manifest, saving, shards
 from jaxptd.checkpoint.arrays import Background
+from jaxptd.checkpoint.blocks import Block, own_blocks
 from jaxptd.checkpoint.folders import CheckpointError, DamagedCheckpointError, reason
 from jaxptd.checkpoint.saving import run_on_all, run_on_first
 from jaxptd.checkpoint.shards import Assembly, Read, Shards
@@ -269,7 +270,7 @@ class Memory:
         self.wait()
         self.newest = step
         tensors = saving.savable(state)
-        blocks = shards.own_blocks(tensors)
+        blocks = list(own_blocks(tensors))
         about = {"run": self._run, "description": description}
         about |= {"tensors": manifest.shapes(tensors)}
         written = Written(step, self._start, jax.process_count())
@@ -299,7 +300,7 @@ class Memory:
         if "_world" in self.__dict__ and self._world[2] is not None:
             self._world[2].close()
 
-    def _write(self, written: Written, about: dict[str, Any], blocks: list[Any]) -> None:
+    def _write(self, written: Written, about: dict[str, Any], blocks: list[Block]) -> None:
         rank = jax.process_index()
         path = self.folder / written.file(rank)
         shards.write(path, about, blocks)

@@ -24,6 +24,15 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxptd import stores
 from jaxptd.checkpoint.arrays import Background
+from jaxptd.checkpoint.blocks import (
+    Block,
+    Extent,
+    copy_common,
+    extent_of,
+    meet,
+    own_blocks,
+    shape_of,
+)
 from jaxptd.checkpoint.folders import CheckpointError, DamagedCheckpointError, reason
 from jaxptd.stores import Place, StorePath
 
@@ -39,30 +48,17 @@ class Piece:
 
     Args:
         tensor: name of the array.
-        start: index of its first element in the array.
-        shape: of the block.
+        extent: of the block in the array.
         file: the object's name in the checkpoint.
         offset: byte in the object where it begins.
         crc32: of its bytes.
     """
 
     tensor: str
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
+    extent: Extent
     file: str
     offset: int
     crc32: int
-
-    def within(self, ranges: Sequence[tuple[int, int]]) -> tuple[tuple, tuple] | None:
-        """Where a part of the array meets the piece: slices of that part, and of the piece."""
-        there, here = [], []
-        for begin, size, (low, high) in zip(self.start, self.shape, ranges, strict=True):
-            first, last = max(begin, low), min(begin + size, high)
-            if first >= last:
-                return None
-            there.append(slice(first - low, last - low))
-            here.append(slice(first - begin, last - begin))
-        return tuple(there), tuple(here)
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -82,7 +78,7 @@ class PendingUpload:
 
     def __init__(self, folder: StorePath, attempt: str, tensors: dict[str, jax.Array]) -> None:
         self._folder, self._prefix = folder, f"arrays/{attempt}/process_{jax.process_index()}"
-        self._blocks = list(_packed(_blocks_of(tensors)))
+        self._blocks = list(_packed(_small_blocks(tensors)))
         self._stopped = threading.Event()
         self._files: dict[str, dict[str, int]] = {}
         self._writing = Background(self._write)
@@ -109,10 +105,10 @@ class PendingUpload:
         if self._stopped.is_set():
             raise CheckpointError("aborted")
         pieces, parts, offset = [], [], 0
-        for name, start, block in self._blocks[number]:
+        for name, extent, block in self._blocks[number]:
             data = block.reshape(-1).view(np.uint8).tobytes()
             file = f"{self._prefix}.{number}.bin"
-            pieces.append(Piece(name, start, block.shape, file, offset, zlib.crc32(data)))
+            pieces.append(Piece(name, extent, file, offset, zlib.crc32(data)))
             parts.append(data)
             offset += len(data)
         self._put(f"{self._prefix}.{number}.bin", b"".join(parts))
@@ -123,23 +119,13 @@ class PendingUpload:
         self._files[name] = {"size": len(data), "crc32": zlib.crc32(data)}
 
 
-Block = tuple[str, tuple[int, ...], np.ndarray]  # name of the array, index of its first element
-
-
-def _blocks_of(tensors: dict[str, jax.Array]) -> Iterator[Block]:
-    """This process's shards, each shard of the state in one process, in blocks of rows."""
-    held = [
-        (name, x.shape, shard)
-        for name, x in tensors.items()
-        for shard in x.addressable_shards
-        if shard.replica_id == 0
-    ]
-    for *_, shard in held:  # all copies to the host at the same time
-        shard.data.copy_to_host_async()
-    for name, shape, shard in held:
-        begin = [each.indices(n)[0] for each, n in zip(shard.index, shape, strict=True)]
-        for start, block in _rows(np.asarray(shard.data)):
-            yield name, tuple(map(sum, zip(begin, start, strict=True))), block
+def _small_blocks(tensors: dict[str, jax.Array]) -> Iterator[Block]:
+    """This process's blocks, in contiguous parts of at most `LARGEST` bytes."""
+    for name, extent, x in own_blocks(tensors):
+        for start, part in _rows(x):
+            begin = [first + n for (first, _), n in zip(extent, start, strict=True)]
+            ends = map(sum, zip(begin, part.shape, strict=True))
+            yield Block(name, tuple(zip(begin, ends, strict=True)), part)
 
 
 def _rows(x: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
@@ -165,7 +151,7 @@ def _packed(blocks: Iterator[Block]) -> Iterator[list[Block]]:
     group, size = list[Block](), 0
     for block in blocks:
         group.append(block)
-        size += block[2].nbytes
+        size += block.data.nbytes
         if size >= LARGEST:
             yield group
             group, size = [], 0
@@ -198,7 +184,7 @@ def load(folder: Place, manifest: dict[str, Any], wanted: dict[str, Any]) -> dic
     for names in _grouped(wanted):
         parts = {name: _parts_of(wanted[name]) for name in names}
         buffers = {
-            name: {ranges: np.empty([b - a for a, b in ranges], wanted[name].dtype) for ranges in x}
+            name: {extent: np.empty(shape_of(extent), wanted[name].dtype) for extent in x}
             for name, x in parts.items()
         }
         filled = _fill(folder, [p for name in names for p in pieces.get(name, ())], buffers)
@@ -215,9 +201,6 @@ def load(folder: Place, manifest: dict[str, Any], wanted: dict[str, Any]) -> dic
     return arrays
 
 
-Ranges = tuple[tuple[int, int], ...]  # first index and end of a part of an array, for each dim
-
-
 def _grouped(wanted: dict[str, Any]) -> Iterator[list[str]]:
     group, size = list[str](), 0
     for name, x in wanted.items():
@@ -230,18 +213,17 @@ def _grouped(wanted: dict[str, Any]) -> Iterator[list[str]]:
         yield group
 
 
-def _parts_of(x: Any) -> dict[Ranges, list[Any]]:
+def _parts_of(x: Any) -> dict[Extent, list[Any]]:
     """The parts of an array that this process's devices hold, and where each goes."""
     sharding: Any = getattr(x, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
-    parts: dict[Ranges, list[Any]] = {}
+    parts: dict[Extent, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(tuple(x.shape)).items():
-        ranges = tuple(each.indices(n)[:2] for each, n in zip(index, x.shape, strict=True))
-        place = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-        parts.setdefault(ranges, []).append(place)
+        where = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+        parts.setdefault(extent_of(index, x.shape), []).append(where)
     return parts
 
 
-def _placed(x: Any, parts: dict[Ranges, list[Any]], buffers: dict[Ranges, np.ndarray]) -> jax.Array:
+def _placed(x: Any, parts: dict[Extent, list[Any]], buffers: dict[Extent, np.ndarray]) -> jax.Array:
     sharding = getattr(x, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
     shards = [jax.device_put(buffers[part], each) for part, held in parts.items() for each in held]
     jax.block_until_ready(shards)  # before the next arrays are read into memory
@@ -249,10 +231,10 @@ def _placed(x: Any, parts: dict[Ranges, list[Any]], buffers: dict[Ranges, np.nda
 
 
 def _fill(
-    folder: Place, pieces: Sequence[Piece], buffers: dict[str, dict[Ranges, np.ndarray]]
+    folder: Place, pieces: Sequence[Piece], buffers: dict[str, dict[Extent, np.ndarray]]
 ) -> dict[str, int]:
     """Reads the pieces that buffers need into them; the number of elements written into each."""
-    needed = [p for p in pieces if any(p.within(ranges) for ranges in buffers[p.tensor])]
+    needed = [p for p in pieces if any(meet(extent, p.extent) for extent in buffers[p.tensor])]
     spans = list(_spans(needed, buffers))
     filled, lock = dict.fromkeys(buffers, 0), threading.Lock()
 
@@ -263,12 +245,11 @@ def _fill(
             part = data[piece.offset - begin : _end(piece, buffers) - begin]
             if zlib.crc32(part) != piece.crc32:
                 raise _damaged(folder, f"{piece.file} was changed (its CRC-32 differs)")
-            for ranges, buffer in buffers[piece.tensor].items():
-                if meet := piece.within(ranges):
-                    block = np.frombuffer(part, buffer.dtype).reshape(piece.shape)
-                    buffer[meet[0]] = block[meet[1]]
-                    with lock:
-                        filled[piece.tensor] += block[meet[1]].size
+            for extent, buffer in buffers[piece.tensor].items():
+                block = np.frombuffer(part, buffer.dtype).reshape(shape_of(piece.extent))
+                copied = copy_common(buffer, extent, block, piece.extent)
+                with lock:
+                    filled[piece.tensor] += copied
 
     if isinstance(folder, StorePath):
         folder.store.each(read, spans)
@@ -292,9 +273,9 @@ def _spans(pieces: Sequence[Piece], buffers: dict[str, Any]) -> Iterator[list[Pi
         yield span
 
 
-def _end(piece: Piece, buffers: dict[str, dict[Ranges, np.ndarray]]) -> int:
+def _end(piece: Piece, buffers: dict[str, dict[Extent, np.ndarray]]) -> int:
     itemsize = next(iter(buffers[piece.tensor].values())).dtype.itemsize
-    return piece.offset + math.prod(piece.shape) * itemsize
+    return piece.offset + math.prod(shape_of(piece.extent)) * itemsize
 
 
 def _bytes_of(folder: Place, name: str, start: int, stop: int) -> bytes:
@@ -318,8 +299,8 @@ def _read_indexes(folder: Place, manifest: dict[str, Any]) -> dict[str, list[Pie
         if zlib.crc32(data) != files[name]["crc32"]:
             raise _damaged(folder, f"{name} was changed (its CRC-32 differs)")
         try:
-            for tensor, start, shape, file, offset, crc32 in json.loads(data):
-                piece = Piece(tensor, tuple(start), tuple(shape), file, offset, crc32)
+            for tensor, extent, file, offset, crc32 in json.loads(data):
+                piece = Piece(tensor, tuple((a, b) for a, b in extent), file, offset, crc32)
                 if not _fits(piece, manifest):
                     raise ValueError(f"it has a piece of {tensor} that cannot be")
                 pieces.setdefault(tensor, []).append(piece)
@@ -331,15 +312,15 @@ def _read_indexes(folder: Place, manifest: dict[str, Any]) -> dict[str, list[Pie
 def _fits(piece: Piece, manifest: dict[str, Any]) -> bool:
     """True for a piece that lies within its array and within its object."""
     tensor, file = manifest["tensors"][piece.tensor], manifest["files"][piece.file]
-    numbers = (*piece.start, *piece.shape, piece.offset, piece.crc32)
+    numbers = (*itertools.chain(*piece.extent), piece.offset, piece.crc32)
     if not all(type(number) is int and number >= 0 for number in numbers):
         return False
     shape = tensor["shape"]
-    if not len(piece.start) == len(piece.shape) == len(shape) or 0 in piece.shape:
+    if len(piece.extent) != len(shape):
         return False
-    ends = zip(piece.start, piece.shape, shape, strict=True)
-    size = math.prod(piece.shape) * jax.numpy.dtype(tensor["dtype"]).itemsize
-    return all(a + b <= n for a, b, n in ends) and piece.offset + size <= file["size"]
+    size = math.prod(shape_of(piece.extent)) * jax.numpy.dtype(tensor["dtype"]).itemsize
+    inside = all(a < b <= n for (a, b), n in zip(piece.extent, shape, strict=True))
+    return inside and piece.offset + size <= file["size"]
 
 
 def _damaged(folder: Place, cause: str) -> DamagedCheckpointError:

@@ -5,7 +5,7 @@ r"""A file with one process's shards of a state, in canonical form, and the read
     data               one piece after another: a contiguous block of a tensor, C order
 
 A file is written under a hidden name and moved into place, so it is complete or ignored. Every
-piece has a CRC-32, which `Shards` checks. Pieces are blocks of whole tensors with their place, so
+piece has a CRC-32, which `Shards` checks. Pieces are blocks of whole tensors with their extents, so
 any layout can put its own blocks together from the files of all processes.
 """
 
@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxptd.checkpoint.blocks import Block, Extent, copy_common, extent_of, meet, shape_of
 from jaxptd.checkpoint.folders import DamagedCheckpointError, reason
 
-Place = tuple[tuple[int, int], ...]  # first element and end of a block along each dim
 Read = Callable[[int, int], bytes]  # reads some bytes of a file: offset, size
 
 MAGIC = b"jaxptd shards 1 "
@@ -37,14 +37,14 @@ class Piece:
 
     Args:
         name: of the tensor.
-        place: of the block in the tensor.
+        extent: of the block in the tensor.
         offset: of its first byte from the first byte of data.
         size: bytes.
         crc32: of these bytes.
     """
 
     name: str
-    place: Place
+    extent: Extent
     offset: int
     size: int
     crc32: int
@@ -53,47 +53,21 @@ class Piece:
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def own_blocks(tensors: Mapping[str, jax.Array]) -> list[tuple[str, Place, np.ndarray]]:
-    """Copies this process's blocks of some tensors to host memory, each block of one device only.
-
-    On the CPU it takes views, and a step that donates the buffer writes into another one.
-    """
-    shards = [
-        (name, x, shard)
-        for name, x in tensors.items()
-        for shard in x.addressable_shards
-        if shard.replica_id == 0
-    ]
-    for _, _, shard in shards:
-        shard.data.copy_to_host_async()
-    return [
-        (name, place_of(shard.index, x.shape), np.asarray(shard.data)) for name, x, shard in shards
-    ]
-
-
-def place_of(index: Sequence[slice], shape: Sequence[int]) -> Place:
-    """The place that a shard's index means."""
-    bounds = (each.indices(size) for each, size in zip(index, shape, strict=True))
-    return tuple((start, stop) for start, stop, _ in bounds)
-
-
-def write(
-    path: Path, about: Mapping[str, Any], blocks: Sequence[tuple[str, Place, np.ndarray]]
-) -> None:
+def write(path: Path, about: Mapping[str, Any], blocks: Sequence[Block]) -> None:
     """Writes a file of blocks under a hidden name and moves it into place. Raises OSError.
 
     Args:
         path: of the file.
         about: JSON values for the header.
-        blocks: as `own_blocks` returns them.
+        blocks: of this process.
     """
     aside = path.with_name(f".{path.name}.partial")
     try:
         with aside.open("wb") as file:
             views = [_bytes_of(block) for _, _, block in blocks]
             pieces, offset = [], 0
-            for (name, place, _), view in zip(blocks, views, strict=True):
-                pieces.append(Piece(name, place, offset, view.nbytes, zlib.crc32(view)))
+            for (name, extent, _), view in zip(blocks, views, strict=True):
+                pieces.append(Piece(name, extent, offset, view.nbytes, zlib.crc32(view)))
                 offset += view.nbytes
             header = json.dumps({**about, "pieces": [dataclasses.astuple(x) for x in pieces]})
             file.write(_prologue(header.encode()) + header.encode())
@@ -135,8 +109,8 @@ class Shards:
             self.about: dict[str, Any] = json.loads(header)
             pieces = self.about.pop("pieces")
             self.pieces = [
-                Piece(name, tuple((start, stop) for start, stop in place), *rest)
-                for name, place, *rest in pieces
+                Piece(name, tuple((start, stop) for start, stop in extent), *rest)
+                for name, extent, *rest in pieces
             ]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._damaged("its header is not one of this library") from error
@@ -209,43 +183,24 @@ class Assembly:
         Raises:
             DamagedCheckpointError: a piece is damaged, or a part of the tensor is in no file.
         """
-        blocks: dict[Place, np.ndarray] = {}
+        blocks: dict[Extent, np.ndarray] = {}
 
         def block(index: tuple[slice, ...] | None) -> np.ndarray:
-            place = place_of(index or (), wanted.shape)
-            if place not in blocks:
-                blocks[place] = self._block(name, place, jnp.dtype(wanted.dtype))
-            return blocks[place]
+            extent = extent_of(index or (), wanted.shape)
+            if extent not in blocks:
+                blocks[extent] = self._block(name, extent, jnp.dtype(wanted.dtype))
+            return blocks[extent]
 
         return jax.make_array_from_callback(wanted.shape, wanted.sharding, block, wanted.dtype)
 
-    def _block(self, name: str, place: Place, dtype: np.dtype) -> np.ndarray:
+    def _block(self, name: str, extent: Extent, dtype: np.dtype) -> np.ndarray:
         """One block of a tensor, from the pieces that overlap it."""
-        block = np.empty([stop - start for start, stop in place], dtype)
+        block = np.empty(shape_of(extent), dtype)
         found = 0
         for file, piece in self._pieces.get(name, ()):
-            if (common := overlap(place, piece.place)) is None:
-                continue
-            shape = [stop - start for start, stop in piece.place]
-            source = np.frombuffer(file.piece(piece), dtype).reshape(shape)
-            block[_within(common, place)] = source[_within(common, piece.place)]
-            found += int(np.prod([stop - start for start, stop in common]))
+            if meet(extent, piece.extent):  # only then it is read
+                source = np.frombuffer(file.piece(piece), dtype).reshape(shape_of(piece.extent))
+                found += copy_common(block, extent, source, piece.extent)
         if found != block.size:
             raise DamagedCheckpointError(f"{self._where} is damaged: a part of {name} is missing")
         return block
-
-
-def overlap(a: Place, b: Place) -> Place | None:
-    """The common block of two; None if there is none.
-
-    >>> overlap(((0, 4), (2, 6)), ((2, 8), (0, 4))), overlap(((0, 4),), ((4, 8),))
-    (((2, 4), (2, 4)), None)
-    """
-    common = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
-    return common if all(start < stop for start, stop in common) else None
-
-
-def _within(block: Place, whole: Place) -> tuple[slice, ...]:
-    """The slices of a block in a larger one."""
-    pairs = zip(block, whole, strict=True)
-    return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in pairs)

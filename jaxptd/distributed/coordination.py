@@ -17,7 +17,7 @@ from jaxptd.config import ProcessesConfig
 from jaxptd.distributed.launchers import World
 from jaxptd.distributed.watchdog import on_abort
 from jaxptd.errors import BAD_INPUT, UserError, print_error
-from jaxptd.topology import Place, place_of, remember
+from jaxptd.topology import NetworkPlace, place_of, remember
 
 KEYS = "jaxptd/"  # prefix of every key, because JAX has keys of its own
 DAY = 86400.0  # seconds; `Liveness` finds a dead or stuck process long before
@@ -73,11 +73,11 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
     _share_places(world, place_of(config.domain, config.place, os.environ))
 
 
-def _share_places(world: World, place: Place) -> None:
+def _share_places(world: World, place: NetworkPlace) -> None:
     """Tells every process where the devices of all are in the network."""
     put(f"places/{world.id}", place.written())
     barrier("places", seconds=DAY)
-    remember({int(rank): Place.read(text) for rank, text in get_all("places").items()})
+    remember({int(rank): NetworkPlace.read(text) for rank, text in get_all("places").items()})
 
 
 def is_alone() -> bool:

@@ -20,6 +20,7 @@ from checkpointing import (
 )
 
 from jaxptd.checkpoint import CheckpointError, memory, shards
+from jaxptd.checkpoint.blocks import own_blocks
 from jaxptd.checkpoint.memory import Memory, Written, forget, partner_of
 
 TARGET = [((2, 4), ("dp", "tp")), ((4,), ("dp",)), ((2, 1), ("tp", "dp")), ((8,), ())]
@@ -193,7 +194,7 @@ def test_of_two_copies_a_good_one_is_read(kept, tmp_path):
 
 def test_a_block_that_is_in_no_file_is_noticed(tmp_path):
     x = put(make_mesh(4), np.arange(8.0, dtype=np.float32), "dp")
-    blocks = shards.own_blocks({"x": x})
+    blocks = list(own_blocks({"x": x}))
     shards.write(tmp_path / "file", {}, blocks[1:])
     whole = shards.Assembly([shards.Shards([shards.reader(tmp_path / "file")], "file")], "it")
     with pytest.raises(CheckpointError, match="it is damaged: a part of x is missing"):
@@ -227,7 +228,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     x = put(make_mesh(1), np.zeros(4, np.float32))
     monkeypatch.setattr(os, "replace", disk_full)
     with pytest.raises(OSError, match="No space"):
-        shards.write(tmp_path / "file", {}, shards.own_blocks({"x": x}))
+        shards.write(tmp_path / "file", {}, list(own_blocks({"x": x})))
     assert list(tmp_path.iterdir()) == []
 
 
