@@ -401,3 +401,9 @@ class Layout:
 
     __repr__ = settings_text
     _repr_html_ = settings_html
+
+
+def check_node(node: int) -> None:
+    """Raises UserError for a number of devices that no node has."""
+    if node < 1:
+        raise UserError(f"node={node}: a node has 1 device or more")

@@ -29,6 +29,7 @@ from jaxptd.layout import (
     Axis,
     Layout,
     Matmul2D,
+    check_node,
 )
 from jaxptd.topology import network_order, split_groups, spread
 
@@ -227,8 +228,7 @@ def nodes_of(layout: Layout, node: int) -> Groups:
     Raises:
         UserError: `node` is not positive.
     """
-    if node < 1:
-        raise UserError(f"node={node}: use 1 or more devices")
+    check_node(node)
     ranks = range(layout.num_devices)
     return [[*ranks[begin : begin + node]] for begin in ranks[::node]]
 
@@ -241,7 +241,11 @@ def draw_links(layout: Layout, node: int) -> str:
     tp 4  neighbours      inside a node, by NVLink
     dp 2  4 ranks apart   over 2 nodes, by 1 network card of each
     pp 2  8 ranks apart   over 2 nodes, by 1 network card of each
+
+    Raises:
+        UserError: `node` is not positive.
     """
+    check_node(node)
     domains = [rank // node for rank in range(layout.num_devices)]
     rows = []
     for axis, (members, stride, nodes, _, rails) in spread(layout, domains).items():

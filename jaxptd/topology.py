@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxptd.errors import UserError
 from jaxptd.layout import Axis, Layout
 
 SLURM = "SLURM_TOPOLOGY_ADDR"  # switches from the top of the network down, and the node
@@ -56,7 +57,18 @@ def place_of(domain: int | None, place: str | None, environ: Mapping[str, str]) 
 
 
 def remember(places: Mapping[int, NetworkPlace]) -> None:
-    """Keeps the places of all processes for every mesh that is made from now on."""
+    """Keeps the places of all processes for every mesh that is made from now on.
+
+    Raises:
+        UserError: only some processes have been given a domain. The driver's numbers of the others
+            could be the same by chance.
+    """
+    unknown = [process for process, place in places.items() if place.domain is None]
+    if 0 < len(unknown) < len(places):
+        raise UserError(
+            f"processes.domain is given to some processes, but not to process {min(unknown)}; "
+            "give it to all of them, or to none"
+        )
     _places.clear()
     _places.update(places)
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
+from jaxptd import plot
 from jaxptd.commands.mesh import main
 from jaxptd.errors import UserError
 from jaxptd.mesh import (
@@ -20,6 +21,7 @@ from jaxptd.mesh import (
     Axis,
     Layout,
     draw,
+    draw_links,
     make_mesh,
     rank_groups,
     ranks_along,
@@ -348,3 +350,28 @@ def test_as_a_command():
     assert (good.returncode, good.stderr, json.loads(good.stdout)) == (0, "", LITERATURE)
     bad = run(["--world-size", "10", "--tp", "4"])
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+
+
+# --- Nodes
+
+
+def test_the_command_shows_nodes_and_which_axes_leave_them(capsys, tmp_path):
+    picture = tmp_path / "mesh.svg"
+    main([*ARGV, "--node", "4", "--picture", str(picture)])
+    out = capsys.readouterr().out
+    assert "in nodes of 4 devices:\ntp 2  neighbours      inside a node, by NVLink\n" in out
+    assert "node: [0,1,2,3] [4,5,6,7] [8,9,10,11] [12,13,14,15]" in out
+    assert "every other node of 4 is paler" in picture.read_text()
+    main([*ARGV, "--node", "4", "--json"])
+    groups = json.loads(capsys.readouterr().out)
+    assert groups.pop("node") == [[*range(first, first + 4)] for first in range(0, 16, 4)]
+    assert groups == LITERATURE
+
+
+@pytest.mark.parametrize("node", [0, -8])
+def test_a_node_has_a_device(node, capsys):
+    line = refused(capsys, main, [*ARGV, "--node", str(node)])
+    assert line == f"error: node={node}: a node has 1 device or more\n"
+    for show in (draw_links, plot.mesh):
+        with pytest.raises(UserError, match="a node has 1 device or more"):
+            show(Layout(tp=4), node=node)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxptd import topology
+from jaxptd.errors import UserError
 from jaxptd.layout import Axis, Layout
 from jaxptd.mesh import draw_links, ranks_along
 from jaxptd.topology import (
@@ -55,6 +56,11 @@ def test_a_given_domain_counts_more_than_the_drivers(places):
     gpus = [GPU(0, 0, 0), GPU(1, 1, 1), GPU(2, 2, 2)]
     assert order(gpus) == [0, 2, 1]
     assert known_domains(gpus) == [7, 3, 7]
+
+
+def test_a_domain_is_given_to_all_processes_or_to_none(places):
+    with pytest.raises(UserError, match="to some processes, but not to process 1; give it to all"):
+        places({0: NetworkPlace(7), 1: NetworkPlace()})
 
 
 def test_domains_and_their_nodes_are_in_the_order_of_the_network(places):

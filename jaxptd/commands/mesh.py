@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = named_config(args)
     layout = _layout_of(args.world_size, sizes, config.layout if config else None)
     groups = rank_groups(layout, split_rank=args.split_rank)
-    if args.node:
+    if args.node is not None:
         groups["node"] = nodes_of(layout, args.node)
     if picture := picture_path(args.picture):
         plot.save(plot.mesh(layout, node=args.node), picture)
@@ -83,7 +83,7 @@ def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layou
 
 def _text(layout: Layout, groups: Mapping[str, Groups], *, node: int | None, quiet: bool) -> str:
     head = [] if quiet else [f"{layout.num_devices} devices: {layout}", "", draw(layout), ""]
-    if node and not quiet:
+    if node is not None and not quiet:
         head += [draw_links(layout, node), ""]
     lines = (
         f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in each)

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 from jaxptd.hardware import Accelerator, Cluster
-from jaxptd.layout import BATCH_AXES, Axis, Layout
+from jaxptd.layout import BATCH_AXES, Axis, Layout, check_node
 from jaxptd.plot import BLUE, COLORS, DARK, FILLS, INK
 from jaxptd.plot.style import new_picture, styled
 
@@ -254,8 +254,10 @@ def mesh(layout: Layout, *, node: int | None = None) -> Figure:
         node: devices that NVLink joins; every other node is drawn paler. None draws all alike.
 
     Raises:
-        UserError: there are too many devices.
+        UserError: there are too many devices, or `node` is not positive.
     """
+    if node is not None:
+        check_node(node)
     if layout.num_devices > MOST:
         raise UserError(f"layout ({layout}) has {layout.num_devices} devices; draw {MOST} or fewer")
     across = layout.col * layout.tp

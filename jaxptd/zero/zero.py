@@ -137,16 +137,12 @@ class Zero(StateShapes):
         for name, p in params.items():
             stored, plan = self.stored[name], self.plans[name]
             info = stored if isinstance(stored, ShardedInfo) else None
-            split = bool(self.split)
-            p = info.join(p, plan.gather_dtype) if info is not None and split else p
+            p = info.join(p, plan.gather_dtype) if info is not None and self.split else p
             like = as_varying(p, owed[name]) if owed else p  # varies as the gradient does
             replicas = [Axis.REPLICAS] if owed and plan.sums_replicas else []
             p = as_varying(like, replicas)
             if plan.gather == "layer":
-                scattered = plan.reduce != "end" and not is_on_host(p) and not split
-                shape = p.shape if info is None or plan.reduce != "end" else info.local_shape(p)
-                slot = like if scattered else grad_slot(like, plan, shape)
-                begun[name] = LazyParam(p, slot, None, info, plan)
+                begun[name] = LazyParam(p, self._slot(like, plan, info), None, info, plan)
                 continue
             like = on_device(like) if plan.where == "host" else like
             block: Any = (p := as_varying(like, replicas))
@@ -158,10 +154,7 @@ class Zero(StateShapes):
             begun[name] = block
             if training and plan.moves:
                 assert info is not None
-                whole = plan.reduce == "end"
-                shape = info.local_shape(p) if whole else p.shape
-                slot = like if not whole and not split else grad_slot(like, plan, shape)
-                begun[name] = LazyParam(p, slot, block, info, plan)
+                begun[name] = LazyParam(p, self._slot(like, plan, info), block, info, plan)
             # A loop adds a layer's gradients to sums, or stacks them in their own precision.
             elif (
                 training
@@ -170,6 +163,13 @@ class Zero(StateShapes):
             ):
                 begun[name] = with_grad_slot(block, plan)
         return begun
+
+    def _slot(self, like: Array, plan: ParamPlan, info: ShardedInfo | None) -> Array:
+        """A gradient's slot: the array itself if it has the gradient's shape and type."""
+        if info is not None and plan.reduce == "end":
+            return grad_slot(like, plan, info.local_shape(like))
+        fits = plan.reduce != "end" and like.dtype == plan.grad_dtype and not is_on_host(like)
+        return like if fits else grad_slot(like, plan)
 
     def end_step(self, grads: Params, owed: Mapping[str, Axes]) -> Params:
         """Gradients that the passes return -> those of the state's arrays. Partner: `begin_step`.

@@ -80,10 +80,10 @@ class Bounds:
 
     @property
     def worth(self) -> int:
-        """Number of layers that take as long as the loss, at least 1: with more its part waits.
+        """The most layers that may move from the part with the loss to the others.
 
-        With a loss that takes less than a layer, the part that takes a layer over is the slowest,
-        and yet a schedule of few micro-batches may be shorter.
+        They take as long as the loss; without more of them that part would wait. One is tried even
+        if the loss takes less than a layer: with few micro-batches the step may get shorter.
         """
         layers = self.cost.last * self.cost.number / self.cost.layers("none")
         return min(MOST_FEWER, max(1, math.ceil(layers)))
