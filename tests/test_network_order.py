@@ -2,11 +2,15 @@
 
 import dataclasses
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd import topology
+from jaxptd import mesh, topology
+from jaxptd.config import ProcessesConfig
+from jaxptd.distributed import coordination
+from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
 from jaxptd.layout import Axis, Layout
 from jaxptd.mesh import draw_links, ranks_along
@@ -117,6 +121,35 @@ def test_groups_extend_over_the_domains_of_their_ranks(sizes, size):
             groups = ranks_along(layout, axis)
             assert found[axis].domains == max(len({domains[r] for r in group}) for group in groups)
             assert found[axis].stride == groups[0][1] - groups[0][0]
+
+
+def test_only_axes_that_leave_a_domain_use_network_cards():
+    found = spread(Layout(dp=2, tp=4), of(4, 8))
+    assert {axis: each.rails for axis, each in found.items()} == {Axis.TP: 0, Axis.DP: 1}
+
+
+def test_a_mesh_is_in_the_order_of_the_network(monkeypatch):
+    monkeypatch.setattr(mesh, "network_order", lambda devices: devices[::-1])
+    assert [*mesh.make_mesh(Layout(dp=2)).devices.flat] == jax.devices()[:-3:-1]
+    assert [*mesh.make_mesh(Layout(dp=2), jax.devices()).devices.flat] == jax.devices()[:2]
+
+
+def test_processes_tell_each_other_where_they_are_and_xla_their_domain(monkeypatch, places):
+    said, given = {"1": NetworkPlace(3, ("a", "c")).written()}, {}
+
+    def put(key: str, value: str) -> None:
+        said[key.removeprefix("places/")] = value
+
+    monkeypatch.setattr(coordination, "put", put)
+    monkeypatch.setattr(coordination, "get_all", lambda folder: said)
+    monkeypatch.setattr(coordination, "barrier", lambda name, **_: None)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **options: given.update(options))
+    config = ProcessesConfig(domain=7, place="a.b")
+    coordination.join(World(2, 0, "127.0.0.1:1"), config, devices=2)
+    assert given["partition_index"] == 7
+    assert known_domains([Device(0, 0), Device(1, 1)]) == [7, 3]
+    assert order([Device(0, 1), Device(1, 0)]) == [1, 0]
 
 
 def of(size: int, devices: int) -> list[int]:

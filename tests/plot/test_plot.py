@@ -97,6 +97,9 @@ def test_a_mesh_has_every_device(monkeypatch) -> None:
     assert rows == [f"dp 0 cp {i} ulysses {j}" for i in (0, 1) for j in (0, 1)]
     colors = {each.get_facecolor() for each in axes.patches if each.get_fill()}
     assert len(colors) == 4  # one for each replica
+    (nodes,) = plot.mesh(Layout(tp=8), node=4).axes
+    alphas = [each.get_alpha() for each in nodes.patches if each.get_fill()]
+    assert alphas[:4] == [1.0] * 4 and alphas[4:] == [alphas[4]] * 4 and alphas[4] < 1
     monkeypatch.setattr("jaxptd.plot.figures.NUMBERED", 3)
     assert texts(plot.mesh(Layout(dp=4))) == {"0", "1", "2"}
     with pytest.raises(UserError, match="has 8192 devices; draw 4096 or fewer"):

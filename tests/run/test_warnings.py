@@ -7,6 +7,7 @@ import tiny
 
 from jaxptd.config import OptimizerConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run import warnings
 from jaxptd.run.warnings import remarks
 from jaxptd.step import Program
 
@@ -30,6 +31,13 @@ def test_padding_of_sequences_is_named() -> None:
         f"model.seq_length=15: {words.format(16)}",
         f"model.encoder_decoder.seq_length=9: {words.format(12)}",
     ]
+
+
+def test_axes_that_leave_an_nvlink_domain_are_named(monkeypatch) -> None:
+    monkeypatch.setattr(warnings, "known_domains", lambda devices: [0, 0, 1, 1][: len(devices)])
+    (said,) = remarks(tiny.program(Layout(tp=4)))
+    assert said.startswith("layout.tp=4: each group lies in 2 NVLink domains of 2 devices")
+    assert list(remarks(tiny.program(Layout(dp=2, tp=2)))) == []
 
 
 @pytest.mark.parametrize(("schedule", "remarked"), [("1f1b", True), ("zb-v", False)])

@@ -12,6 +12,7 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from turns import slow
@@ -33,7 +34,8 @@ def info(shape: tuple, held: tuple, *spec: Any, rows: tuple[int, ...] | None = N
 
 
 def sharded(info: ParamInfo, layout: Layout, *, lead: int = 0) -> ShardedInfo:
-    return ShardedInfo(info, layout.sizes, lead)
+    """A parameter of a state that replicas split, if there are any."""
+    return ShardedInfo(info, layout.sizes, lead, (Axis.REPLICAS,) * (layout.replicas > 1))
 
 
 # Rows for two stages of up to three layers; the second stage has two.
@@ -58,6 +60,8 @@ CASES = [
     # Four experts in two layers: ZeRO uses what remains of the batch's axes.
     (sharded(info((2, 4, 5), (2, 4, 5), None, "ep", None), Layout(dp=2, ep=2, cp=2), lead=1), 3),
     (sharded(info((4, 5, 3), (4, 5, 4), "ep", None, "tp"), Layout(dp=2, ep=2, tp=2)), 10),
+    (sharded(info((7, 5), (7, 6), None, "tp"), Layout(replicas=2, dp=2, tp=2)), 6),
+    (sharded(info((2, 7, 3), (2, 7, 3), None, None, None), Layout(replicas=3, cp=2), lead=1), 4),
 ]
 IDS = [f"{stored.shape} over {stored.spec}" for stored, _ in CASES]
 TABLE = pytest.mark.parametrize(("stored", "size"), CASES, ids=IDS)
@@ -81,8 +85,8 @@ def shard_by_hand(stored: ShardedInfo, held: np.ndarray, at: dict[Axis, int]) ->
 
 
 def left(stored: ShardedInfo) -> list[Axis]:
-    """Axes of the batch over which layers do not shard the parameter."""
-    return [a for a in ZERO_AXES if a not in stored.info.axes]
+    """Axes of the batch over which layers do not shard the parameter; replicas are the fastest."""
+    return [*(a for a in ZERO_AXES if a not in stored.info.axes), *stored.split]
 
 
 @TABLE
@@ -94,11 +98,40 @@ def test_every_device_holds_its_shard(stored: ShardedInfo, size: int) -> None:
     placed = jax.device_put(stored.from_canonical(x), NamedSharding(mesh, P(*stored.spec)))
     assert placed.shape == stored.stored_shape
     held = np.asarray(stored.info.from_canonical(x))
-    assert stored.shard_size == size
+    assert stored.part_size == size
     for shard in placed.addressable_shards:
         place = np.argwhere(mesh.device_ids == shard.device.id)[0]
         want = shard_by_hand(stored, held, dict(zip(Axis, place, strict=True)))
         np.testing.assert_array_equal(shard.data, want)
+
+
+SPLIT = [stored for stored, _ in CASES if stored.split]
+
+
+@pytest.mark.parametrize("stored", SPLIT, ids=["along tp", "by layer"])
+def test_parts_of_replicas_join_to_the_block_and_sums_of_gradients_are_dealt_out(
+    stored: ShardedInfo,
+) -> None:
+    layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
+    mesh = make_mesh(layout)
+    x = np.arange(math.prod(stored.shape), dtype=np.float32).reshape(stored.shape)
+    replicas = layout.zero_shards * layout.replicas
+
+    def there_and_back(part: jax.Array) -> jax.Array:
+        block = stored.gather(stored.join(part, jnp.float32), jnp.float32)
+        return stored.part_of_sum(stored.reduce_scatter(block)) / replicas
+
+    spec = P(*stored.spec)
+    run = jax.shard_map(there_and_back, mesh=mesh, in_specs=spec, out_specs=spec)
+    placed = jax.device_put(stored.from_canonical(x), NamedSharding(mesh, spec))
+    np.testing.assert_array_equal(stored.to_canonical(run(placed)), x)
+
+    def blocks(part: jax.Array) -> jax.Array:
+        block = stored.gather(stored.join(part, jnp.float32), jnp.float32)
+        return lax.pmax(block, tuple(stored.holders))  # all devices have the same
+
+    whole = jax.shard_map(blocks, mesh=mesh, in_specs=spec, out_specs=P(*stored.info.spec))(placed)
+    np.testing.assert_array_equal(stored.info.to_canonical(whole), x)
 
 
 @TABLE
