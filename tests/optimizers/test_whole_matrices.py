@@ -183,9 +183,14 @@ PLACES = [
     (Layout(pp=2, row=2, col=2, attention2d="blocks"), ODD | THREE),
 ]
 NAMES = ["muon", "adafactor"]
+SPLIT = Layout(replicas=2, dp=2, tp=2, zero=2, replica_state="split"), {}
 
 
-@pytest.mark.parametrize(("place", "name"), by_turns(PLACES[:2], NAMES, first=1), ids=str)
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [*by_turns(PLACES[:2], NAMES, first=1), *((SPLIT, name) for name in NAMES)],
+    ids=str,
+)
 def test_layouts_go_where_one_device_goes(place, name) -> None:
     _holds(*place, name)
 

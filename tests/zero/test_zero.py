@@ -57,6 +57,11 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 
+def test_with_a_state_that_replicas_split_a_step_equals_one_device() -> None:
+    layout = Layout(replicas=2, dp=2, zero=3, replica_state="split")
+    hold(layout, num_layers=2, micro_batches=2)
+
+
 INSIDE = [
     {"dp": 2, "ep": 4},
     {"dp": 2, "tp": 4},
