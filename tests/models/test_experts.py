@@ -148,7 +148,7 @@ def step_of(layout: Layout) -> tuple[dict, dict, dict]:
     return first, after, {name: np.asarray(x) for name, x in metrics.items()}
 
 
-SPREAD = Layout(ep=2, cp=2, zero=2)
+SPREAD = Layout(replicas=2, ep=2, cp=2, zero=2, replica_state="split")
 
 
 def test_loads_and_their_biases_are_the_same_bits_on_every_layout() -> None:

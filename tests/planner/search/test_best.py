@@ -150,7 +150,8 @@ FOLDED = {"layout__tp": 1, "layout__pp": 1, "layout__cp": 1, "layout__row": 1, "
 def test_with_replicas_too_nothing_is_faster(model: ModelConfig, pins: dict) -> None:
     pruned, whole = (search(model, 4, 8, 80, PAIRS, **pins) for _ in range(2))
     pipes = [pipe for _, pipe, _ in everything(whole)]
-    assert {pipe.replicas for pipe in pipes} == {1, 2}
+    found = {(pipe.replicas, pipe.replica_state) for pipe in pipes}
+    assert found == {(1, "copied"), (2, "copied"), (2, "split")}
     check_against_all(pruned, whole)
 
 
@@ -159,6 +160,11 @@ def test_replicas_pay_where_parameters_are_gathered_often_over_a_slower_network(
     often = FOLDED | {"layout__zero": 3, "train__micro_batches": 8}
     best = next(iter(search(LLAMA, 64, 512, 80, B200, **often)))
     assert (best.config.layout.replicas, best.config.layout.dp) == (8, 8)
+    assert best.config.layout.replica_state == "split"  # fewer bytes than an all-reduce
+    (copied,) = itertools.islice(
+        search(LLAMA, 64, 512, 80, B200, layout__replica_state="copied", **often), 1
+    )
+    assert copied.config.layout.replica_state == "copied" and copied.seconds > best.seconds
     apart = next(iter(search(LLAMA, 64, 512, 80, B200, layout__replicas=1, **often)))
     assert apart.config.layout.dp == 64 and apart.seconds > 1.2 * best.seconds
     assert apart.memory.total < best.memory.total
