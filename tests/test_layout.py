@@ -109,3 +109,13 @@ def test_absorbed_products_take_latent_vectors_everywhere_and_expand_none() -> N
         assert str(both) == str(absorbed)
     assert Layout(cp=2).attends_latents
     assert not Layout(tp=2).attends_latents
+
+
+def test_replicas_split_a_state_that_is_sharded_and_on_the_device():
+    split = Layout(replicas=2, dp=2, zero=1, replica_state="split")
+    assert split.splits_state and str(split) == "replicas=2 dp=2 zero=1 replica_state=split"
+    for without in ({"zero": 0}, {"replicas": 1}, {"replica_state": "copied"}):
+        assert not dataclasses.replace(split, **without).splits_state
+    for offload in ("optimizer", "parameters"):
+        with pytest.raises(UserError, match=f"layout.offload={offload}: masters are split over re"):
+            dataclasses.replace(split, offload=offload)

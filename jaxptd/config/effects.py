@@ -84,20 +84,19 @@ _NEEDS = (
     ),
     _Need(
         ("layout.zero",),
-        lambda model, layout: layout.zero_shards > 1,
+        lambda model, layout: layout.zero_shards > 1 or layout.splits_state,
         "layout.dp, layout.ep, layout.cp or layout.ulysses of 2 or more",
     ),
     _Need(
         ("layout.replicas",),
-        lambda model, layout: layout.zero > 0 and layout.zero_shards > 1,
+        lambda model, layout: layout.splits_state or (layout.zero > 0 and layout.zero_shards > 1),
         "layout.zero and layout.dp, layout.ep, layout.cp or layout.ulysses of 2 or more; without "
         "them it is the same as layout.dp",
     ),
     _Need(
         ("layout.replica_state",),
-        lambda model, layout: layout.splits_state and layout.zero_shards > 1,
-        "layout.zero, layout.replicas of 2 or more, and layout.dp, layout.ep, layout.cp or "
-        "layout.ulysses of 2 or more",
+        lambda model, layout: layout.splits_state,
+        "layout.zero, and layout.replicas of 2 or more",
     ),
     _Need(
         ("layout.update_on",),

@@ -50,6 +50,16 @@ def test_fields_of_a_pipeline_or_of_a_grid_are_refused_elsewhere(fields, axes, w
             {"zero": 1},
             "layout.replicas=2 has no effect without layout.",
         ),
+        (
+            Layout(dp=2, zero=1, replica_state="split"),
+            {"replicas": 2},
+            "layout.replica_state=split has no effect without layout.zero, and layout.replicas of ",
+        ),
+        (
+            Layout(dp=2, zero=1, replica_state="split"),
+            {"replicas": 2, "dp": 1},
+            "layout.replica_state=split has no effect without layout.zero, and layout.replicas of ",
+        ),
     ],
 )
 def test_other_fields_without_effect_are_named(layout, axes, sentence) -> None:
