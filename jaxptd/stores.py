@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import os
 import re
 import shutil
 import sys
@@ -89,7 +90,8 @@ class StorePath:
 
     @property
     def parent(self) -> "StorePath":
-        return dataclasses.replace(self, key=self.key.rpartition("/")[0])
+        """The URL without its last name; a bucket's is the bucket, as that of `/` is `/`."""
+        return dataclasses.replace(self, key=self.key.rpartition("/")[0] or self.key)
 
     def with_suffix(self, suffix: str) -> "StorePath":
         """The same URL with another end of its name."""
@@ -356,6 +358,11 @@ class _Ranges(io.RawIOBase):
     def __init__(self, store: Store, key: str, size: int) -> None:
         self._store, self._key, self._size, self._at = store, key, size, 0
 
+    @property
+    def name(self) -> str:
+        """The URL; of the buffer around it as well."""
+        return f"{self._store._scheme}://{self._key}"
+
     def readable(self) -> bool:
         return True
 
@@ -481,7 +488,8 @@ def size_of(where: Place) -> int | None:
     """The bytes of a file or an object; None if there is none."""
     if isinstance(where, StorePath):
         return where.store.size(where.key)
-    return where.stat().st_size if where.is_file() else None
+    # Unlike `Path.is_file`, this raises nothing for a name that is too long or out of reach.
+    return os.path.getsize(where) if os.path.isfile(where) else None
 
 
 def open_binary(where: Place) -> BinaryIO:
@@ -507,13 +515,18 @@ def on_disk(where: Place) -> Path:
 
 
 def local_copy(where: StorePath) -> Path:
-    """A folder with copies of the small files beside an URL's weights, such as configs."""
+    """A folder with copies of the small files beside a URL's weights, such as configs.
+
+    Of folders inside it only templates: a run has its checkpoints there, a bucket anything.
+    """
     inside = where.store.listing(where.key)
-    return fetch(where, scratch_folder(), [key for key, n in inside.items() if _is_small(key, n)])
+    small = [key for key, n in inside.items() if n <= SMALL and _is_beside(where.inside(key))]
+    return fetch(where, scratch_folder(), small)
 
 
-def _is_small(key: str, size: int) -> bool:
-    return size <= SMALL and PurePosixPath(key).suffix in SMALL_FILES
+def _is_beside(name: str) -> bool:
+    suffix = PurePosixPath(name).suffix
+    return suffix in SMALL_FILES and ("/" not in name or suffix == ".jinja")
 
 
 def fetch(where: StorePath, folder: Path, keys: Iterable[str] | None = None) -> Path:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxptd import stores
 from jaxptd.config import BeginToken, SpecialTokens
 from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD, SPLIT
@@ -250,8 +251,7 @@ def on_disk(name: str) -> Path:
     where = place(name, field="data.tokenizer")
     if not isinstance(where, StorePath):
         return where
-    copy = local_copy(where.parent if where.suffix == ".json" else where)
-    return copy / where.name if where.suffix == ".json" else copy
+    return stores.on_disk(where) if where.suffix == ".json" else local_copy(where)
 
 
 @checked("jaxptd.load_tokenizer")

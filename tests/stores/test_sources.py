@@ -235,3 +235,60 @@ def test_a_full_disk_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(UserError, match="No space left on device; the folder of TMPDIR needs room"):
         sequences(f"{URL}/b.bin")
+
+
+def test_no_room_for_a_temporary_file_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(**_: Any) -> int:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    tokens = open_token_file(place(f"{URL}/b.bin"))
+    monkeypatch.setattr(stored_ids.tempfile, "mkstemp", none)
+    with pytest.raises(UserError, match="No usable temporary directory found; the folder"):
+        np.asarray(tokens)
+
+
+def test_an_object_that_was_deleted_is_one_line(folder: Path) -> None:
+    where = place(f"{URL}/b.bin")
+    assert isinstance(where, StorePath)
+    tokens = open_token_file(where)
+    where.store.delete([where.key])
+    with pytest.raises(UserError, match=r"data.source: s3://bucket/data/b.bin was deleted"):
+        np.asarray(tokens)
+
+
+def test_more_is_read_than_the_system_reads_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, n, start: pread(file, min(n, 1000), start))
+    tokens = open_token_file(place(f"{URL}/b.bin"))
+    assert np.array_equal(tokens, np.memmap(folder / "b.bin", "<u2", offset=64))
+
+
+def test_a_store_that_refuses_is_not_taken_for_damage(
+    folder: Path, s3: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    parquet.write_table(pyarrow.table({"text": ["a" * 99]}), folder / "p.parquet")
+    upload(folder)
+    s3.fault = lambda method, key: "AccessDenied" if method == "GET" and "p.parq" in key else None
+    with pytest.raises(UserError, match=r"^could not read s3://.*p.parquet: the credential is"):
+        sequences(f"{URL}/p.parquet")
+
+
+def test_a_package_that_is_missing_is_named_with_the_url(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    (folder / "t.txt.zst").write_bytes(b"x")
+    upload(folder)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UserError, match=f"{URL}/t.txt.zst is compressed by zstd; install"):
+        sequences(f"{URL}/t.txt.zst")

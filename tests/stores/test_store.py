@@ -32,6 +32,7 @@ def test_urls_are_taken_apart_as_paths_are() -> None:
     assert (url.bucket, url.name, url.suffix) == ("bucket", "tokens.bin", ".bin")
     assert str(url.with_suffix(".idx")) == "memory://bucket/run/tokens.idx"
     assert str(url.parent / "a") == "memory://bucket/run/a"
+    assert str(url.parent.parent.parent / "a") == "memory://bucket/a"  # of no other bucket
 
 
 def test_objects_are_written_read_listed_and_deleted(s3: Faults) -> None:
@@ -187,3 +188,17 @@ def test_what_is_fetched_stays_in_its_folder(s3: Faults, tmp_path: Path) -> None
     with pytest.raises(StoreError, match="leads out of the folder"):
         stores.fetch(path, tmp_path / "y", [f"{path.key}/../d"])
     assert not (tmp_path / "d").exists()
+
+
+def test_small_files_beside_weights_are_copied_and_no_others(s3: Faults) -> None:
+    path = at("m")
+    copied = ("config.json", "merges.txt", "additional_chat_templates/a.jinja")
+    for name in (*copied, "model.safetensors", "checkpoints/00000001/manifest.json", "more/t.txt"):
+        path.store.write((path / name).key, b"{}")
+    folder = stores.local_copy(path)
+    found = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
+    assert found == set(copied)
+
+
+def test_a_name_that_no_file_can_have_is_no_file() -> None:
+    assert stores.size_of(Path("a" * 300)) is None

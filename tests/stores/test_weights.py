@@ -134,6 +134,9 @@ def test_a_tokenizer_is_read_from_a_url(tmp_path: Path, s3: Faults) -> None:
         loaded = jaxptd.load_tokenizer(name)
         assert loaded.encode("world hello").tolist() == [3, 2]
         assert loaded.end_of_document == end
+    s3.requests.clear()
+    jaxptd.load_tokenizer(f"{URL}/tokenizer.json")
+    assert s3.of("GET") == [f"{BUCKET}/models/m/tokenizer.json"]  # and nothing beside it
     run = jaxptd.from_hf(URL)
     assert run.config.data.tokenizer == run.config.checkpoint.start == URL
     assert run.tokenizer.end_of_document == 2
