@@ -33,6 +33,7 @@ BLOCK = 2**22  # bytes that reading an object as a file fetches at a time
 SMALL = 2**26  # bytes of files that are copied, and their ends
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model", ".yaml"})
 NO_STORES = frozenset({"file", "local", "http", "https", "ftp", "sftp", "ssh", "data"})
+VERSIONS = ("ETag", "etag", "generation", "created", "mtime")  # where stores have one
 EXTRAS = {"s3": "stores", "s3a": "stores", "gs": "gs", "gcs": "gs"}
 
 T = TypeVar("T")
@@ -229,6 +230,14 @@ class Store:
             return self._try("look for", key, ask)
         except FileNotFoundError:
             return None
+
+    def version(self, key: str) -> str:
+        """Differs once an object has been replaced; empty if there is none."""
+        try:
+            info = self._try("look for", key, lambda: self._system.info(key))
+        except FileNotFoundError:
+            return ""
+        return str([info.get(name) for name in ("size", *VERSIONS)])
 
     def exists(self, key: str) -> bool:
         """True if there is an object under this key."""

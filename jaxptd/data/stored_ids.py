@@ -23,7 +23,7 @@ BLOCK = 2**20  # bytes that are fetched at a time
 
 
 class Blocks:
-    """The bytes of an object, as far as they have been read.
+    """The bytes of an object, as far as they have been read, all of the same version.
 
     Args:
         url: of the object.
@@ -34,6 +34,7 @@ class Blocks:
         self.url, self.size = url, size
         self._there = np.zeros(-(-size // BLOCK), bool)
         self._lock = threading.Lock()
+        self._version = url.store.version(url.key)
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetches the missing blocks of some ranges of bytes, several at a time."""
@@ -43,6 +44,12 @@ class Blocks:
             with self._explained():
                 _ = self._file  # made here: threads that race for it would make several
             self.url.store.each(self._fetch, missing)
+            if missing and self.url.store.version(self.url.key) != self._version:
+                raise UserError(
+                    f"data.source: {self.url} was changed while the run read it; put the object "
+                    "back as it was, and start the run again"
+                )
+            self._there[missing] = True
 
     def read(self, start: int, stop: int) -> bytes:
         """Some bytes. Raises UserError if they cannot be fetched or the disk is full."""
@@ -63,7 +70,6 @@ class Blocks:
             while data:
                 written = os.pwrite(self._file, data, start)
                 data, start = data[written:], start + written
-        self._there[number] = True
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

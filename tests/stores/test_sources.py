@@ -292,3 +292,22 @@ def test_a_package_that_is_missing_is_named_with_the_url(
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(UserError, match=f"{URL}/t.txt.zst is compressed by zstd; install"):
         sequences(f"{URL}/t.txt.zst")
+
+
+def test_an_object_that_was_replaced_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a run would read blocks of both."""
+    monkeypatch.setattr(stored_ids, "BLOCK", 1000)
+    where = place(f"{URL}/b.bin")
+    assert isinstance(where, StorePath)
+    tokens, data = open_token_file(where), where.store.read(where.key)
+    kept = np.asarray(tokens[:1000])
+    where.store.write(where.key, data[:64] + data[:63:-1])
+    assert np.array_equal(tokens[:1000], kept)  # from the disk
+    with pytest.raises(UserError, match=f"{where} was changed while the run read it; put the obj"):
+        np.asarray(tokens[2000:3000])
+    with pytest.raises(UserError, match="was changed while"):  # nor are they kept
+        np.asarray(tokens[2000:3000])
+    where.store.write(where.key, data)
+    assert np.array_equal(open_token_file(where), np.frombuffer(data[64:], "<u2"))
