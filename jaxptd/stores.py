@@ -259,7 +259,7 @@ class Store:
         self.each(delete, keys)
 
     def listing(self, key: str) -> dict[str, int]:
-        """Keys that begin with `key/`, and their bytes; what has just been written may lack."""
+        """Keys that begin with `key/`, and their bytes; new objects may be missing for a while."""
 
         def ask() -> dict[str, int]:
             found = self._system.find(key, detail=True)
@@ -441,7 +441,7 @@ def _is_about_credentials(error: BaseException) -> bool:
 def _may_pass(error: BaseException) -> bool:
     """True for a failure that another attempt may not meet."""
     status, code = _answer(error)
-    if code in _EXPIRED or _is_about_credentials(error):
+    if _is_about_credentials(error):
         return False
     if status is not None or code:
         return code in _CODES or (status is not None and (status >= 500 or status in _PASSING))

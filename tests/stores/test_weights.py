@@ -134,6 +134,15 @@ def test_a_tokenizer_is_read_from_a_url(tmp_path: Path, s3: Faults) -> None:
         loaded = jaxptd.load_tokenizer(name)
         assert loaded.encode("world hello").tolist() == [3, 2]
         assert loaded.end_of_document == end
+        assert loaded.name == f"{URL}/tokenizer.json"  # for messages, not that of the copy
+    at().store.write(at("bad/tokenizer.json").key, b"{}")
+    for name, words in (
+        ("none", f"data.tokenizer='{URL}/none': it is a folder without tokenizer.json"),
+        ("none.json", f"data.tokenizer='{URL}/none.json': no such file"),
+        ("bad", f"data.tokenizer='{URL}/bad/tokenizer.json' is not a tokenizer.json"),
+    ):
+        with pytest.raises(UserError, match=words):
+            jaxptd.load_tokenizer(f"{URL}/{name}")
     s3.requests.clear()
     jaxptd.load_tokenizer(f"{URL}/tokenizer.json")
     assert s3.of("GET") == [f"{BUCKET}/models/m/tokenizer.json"]  # and nothing beside it
