@@ -163,8 +163,8 @@ def _checkpoint(path: Place) -> Place:
     steps = Checkpoints(path / "checkpoints", keep=1).steps()
     if not steps:
         raise UserError(
-            f"checkpoint.start={path} has no checkpoints; name a run that has some, a checkpoint in "
-            "one, or a Hugging Face model"
+            f"checkpoint.start={path} has no checkpoints; name a run that has some, one of "
+            "its checkpoints, or a Hugging Face model"
         )
     return _folder(path, steps[-1])
 
