@@ -57,6 +57,7 @@ class Blocks:
         parts = []
         while start < stop:  # the system reads at most 2 GiB at a time
             parts.append(os.pread(self._file, stop - start, start))
+            assert parts[-1]
             start += len(parts[-1])
         return b"".join(parts)
 
