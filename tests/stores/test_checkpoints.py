@@ -294,9 +294,15 @@ def test_damage_is_named_and_the_one_before_is_used(s3: Faults) -> None:
         restore_path(where / "00000003", abstract(make_state()))
 
 
-def test_a_run_that_was_taken_over_writes_no_manifest(s3: Faults) -> None:
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_run_that_was_taken_over_writes_no_manifest(s3: Faults, asked: int) -> None:
+    """Neither if it was before the save, nor if it was while the arrays were written."""
+    left = [asked]
+
     def refuse() -> None:
-        raise StoreError("another run has taken it over")
+        left[0] -= 1
+        if not left[0]:
+            raise StoreError("another run has taken it over")
 
     with pytest.raises(CheckpointError, match="another run has taken it over"):
         Checkpoints(RUN, keep=1, may_write=refuse).save(1, make_state(1), description={})

@@ -192,7 +192,7 @@ def test_megatron_pairs(folder: Path, tmp_path: Path) -> None:
     (folder / "m.bin").write_bytes(ids.tobytes())
     (folder / "m.idx").write_bytes(index)
     upload(folder)
-    for name in ("m", "m.bin", "m.idx"):
+    for name in ("m", "m.bin", "m.idx", "m.*"):
         (found,) = find_files(f"{URL}/{name}")
         assert str(found) == f"{URL}/m.bin"
         assert np.array_equal(open_token_file(found), ids)
