@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import os
 import re
 import shutil
 import sys
@@ -32,6 +33,7 @@ BLOCK = 2**22  # bytes that reading an object as a file fetches at a time
 SMALL = 2**26  # bytes of files that are copied, and their ends
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model", ".yaml"})
 NO_STORES = frozenset({"file", "local", "http", "https", "ftp", "sftp", "ssh", "data"})
+VERSIONS = ("ETag", "etag", "generation", "created", "mtime")  # where stores have one
 EXTRAS = {"s3": "stores", "s3a": "stores", "gs": "gs", "gcs": "gs"}
 
 T = TypeVar("T")
@@ -89,7 +91,8 @@ class StorePath:
 
     @property
     def parent(self) -> "StorePath":
-        return dataclasses.replace(self, key=self.key.rpartition("/")[0])
+        """The URL without its last name; a bucket's is the bucket, as that of `/` is `/`."""
+        return dataclasses.replace(self, key=self.key.rpartition("/")[0] or self.key)
 
     def with_suffix(self, suffix: str) -> "StorePath":
         """The same URL with another end of its name."""
@@ -228,6 +231,14 @@ class Store:
         except FileNotFoundError:
             return None
 
+    def version(self, key: str) -> str:
+        """Differs once an object has been replaced; empty if there is none."""
+        try:
+            info = self._try("look for", key, lambda: self._system.info(key))
+        except FileNotFoundError:
+            return ""
+        return str([info.get(name) for name in ("size", *VERSIONS)])
+
     def exists(self, key: str) -> bool:
         """True if there is an object under this key."""
         return self.size(key) is not None
@@ -248,7 +259,7 @@ class Store:
         self.each(delete, keys)
 
     def listing(self, key: str) -> dict[str, int]:
-        """Keys that begin with `key/`, and their bytes; what has just been written may lack."""
+        """Keys that begin with `key/`, and their bytes; new objects may be missing for a while."""
 
         def ask() -> dict[str, int]:
             found = self._system.find(key, detail=True)
@@ -356,6 +367,11 @@ class _Ranges(io.RawIOBase):
     def __init__(self, store: Store, key: str, size: int) -> None:
         self._store, self._key, self._size, self._at = store, key, size, 0
 
+    @property
+    def name(self) -> str:
+        """The URL; of the buffer around it as well."""
+        return f"{self._store._scheme}://{self._key}"
+
     def readable(self) -> bool:
         return True
 
@@ -425,7 +441,7 @@ def _is_about_credentials(error: BaseException) -> bool:
 def _may_pass(error: BaseException) -> bool:
     """True for a failure that another attempt may not meet."""
     status, code = _answer(error)
-    if code in _EXPIRED or _is_about_credentials(error):
+    if _is_about_credentials(error):
         return False
     if status is not None or code:
         return code in _CODES or (status is not None and (status >= 500 or status in _PASSING))
@@ -481,7 +497,8 @@ def size_of(where: Place) -> int | None:
     """The bytes of a file or an object; None if there is none."""
     if isinstance(where, StorePath):
         return where.store.size(where.key)
-    return where.stat().st_size if where.is_file() else None
+    # Unlike `Path.is_file`, this raises nothing for a name that is too long or out of reach.
+    return os.path.getsize(where) if os.path.isfile(where) else None
 
 
 def open_binary(where: Place) -> BinaryIO:
@@ -507,13 +524,18 @@ def on_disk(where: Place) -> Path:
 
 
 def local_copy(where: StorePath) -> Path:
-    """A folder with copies of the small files beside an URL's weights, such as configs."""
+    """A folder with copies of the small files beside a URL's weights, such as configs.
+
+    Of folders inside it only templates: a run has its checkpoints there, a bucket anything.
+    """
     inside = where.store.listing(where.key)
-    return fetch(where, scratch_folder(), [key for key, n in inside.items() if _is_small(key, n)])
+    small = [key for key, n in inside.items() if n <= SMALL and _is_beside(where.inside(key))]
+    return fetch(where, scratch_folder(), small)
 
 
-def _is_small(key: str, size: int) -> bool:
-    return size <= SMALL and PurePosixPath(key).suffix in SMALL_FILES
+def _is_beside(name: str) -> bool:
+    suffix = PurePosixPath(name).suffix
+    return suffix in SMALL_FILES and ("/" not in name or suffix == ".jinja")
 
 
 def fetch(where: StorePath, folder: Path, keys: Iterable[str] | None = None) -> Path:

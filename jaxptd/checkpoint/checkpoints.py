@@ -45,7 +45,7 @@ class Checkpoints:
             that has no manifest, stays for inspection until its step is saved again.
         keep_best: number of checkpoints with the lowest validation loss to keep as well.
         may_write: raises if another run has taken the store over; called before a manifest is
-            written there.
+            written there, and before objects are deleted.
         saved: called after each save, in the thread that saves.
     """
 

@@ -27,7 +27,7 @@ from jaxptd.checkpoint.folders import MANIFEST, STEP, CheckpointError
 from jaxptd.checkpoint.pieces import PendingUpload
 from jaxptd.checkpoint.saving import run_on_all, run_on_first
 from jaxptd.distributed.coordination import is_first
-from jaxptd.stores import Store, StorePath
+from jaxptd.stores import Store, StoreError, StorePath
 
 NEWEST = "newest.json"
 ASIDE = "manifest.aside{}.json"  # with nothing, 2, 3, ...
@@ -38,7 +38,8 @@ class StoreFolders:
 
     Args:
         directory: of all steps.
-        may_write: raises if this run must not write there any more; called before each manifest.
+        may_write: raises if this run must not write there any more; called before each manifest,
+            and before objects are deleted, which may be those that another run is writing.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class StoreFolders:
 
     def begin(self) -> str:
         """Deletes what killed saves left; a new word for the next save."""
+        self._may_write()
         self.sweep()
         return secrets.token_hex(6)
 
@@ -90,6 +92,7 @@ class StoreFolders:
 
     def delete(self, step: int) -> None:
         """Deletes a step, its manifest first."""
+        self._may_write()
         self._store.delete([self._manifest(step)])
         self._write_newest(self._newest() - {step})
         self.sweep_step(step)
@@ -138,7 +141,9 @@ class StoreFolders:
         try:
             files = json.loads(self._store.read(name))["files"]
             return {(self.at(step) / each).key for each in files}
-        except (ValueError, KeyError, TypeError):
+        except StoreError:  # which is a ValueError
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError):
             return set(self._store.listing(self.at(step).key))
 
     def _manifests(self, step: int) -> Iterator[str]:
@@ -165,7 +170,9 @@ class StoreFolders:
         try:
             steps = json.loads(self._store.read((self.directory / NEWEST).key))["steps"]
             return {step for step in steps if type(step) is int and step >= 0}
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except StoreError:  # which is a ValueError: the next `newest.json` would lack these steps
+            raise
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return set()
 
     def _write_newest(self, steps: set[int]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxptd
+from jaxptd import stores
 from jaxptd.atomic_files import explained, write_whole
 from jaxptd.commands.command_line import load_config
 from jaxptd.commands.table import later
@@ -69,7 +70,7 @@ class Options:
 
     Args:
         config: of a run. None without one.
-        run_dir: its directory. None without one.
+        run_dir: its directory or URL. None without one.
         links: whether to measure.
         out: the file to write. None prints the page.
         overwrite: whether it may exist.
@@ -78,7 +79,7 @@ class Options:
     """
 
     config: Config | None
-    run_dir: Path | None
+    run_dir: stores.Place | None
     links: bool
     out: Path | None
     overwrite: bool
@@ -109,7 +110,7 @@ def read(args: Any) -> Options:
         raise UserError(f"--wait {args.wait:g}: use seconds above 0")
     return Options(
         config=config,
-        run_dir=args.run_dir or (Path(config.train.run_dir) if config else None),
+        run_dir=args.run_dir or (stores.place(config.train.run_dir) if config else None),
         links=args.links,
         out=args.out,
         overwrite=args.overwrite,
@@ -203,6 +204,8 @@ class Examination:
     def _folder(self) -> list[Row]:
         config, path = self._options.config, self._options.run_dir
         assert path is not None
+        if isinstance(path, stores.StorePath):
+            return [Row("run directory", f"{path}: not checked, it is in an object store")]
         keep = config.checkpoint.keep + config.checkpoint.keep_best if config else 1
         return place.folder(path, checkpoint=place.checkpoint_bytes(config), keep=keep)
 
@@ -256,7 +259,7 @@ class Examination:
             for row in rows
             if row.verdict is Verdict.PROBLEM
         ]
-        sees = exchange.seen(place.nearest(folder) if folder else None)
+        sees = exchange.seen(place.nearest(folder) if isinstance(folder, Path) else None)
         facts = processes.Facts(socket.gethostname(), versions, found.counts, sees, problems)
         gathered, clocks = exchange.gather(facts), exchange.clocks()
         return processes.compared(gathered, clocks) if clocks else []

@@ -74,6 +74,8 @@ def _opened(path: Place) -> Any:
         ) from error
     try:
         return parquet.ParquetFile(open_binary(path) if isinstance(path, StorePath) else path)
+    except UserError:  # which is a ValueError: the store cannot be read
+        raise
     except ValueError as error:  # pyarrow's errors are ValueErrors or OSErrors
         raise UserError(f"data.source: {path} is damaged: {_line(error)}") from error
 
@@ -81,6 +83,8 @@ def _opened(path: Place) -> Any:
 def _batches(file: Any, path: Place, fields: Sequence[str]) -> Iterator[Any]:
     try:
         yield from file.iter_batches(batch_size=ROWS, columns=list(fields))
+    except UserError:
+        raise
     except (ValueError, OSError) as error:
         raise UserError(f"data.source: {path} is damaged: {_line(error)}") from error
 

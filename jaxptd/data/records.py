@@ -86,8 +86,8 @@ def _zstandard(path: Path | IO[bytes]) -> Any:
         import zstandard  # an optional extra
     except ImportError as error:
         raise UserError(
-            f"data.source: {path} is compressed by zstd; install zstandard to read it "
-            f"({install('zstd')}), or decompress it"
+            f"data.source: {path if isinstance(path, Path) else path.name} is compressed by zstd; "
+            f"install zstandard to read it ({install('zstd')}), or decompress it"
         ) from error
     return io.BufferedReader(_Frames(_plain(path), zstandard.ZstdDecompressor()))
 

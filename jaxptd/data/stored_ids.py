@@ -4,12 +4,13 @@ Each block is fetched once and kept on this machine's disk until the process end
 downloaded at most once, and a run that has read all blocks is as fast as one from a disk.
 """
 
+import contextlib
 import dataclasses
 import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +23,7 @@ BLOCK = 2**20  # bytes that are fetched at a time
 
 
 class Blocks:
-    """The bytes of an object, as far as they have been read.
+    """The bytes of an object, as far as they have been read, all of the same version.
 
     Args:
         url: of the object.
@@ -33,33 +34,53 @@ class Blocks:
         self.url, self.size = url, size
         self._there = np.zeros(-(-size // BLOCK), bool)
         self._lock = threading.Lock()
+        self._version = url.store.version(url.key)
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetches the missing blocks of some ranges of bytes, several at a time."""
         numbers = {n for a, b in ranges if a < b for n in range(a // BLOCK, -(-b // BLOCK))}
         with self._lock:
-            _ = self._file  # made here: threads that race for it would make several
             missing = [number for number in sorted(numbers) if not self._there[number]]
+            with self._explained():
+                _ = self._file  # made here: threads that race for it would make several
             self.url.store.each(self._fetch, missing)
+            if missing and self.url.store.version(self.url.key) != self._version:
+                raise UserError(
+                    f"data.source: {self.url} was changed while the run read it; put the object "
+                    "back as it was, and start the run again"
+                )
+            self._there[missing] = True
 
     def read(self, start: int, stop: int) -> bytes:
         """Some bytes. Raises UserError if they cannot be fetched or the disk is full."""
         self.fetch([(start, stop)])
-        return os.pread(self._file, stop - start, start)
+        parts = []
+        while start < stop:  # the system reads at most 2 GiB at a time
+            parts.append(os.pread(self._file, stop - start, start))
+            assert parts[-1]
+            start += len(parts[-1])
+        return b"".join(parts)
 
     def _fetch(self, number: int) -> None:
         start = number * BLOCK
         try:
             data = self.url.store.read_range(self.url.key, start, min(start + BLOCK, self.size))
+        except FileNotFoundError as error:
+            raise UserError(f"data.source: {self.url} was deleted; put it there again") from error
+        with self._explained():
             while data:
                 written = os.pwrite(self._file, data, start)
                 data, start = data[written:], start + written
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UserError(
                 f"data.source: cannot keep a part of {self.url} on this machine: "
                 f"{error.strerror or error}; the folder of TMPDIR needs room for the file"
             ) from error
-        self._there[number] = True
 
     @cached_property
     def _file(self) -> int:

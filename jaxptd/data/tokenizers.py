@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxptd import stores
 from jaxptd.config import BeginToken, SpecialTokens
 from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD, SPLIT
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
-from jaxptd.stores import Place, StorePath, local_copy, place
+from jaxptd.stores import Place, StorePath, is_url, local_copy, place
 
 if TYPE_CHECKING:
     from jaxptd.config import Config  # imports JAX
@@ -136,7 +137,7 @@ class ByteTokenizer:
     def __init__(self, special: Sequence[str] = ()) -> None:
         first = type(self).vocab_size
         self._special = {name: first + number for number, name in enumerate(special)}
-        self._names = {number: name.encode() for name, number in self._special.items()}
+        self.names = {number: name.encode() for name, number in self._special.items()}
         self.vocab_size = first + len(self._special)
 
     def token_id(self, name: str) -> int | None:
@@ -153,7 +154,7 @@ class ByteTokenizer:
         if token == self.end_of_document:
             return b"\n"
         # 0xFF never occurs in UTF-8, so it decodes to U+FFFD whatever its neighbours.
-        return bytes([token]) if 0 <= token <= 0xFF else self._names.get(token, b"\xff")
+        return bytes([token]) if 0 <= token <= 0xFF else self.names.get(token, b"\xff")
 
 
 class JsonTokenizer:
@@ -191,7 +192,7 @@ class JsonTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self.special = {each.content: token for token, each in added.items() if each.special}
         self.vocab_size = max(self._known) + 1  # ids may have gaps
-        self._name = name
+        self.name = name
         self._has_tokens = set[str]()
 
     def token_id(self, name: str) -> int | None:
@@ -209,7 +210,7 @@ class JsonTokenizer:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except Exception as error:  # the library raises bare Exception
             raise UserError(
-                f"data.tokenizer={self._name!r} cannot encode the text: {error}; {HAS_ALL}"
+                f"data.tokenizer={self.name!r} cannot encode the text: {error}; {HAS_ALL}"
             ) from error
 
     @functools.cached_property
@@ -225,7 +226,7 @@ class JsonTokenizer:
         for character in set(text) - self._has_tokens:
             if not character.isspace() and not self._ids(character):
                 raise UserError(
-                    f"data.tokenizer={self._name!r} has no token for {character!a} (character "
+                    f"data.tokenizer={self.name!r} has no token for {character!a} (character "
                     f"{text.index(character)} of a text) and no unknown token; {HAS_ALL}"
                 )
             self._has_tokens.add(character)
@@ -250,8 +251,7 @@ def on_disk(name: str) -> Path:
     where = place(name, field="data.tokenizer")
     if not isinstance(where, StorePath):
         return where
-    copy = local_copy(where.parent if where.suffix == ".json" else where)
-    return copy / where.name if where.suffix == ".json" else copy
+    return stores.on_disk(where) if where.suffix == ".json" else local_copy(where)
 
 
 @checked("jaxptd.load_tokenizer")
@@ -288,7 +288,20 @@ def load_tokenizer(
     """
     if str(name) == BYTES:
         return ByteTokenizer(special)
-    name = str(on_disk(str(name)))
+    path = str(on_disk(str(name)))
+    try:
+        loaded = _load(path, special_tokens=special_tokens, begin_token=begin_token)
+    except UserError as error:
+        if not is_url(name):
+            raise
+        raise UserError(str(error).replace(path, str(name))) from error  # not the copy's path
+    if is_url(name):
+        loaded.name = loaded.name.replace(path, str(name))
+    return loaded
+
+
+def _load(name: str, *, special_tokens: SpecialTokens, begin_token: BeginToken) -> "JsonTokenizer":
+    """Loads the tokenizer of a file or a folder."""
     folder = name if os.path.isdir(name) else None
     if folder is None and not os.path.isfile(name):
         problem = "it is not a file on disk" if os.path.exists(name) else "no such file"

@@ -16,7 +16,7 @@ from jaxptd.errors import UserError, install, quoted
 from jaxptd.hf import mxfp4
 from jaxptd.hf.dims import Tensor
 from jaxptd.hf.stored_tensors import StoredTensors
-from jaxptd.stores import Place, StorePath, on_disk, place, size_of
+from jaxptd.stores import Place, StorePath, place, read_bytes, size_of
 
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -234,13 +234,11 @@ def _explained(path: Place) -> Iterator[None]:
 def read_json(path: Place) -> dict[str, Any]:
     """Reads a JSON object. Raises UserError for anything else."""
     with _explained(path):
-        if isinstance(path, StorePath):
-            path = on_disk(path)
-        if not os.path.isfile(path):
+        if (size := size_of(path)) is None:
             raise UserError(f"{path} is not a regular file; {AGAIN}")
-        if path.stat().st_size > LARGEST:
+        if size > LARGEST:
             raise UserError(f"{path} has more than {LARGEST} bytes; {AGAIN}")
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path))
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object; {AGAIN}")
     return content

@@ -28,7 +28,7 @@ DTYPES = {
     "U8": np.uint8,
 }
 LONGEST = 10**8  # bytes of a header, as the library allows
-GAP = 2**20  # bytes that are rather read than asked around
+GAP = 2**20  # bytes between two slices that are read with them, instead of by two requests
 SPAN = 2**25  # bytes that one request reads at most
 
 

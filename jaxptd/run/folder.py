@@ -102,7 +102,11 @@ class RunDir:
     ) -> None:
         self.where = place(path, field="train.run_dir", say=say)
         self.may_write = may_write
-        self._copy = StoreCopy(self.where, say) if isinstance(self.where, StorePath) else None
+        self._copy = (
+            StoreCopy(self.where, say, may_write=may_write)
+            if isinstance(self.where, StorePath)
+            else None
+        )
         self.path = self._copy.folder if self._copy else Path(str(self.where))
         self.checkpoints: Place = self.where / CHECKPOINTS
         self._config = self.path / "config.yaml"

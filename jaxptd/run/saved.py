@@ -162,7 +162,10 @@ def _checkpoint(path: Place) -> Place:
         return path
     steps = Checkpoints(path / "checkpoints", keep=1).steps()
     if not steps:
-        raise UserError(f"checkpoint.start={path} is a run without checkpoints; name another")
+        raise UserError(
+            f"checkpoint.start={path} has no checkpoints; name a run that has some, one of "
+            "its checkpoints, or a Hugging Face model"
+        )
     return _folder(path, steps[-1])
 
 

@@ -13,6 +13,7 @@ import contextlib
 import fnmatch
 import json
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +35,19 @@ class StoreCopy:
     Args:
         url: of the run.
         say: prints a line.
+        may_write: raises UserError if another run has taken this one over.
     """
 
-    def __init__(self, url: StorePath, say: Callable[[str], None]) -> None:
-        self.url, self._say = url, say
+    def __init__(
+        self,
+        url: StorePath,
+        say: Callable[[str], None],
+        *,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.url, self._say, self._may_write = url, say, may_write
         self._copied: dict[str, tuple[int, int]] = {}
+        self._publishing = threading.Lock()  # the thread that saves publishes as well
         self._warned = False
         self.pulled = False
 
@@ -69,20 +78,31 @@ class StoreCopy:
         )
 
     def publish(self) -> None:
-        """Copies files that have changed since they were copied; warns once if it cannot."""
-        try:
-            changed = {}
-            for path in sorted(self.folder.rglob("*")):
-                stat = path.stat() if path.is_file() else None
-                name = path.relative_to(self.folder).as_posix()
-                if stat and self._copied.get(name) != (state := (stat.st_size, stat.st_mtime_ns)):
-                    changed[name] = state
-            self.url.store.each(self._copy, changed)
-            self._copied |= changed
-        except (StoreError, OSError) as error:
-            if not self._warned:
+        """Copies files that have changed since they were copied.
+
+        Warns if it cannot, once until it can again.
+        """
+        with self._publishing:
+            try:
+                self._may_write()
+                changed = self._changed()
+                self.url.store.each(self._copy, changed)
+            except (UserError, OSError) as error:
+                if not self._warned:
+                    self._say(f"warning: could not copy the logs to {self.url}: {error}")
                 self._warned = True
-                self._say(f"warning: could not copy the logs to {self.url}: {error}")
+            else:
+                self._copied |= changed
+                self._warned = False
+
+    def _changed(self) -> dict[str, tuple[int, int]]:
+        """Size and time of each file that differs from its copy."""
+        changed = {}
+        for path in sorted(filter(Path.is_file, self.folder.rglob("*"))):
+            stat, name = path.stat(), path.relative_to(self.folder).as_posix()
+            if self._copied.get(name) != (state := (stat.st_size, stat.st_mtime_ns)):
+                changed[name] = state
+        return changed
 
     def _copy(self, name: str) -> None:
         self.url.store.write((self.url / name).key, (self.folder / name).read_bytes())
@@ -127,10 +147,13 @@ class StoreLock:
                     self._url.store.delete([self._key])
 
     def require(self) -> None:
-        """Raises UserError if another run has taken this one over."""
+        """Raises UserError if another run has taken this one over, even if it has ended since."""
+        if self._word is None:  # this process holds no lock, or has released it
+            return
         word, holder = self._owner()
-        if self._word is not None and word not in (self._word, None):
-            raise UserError(f"another run has taken {self._url} over: {holder}")
+        if word != self._word:
+            since = holder or f"it has ended since, or {OWNER} was deleted"
+            raise UserError(f"another run has taken {self._url} over: {since}")
 
     @first_only
     def _take(self) -> None:
@@ -160,5 +183,7 @@ class StoreLock:
             fields = json.loads(self._url.store.read(self._key))
             word = str(fields.pop("word"))
             return word, Holder.from_json(json.dumps(fields))
-        except (FileNotFoundError, ValueError, KeyError, AttributeError):
+        except StoreError:  # which is a ValueError: the store did not answer, there may be an owner
+            raise
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None, None

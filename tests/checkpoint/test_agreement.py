@@ -4,7 +4,7 @@ import os
 
 import pytest
 from checkpointing import abstract, assert_same, make_state, save
-from two_processes import two_processes
+from two_processes import RESTORES_ONE_AND_SAVES_TWO, two_processes
 
 from jaxptd.checkpoint import Checkpoints
 
@@ -13,15 +13,6 @@ def test_any_number_of_processes_restores_what_any_number_saved(tmp_path):
     """A full disk on one process fails the save on both; afterwards both can save again."""
     save(tmp_path, 1)
     code = """
-        target = abstract(make_state(0, 2, 2))
-        step, state = checkpoints.restore_newest(target, report=print)
-        assert step == 1
-        assert_same_shards(state, make_state(1, 2, 2))
-
-        checkpoints.save(2, make_state(2, 2, 2), description={"by": 2})
-        assert checkpoints.steps() == [1, 2]
-        assert_same_shards(checkpoints.restore(2, target), make_state(2, 2, 2))
-
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         for full in (0, 1):
             if process == full:
@@ -49,7 +40,7 @@ def test_any_number_of_processes_restores_what_any_number_saved(tmp_path):
         except CheckpointError as error:
             print(" ".join(str(error).split()[2:]))
     """
-    outputs, errors = two_processes(code, tmp_path)
+    outputs, errors = two_processes(RESTORES_ONE_AND_SAVES_TWO, code, folder=tmp_path)
     line = f"could not save step 3 in {tmp_path}: File too large"
     last = "; the last good checkpoint is step 2"
     damaged = outputs[0][3]
@@ -75,7 +66,7 @@ def test_a_directory_that_not_all_processes_see(tmp_path):
         except CheckpointError as error:
             print(error)
     """
-    outputs, errors = two_processes(code, tmp_path)
+    outputs, errors = two_processes(code, folder=tmp_path)
     for output in outputs:
         assert len(output) == 1
         assert "train.run_dir must be on a file system that all processes see" in output[0]

@@ -43,6 +43,14 @@ def test_a_page_and_its_exit_code(tmp_path: Path, capsys, monkeypatch) -> None:
     assert lines[2].startswith("- **problem** packages, jaxlib: 0.9")
 
 
+def test_a_run_in_a_store_is_no_folder_of_its_name(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("train: {run_dir: 'memory://bucket/a'}\n")
+    assert doctor.main(["--config", "c.yaml", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["sections"]["run directory"]
+    assert row["finding"] == "memory://bucket/a: not checked, it is in an object store"
+
+
 def test_a_page_in_a_file_has_no_home(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path}/dump")

@@ -14,7 +14,11 @@ from werkzeug.serving import make_server
 
 XML = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{0}</Code><Message>{0}</Message></Error>'
 STATUS = {"InternalError": "500 Server", "SlowDown": "503 Slow", "ExpiredToken": "400 Bad"}
-STATUS |= {"InvalidAccessKeyId": "403 Forbidden", "AccessDenied": "403 Forbidden"}
+STATUS |= {
+    "TooManyRequests": "429 Many",
+    "InvalidAccessKeyId": "403 Forbidden",
+    "AccessDenied": "403 Forbidden",
+}
 
 Request = tuple[str, str]  # method, and bucket/key
 Fault = Callable[[str, str], str | None]

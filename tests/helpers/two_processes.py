@@ -22,13 +22,23 @@ START = """
     from jaxptd.stores import place
     folder = place(folder)
     checkpoints = Checkpoints(folder, keep=9)
+    target = abstract(make_state(0, 2, 2))
+"""
+# Goes on from step 1, which one process has saved.
+RESTORES_ONE_AND_SAVES_TWO = """
+    step, state = checkpoints.restore_newest(target, report=print)
+    assert step == 1
+    assert_same_shards(state, make_state(1, 2, 2))
+    checkpoints.save(2, make_state(2, 2, 2), description={"by": 2})
+    assert checkpoints.steps() == [1, 2]
+    assert_same_shards(checkpoints.restore(2, target), make_state(2, 2, 2))
 """
 
 
-def two_processes(code, folder):
+def two_processes(*codes, folder):
     """Runs code in two processes; `make_state(seed, 2, 2)` shards its arrays over both."""
     start = START.format(root=str(ROOT), tests=str(ROOT / "tests" / "helpers"))
-    code = textwrap.dedent(start) + textwrap.dedent(code)
+    code = "".join(map(textwrap.dedent, (start, *codes)))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])

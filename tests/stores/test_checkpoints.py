@@ -294,13 +294,52 @@ def test_damage_is_named_and_the_one_before_is_used(s3: Faults) -> None:
         restore_path(where / "00000003", abstract(make_state()))
 
 
-def test_a_run_that_was_taken_over_writes_no_manifest(s3: Faults) -> None:
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_run_that_was_taken_over_writes_no_manifest(s3: Faults, asked: int) -> None:
+    """Neither if it was before the save, nor if it was while the arrays were written."""
+    left = [asked]
+
     def refuse() -> None:
-        raise StoreError("another run has taken it over")
+        left[0] -= 1
+        if not left[0]:
+            raise StoreError("another run has taken it over")
 
     with pytest.raises(CheckpointError, match="another run has taken it over"):
         Checkpoints(RUN, keep=1, may_write=refuse).save(1, make_state(1), description={})
     assert keys() == []
+
+
+def test_a_run_that_was_taken_over_deletes_nothing_that_the_other_writes(s3: Faults) -> None:
+    """The objects of a save that has no manifest yet look like those of one that was killed."""
+    taken: list[str] = []
+
+    def refuse() -> None:
+        if taken:
+            raise StoreError("another run has taken it over")
+
+    checkpoints = Checkpoints(RUN, keep=1, may_write=refuse)
+    checkpoints.save(1, make_state(1), description={})
+    taken.append("taken")
+    where = place(RUN)
+    assert isinstance(where, StorePath)
+    written = f"{where.key}/00000002/arrays/0123456789ab/process_0.0.bin"
+    where.store.write(written, b"1")
+    before = keys()
+    with pytest.raises(CheckpointError, match="another run has taken it over"):
+        checkpoints.save(2, make_state(2), description={})
+    with pytest.raises(StoreError, match="another run has taken it over"):
+        checkpoints._folders.delete(1)
+    assert keys() == before
+
+
+def test_a_store_that_does_not_answer_loses_no_step_of_the_newest(s3: Faults) -> None:
+    save(RUN, 1, 2)
+    s3.fault = lambda how, key: "AccessDenied" if how == "GET" and "newest" in key else None
+    with pytest.raises(StoreError, match="could not read .*newest.json: the credential"):
+        save(RUN, 3)
+    s3.fault = lambda *_: None
+    s3.unlisted |= {f"{BUCKET}/run/checkpoints/{key}" for key in keys()}
+    assert Checkpoints(RUN, keep=9).steps()[:2] == [1, 2]
 
 
 def test_another_model_is_refused_and_what_is_no_checkpoint(s3: Faults) -> None:

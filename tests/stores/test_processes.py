@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from checkpointing import ROOT, START, abstract, assert_same, make_state, newest, save
 from s3_server import BUCKET, Faults
-from two_processes import two_processes
+from two_processes import RESTORES_ONE_AND_SAVES_TWO, two_processes
 
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.stores import StorePath, place
@@ -23,15 +23,6 @@ def test_two_processes_save_and_restore_what_they_hold(s3: Faults) -> None:
     """A store that refuses one process fails the save on both; afterwards both save again."""
     save(RUN, 1)
     code = """
-        target = abstract(make_state(0, 2, 2))
-        step, state = checkpoints.restore_newest(target, report=print)
-        assert step == 1
-        assert_same_shards(state, make_state(1, 2, 2))
-        checkpoints.save(2, make_state(2, 2, 2), description={"by": 2})
-        assert checkpoints.steps() == [1, 2]
-        assert_same_shards(checkpoints.restore(2, target), make_state(2, 2, 2))
-
-        write = folder.store.write
         from jaxptd.stores import Store, StoreError
         def refused(self, key, data):
             raise StoreError("refused")
@@ -58,7 +49,7 @@ def test_two_processes_save_and_restore_what_they_hold(s3: Faults) -> None:
         assert step == 2
         assert_same_shards(state, make_state(2, 2, 2))
     """
-    outputs, errors = two_processes(code, RUN)  # type: ignore[arg-type]
+    outputs, errors = two_processes(RESTORES_ONE_AND_SAVES_TWO, code, folder=RUN)
     line, last = f"could not save step 3 in {RUN}: refused", "; the last good checkpoint is step 2"
     assert outputs[0][:2] == [line + last, f"{line} (process 1){last}"]
     assert outputs[1][:2] == [f"{line} (process 0){last}", line + last]

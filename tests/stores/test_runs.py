@@ -18,7 +18,7 @@ from jaxptd.commands.run_options import read_run
 from jaxptd.errors import UserError
 from jaxptd.hf import convert
 from jaxptd.run.holder import Holder
-from jaxptd.run.store import StoreLock
+from jaxptd.run.store import StoreCopy, StoreLock
 from jaxptd.stores import StorePath, place
 from jaxptd.train import main
 
@@ -213,8 +213,13 @@ def test_a_run_on_another_host_is_taken_over_and_notices(
             second.require()
             with pytest.raises(UserError, match="another run has taken s3://bucket/runs/a over"):
                 first.require()
+            assert "owner.json" in files()
+        with pytest.raises(UserError, match="over: it has ended since, or owner.json was deleted"):
+            first.require()
+        with second.held():
             first.release()
             assert "owner.json" in files()  # it is the second's
+            first.require()  # holds nothing any more
     assert files() == {}
     assert Holder.this_process().host == "elsewhere" != name
 
@@ -238,3 +243,60 @@ def test_a_run_that_was_taken_over_ends_before_its_next_checkpoint(
     resumed = in_store(train)
     assert "warning: took train.run_dir" in resumed.out + resumed.err
     assert resumed.code == 0
+
+
+def test_an_owner_that_cannot_be_read_is_not_taken_for_none(s3: Faults) -> None:
+    lock = StoreLock(at(), say=print)
+    with lock.held():
+        s3.fault = lambda method, key: "AccessDenied" if key.endswith("owner.json") else None
+        for use in (lock.require, StoreLock(at(), say=print).check):
+            with pytest.raises(UserError, match="could not read .*owner.json: the credential"):
+                use()
+        s3.fault = lambda *_: None
+
+
+@pytest.mark.parametrize("damaged", [b"", b"[]", b"3", b'{"word": "x"}', b"\xff"])
+def test_a_damaged_owner_is_none(s3: Faults, damaged: bytes) -> None:
+    at().store.write(at("owner.json").key, damaged)
+    lock = StoreLock(at(), say=print)
+    lock.check()
+    with lock.held():
+        lock.require()
+    assert files() == {}
+
+
+def test_a_run_that_was_taken_over_copies_no_logs(s3: Faults) -> None:
+    """They would replace those of the run that goes on."""
+    said: list[str] = []
+    lock = StoreLock(at(), say=said.append)
+    copy = StoreCopy(at(), said.append, may_write=lock.require)
+    with lock.held():
+        (copy.folder / "metrics.jsonl").write_bytes(b"ours")
+        copy.publish()
+        at().store.write(at("owner.json").key, b'{"word": "other"}')
+        at().store.write(at("metrics.jsonl").key, b"theirs")
+        (copy.folder / "metrics.jsonl").write_bytes(b"ours, and more")
+        copy.publish()
+        copy.publish()
+    assert files()["metrics.jsonl"] == b"theirs"
+    assert len(said) == 1
+    assert said[0].startswith(f"warning: could not copy the logs to {RUN}: another run has taken")
+
+
+def test_logs_that_could_not_be_copied_are_copied_later(s3: Faults) -> None:
+    said: list[str] = []
+    copy = StoreCopy(at(), said.append)
+    (copy.folder / "a").write_bytes(b"1")
+    for _ in range(2):  # warns each time that copying begins to fail
+        s3.fault = lambda *_: "AccessDenied"
+        copy.publish()
+        copy.publish()
+        s3.fault = lambda *_: None
+        copy.publish()
+        assert files()["a"] == (copy.folder / "a").read_bytes()
+        (copy.folder / "a").write_bytes(b"22")
+    assert len(said) == 2
+    s3.requests.clear()
+    copy.publish()
+    copy.publish()
+    assert len(s3.of("PUT")) == 1

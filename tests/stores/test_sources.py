@@ -1,7 +1,9 @@
 """`data.source` in an S3 store: the same sequences as from a disk, each byte fetched once."""
 
+import contextlib
 import gzip
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from s3_server import BUCKET, Faults
 from jaxptd import DataConfig
 from jaxptd.commands.data import main as data_command
 from jaxptd.data import ByteTokenizer, open_data, stored_ids
-from jaxptd.data.batches import Concatenated
+from jaxptd.data.batches import Concatenated, locate
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import open_token_file, open_tokens, write_bin, write_bin_arrays
 from jaxptd.errors import UserError
@@ -102,6 +104,7 @@ def test_each_block_is_fetched_once_and_only_if_it_is_needed(
     first, last = (header + 1400) // 1000, (header + 2200 - 1) // 1000
     assert s3.sent - before == (last - first + 1) * 1000
     assert np.array_equal(tokens[700:1100][100:200], expected[800:900])
+    assert locate(tokens[700:1100][100:200], 5) == f"token 805 of {URL}/b.bin"
     assert s3.sent - before == (last - first + 1) * 1000
     assert np.array_equal(tokens, expected)
     assert s3.sent - before == size
@@ -124,6 +127,30 @@ def test_all_blocks_are_kept_in_one_file(
     monkeypatch.setattr(type(tokens.blocks.url.store), "each", watched)
     np.asarray(tokens[:1100])
     assert made == [True]
+
+
+def test_two_threads_fetch_no_block_twice_and_leave_no_file(
+    folder: Path, s3: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = open_token_file(place(f"{URL}/b.bin"))
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(stored_ids.tempfile, "tempdir", str(tmp_path / "t"))
+    each, both = type(tokens.blocks.url.store).each, threading.Barrier(2)
+
+    def slow(store: Any, work: Any, items: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # for the other thread, which should wait for this one
+        return each(store, work, items)
+
+    monkeypatch.setattr(type(tokens.blocks.url.store), "each", slow)
+    s3.requests.clear()
+    threads = [threading.Thread(target=np.asarray, args=[tokens]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert s3.of("GET") == [f"{BUCKET}/data/b.bin"]
+    assert list((tmp_path / "t").iterdir()) == []
 
 
 def test_the_rows_of_a_batch_are_fetched_together(
@@ -165,7 +192,7 @@ def test_megatron_pairs(folder: Path, tmp_path: Path) -> None:
     (folder / "m.bin").write_bytes(ids.tobytes())
     (folder / "m.idx").write_bytes(index)
     upload(folder)
-    for name in ("m", "m.bin", "m.idx"):
+    for name in ("m", "m.bin", "m.idx", "m.*"):
         (found,) = find_files(f"{URL}/{name}")
         assert str(found) == f"{URL}/m.bin"
         assert np.array_equal(open_token_file(found), ids)
@@ -235,3 +262,80 @@ def test_a_full_disk_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(UserError, match="No space left on device; the folder of TMPDIR needs room"):
         sequences(f"{URL}/b.bin")
+
+
+def test_no_room_for_a_temporary_file_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(**_: Any) -> int:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    tokens = open_token_file(place(f"{URL}/b.bin"))
+    monkeypatch.setattr(stored_ids.tempfile, "mkstemp", none)
+    with pytest.raises(UserError, match="No usable temporary directory found; the folder"):
+        np.asarray(tokens)
+
+
+def test_an_object_that_was_deleted_is_one_line(folder: Path) -> None:
+    where = place(f"{URL}/b.bin")
+    assert isinstance(where, StorePath)
+    tokens = open_token_file(where)
+    where.store.delete([where.key])
+    with pytest.raises(UserError, match=r"data.source: s3://bucket/data/b.bin was deleted"):
+        np.asarray(tokens)
+
+
+def test_more_is_read_and_written_than_the_system_does_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    pread, pwrite = os.pread, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda file, n, start: pread(file, min(n, 1000), start))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, start: pwrite(file, data[:900], start))
+    tokens = open_token_file(place(f"{URL}/b.bin"))
+    assert np.array_equal(tokens, np.memmap(folder / "b.bin", "<u2", offset=64))
+
+
+def test_a_store_that_refuses_is_not_taken_for_damage(
+    folder: Path, s3: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    parquet.write_table(pyarrow.table({"text": ["a" * 99]}), folder / "p.parquet")
+    upload(folder)
+    s3.fault = lambda method, key: "AccessDenied" if method == "GET" and "p.parq" in key else None
+    with pytest.raises(UserError, match=r"^could not read s3://.*p.parquet: the credential is"):
+        sequences(f"{URL}/p.parquet")
+
+
+def test_a_package_that_is_missing_is_named_with_the_url(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    (folder / "t.txt.zst").write_bytes(b"x")
+    upload(folder)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UserError, match=f"{URL}/t.txt.zst is compressed by zstd; install"):
+        sequences(f"{URL}/t.txt.zst")
+
+
+def test_an_object_that_was_replaced_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a run would read blocks of both."""
+    monkeypatch.setattr(stored_ids, "BLOCK", 1000)
+    where = place(f"{URL}/b.bin")
+    assert isinstance(where, StorePath)
+    tokens, data = open_token_file(where), where.store.read(where.key)
+    kept = np.asarray(tokens[:1000])
+    where.store.write(where.key, data[:64] + data[:63:-1])
+    assert np.array_equal(tokens[:1000], kept)  # from the disk
+    with pytest.raises(UserError, match=f"{where} was changed while the run read it; put the obj"):
+        np.asarray(tokens[2000:3000])
+    with pytest.raises(UserError, match="was changed while"):  # nor are they kept
+        np.asarray(tokens[2000:3000])
+    where.store.write(where.key, data)
+    assert np.array_equal(open_token_file(where), np.frombuffer(data[64:], "<u2"))

@@ -32,6 +32,7 @@ def test_urls_are_taken_apart_as_paths_are() -> None:
     assert (url.bucket, url.name, url.suffix) == ("bucket", "tokens.bin", ".bin")
     assert str(url.with_suffix(".idx")) == "memory://bucket/run/tokens.idx"
     assert str(url.parent / "a") == "memory://bucket/run/a"
+    assert str(url.parent.parent.parent / "a") == "memory://bucket/a"  # of no other bucket
 
 
 def test_objects_are_written_read_listed_and_deleted(s3: Faults) -> None:
@@ -45,6 +46,7 @@ def test_objects_are_written_read_listed_and_deleted(s3: Faults) -> None:
     assert store.read_range((path / "a").key, 2, 5) == b"234"
     assert store.listing(path.key) == {(path / "a").key: 10, (path / "b/c").key: 1}
     assert store.glob(f"{path.key}/**") == [(path / "a").key, (path / "b/c").key]
+    assert store.listing((path / "a").key) == {}
     assert store.size((path / "a").key) == 10
     assert store.size((path / "b").key) is None
     with store.open((path / "a").key) as file:
@@ -61,6 +63,7 @@ def test_objects_are_written_read_listed_and_deleted(s3: Faults) -> None:
         ("PUT", "InternalError"),
         ("GET", "drop"),
         ("HEAD", "SlowDown"),
+        ("PUT", "TooManyRequests"),
         *(slow(method, code) for method in ("PUT", "GET", "HEAD") for code in ("drop", "SlowDown")),
     ],
 )
@@ -78,8 +81,9 @@ def test_what_passes_is_tried_again_and_said_once(s3: Faults, code: str, method:
     assert len(said) == 1
     assert said[0].endswith("; trying again")
     assert "s3://bucket/a" in said[0]
-    s3.fault = lambda *_: None
+    s3.times(2, code, method="GET")
     assert path.store.read(path.key) == (b"2" if method == "PUT" else b"1")
+    assert len(said) == 2  # trouble of another time
 
 
 def test_an_answer_that_is_too_short_is_asked_for_again(s3: Faults) -> None:
@@ -187,3 +191,51 @@ def test_what_is_fetched_stays_in_its_folder(s3: Faults, tmp_path: Path) -> None
     with pytest.raises(StoreError, match="leads out of the folder"):
         stores.fetch(path, tmp_path / "y", [f"{path.key}/../d"])
     assert not (tmp_path / "d").exists()
+
+
+def test_small_files_beside_weights_are_copied_and_no_others(
+    s3: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "SMALL", 2)
+    path = at("m")
+    path.store.write((path / "large.json").key, b"[1]")
+    copied = ("config.json", "merges.txt", "additional_chat_templates/a.jinja")
+    for name in (*copied, "model.safetensors", "checkpoints/00000001/manifest.json", "more/t.txt"):
+        path.store.write((path / name).key, b"{}")
+    folder = stores.local_copy(path)
+    found = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
+    assert found == set(copied)
+
+
+def test_a_name_that_no_file_can_have_is_no_file() -> None:
+    assert stores.size_of(Path("a" * 300)) is None
+
+
+def test_work_that_has_not_begun_when_one_fails_is_left_out(s3: Faults) -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        raise StoreError(str(number))
+
+    with pytest.raises(StoreError):
+        at("a").store.each(work, range(99))
+    assert len(begun) <= stores.AT_ONCE
+
+
+def test_what_other_stores_raise_means_the_same() -> None:
+    """S3 says nothing of a missing object that is deleted; others do, and some are only read."""
+    path = place("memory://bucket/a")
+    assert isinstance(path, StorePath)
+
+    class System:
+        def rm_file(self, key: str) -> None:
+            raise FileNotFoundError(key)
+
+        def pipe_file(self, key: str, data: bytes) -> None:
+            raise NotImplementedError
+
+    store = Store("memory", System())
+    store.delete([path.key])
+    with pytest.raises(StoreError, match="could not write memory://bucket/a: it can only be read"):
+        store.write(path.key, b"")

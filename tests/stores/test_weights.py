@@ -66,6 +66,10 @@ def test_slices_are_those_of_the_library(
             assert ours[part].tobytes() == np.asarray(x[part]).tobytes()
             assert ours[part].shape == x[part].shape
         assert np.array_equal(ours[(slice(None),) * x.ndim], x)
+        if x.ndim:
+            assert ours[2:2].shape == x[2:2].shape
+            with pytest.raises(IndexError, match="only slices of step 1"):
+                ours[::2]
 
 
 def test_only_the_bytes_of_a_slice_are_read(
@@ -134,6 +138,18 @@ def test_a_tokenizer_is_read_from_a_url(tmp_path: Path, s3: Faults) -> None:
         loaded = jaxptd.load_tokenizer(name)
         assert loaded.encode("world hello").tolist() == [3, 2]
         assert loaded.end_of_document == end
+        assert loaded.name == f"{URL}/tokenizer.json"  # for messages, not that of the copy
+    at().store.write(at("bad/tokenizer.json").key, b"{}")
+    for name, words in (
+        ("none", f"data.tokenizer='{URL}/none': it is a folder without tokenizer.json"),
+        ("none.json", f"data.tokenizer='{URL}/none.json': no such file"),
+        ("bad", f"data.tokenizer='{URL}/bad/tokenizer.json' is not a tokenizer.json"),
+    ):
+        with pytest.raises(UserError, match=words):
+            jaxptd.load_tokenizer(f"{URL}/{name}")
+    s3.requests.clear()
+    jaxptd.load_tokenizer(f"{URL}/tokenizer.json")
+    assert s3.of("GET") == [f"{BUCKET}/models/m/tokenizer.json"]  # and nothing beside it
     run = jaxptd.from_hf(URL)
     assert run.config.data.tokenizer == run.config.checkpoint.start == URL
     assert run.tokenizer.end_of_document == 2
@@ -148,6 +164,7 @@ def test_a_tokenizer_is_read_from_a_url(tmp_path: Path, s3: Faults) -> None:
         (lambda data: b"\xff" * 8 + data[8:], "no header of safetensors"),
         (lambda data: data[:-1], "which do not fit its shape"),
         (lambda data: data[:8] + b"x" * 20 + data[28:], "is damaged"),
+        (lambda data: data.replace(b'"F32"', b'"F64"', 1), "do not fit its shape"),
     ],
 )
 def test_damaged_weights_are_one_line(tmp_path: Path, s3: Faults, damage: Any, words: str) -> None:
