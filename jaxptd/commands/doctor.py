@@ -17,6 +17,7 @@ from jaxptd.commands.command_line import load_config
 from jaxptd.commands.table import later
 from jaxptd.common_options import add_words, check_out, path_option
 from jaxptd.config import Config, ProcessesConfig
+from jaxptd.config.elastic import for_processes
 from jaxptd.config.written import RUN_CONFIG
 from jaxptd.distributed.launchers import World, find
 from jaxptd.doctor import flags as variables
@@ -26,9 +27,10 @@ from jaxptd.doctor.nvidia import Found
 from jaxptd.doctor.page import Page, Row, Verdict, rows_of
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layout import Layout
+from jaxptd.stores import is_url
 
 FOUND = 1  # exit code
-WAIT = 60.0  # seconds for the other processes, unless the config or an option says more
+WAIT = 60.0  # seconds for the other processes, unless an option says otherwise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +71,7 @@ class Options:
 
     Args:
         config: of a run. None without one.
-        run_dir: its directory. None without one.
+        run_dir: its directory. None without one, or if it is in a store.
         links: whether to measure.
         out: the file to write. None prints the page.
         overwrite: whether it may exist.
@@ -106,10 +108,10 @@ def read(args: Any) -> Options:
     config = load_config(name) if name else None
     processes = config.processes if config else ProcessesConfig()
     if not 0 < args.wait < 1e6:
-        raise UserError(f"--wait {args.wait:g}: use seconds above 0")
+        raise UserError(f"--wait {args.wait:g}: use seconds above 0, a million at most")
     return Options(
         config=config,
-        run_dir=args.run_dir or (Path(config.train.run_dir) if config else None),
+        run_dir=args.run_dir or _on_disk(config),
         links=args.links,
         out=args.out,
         overwrite=args.overwrite,
@@ -117,6 +119,13 @@ def read(args: Any) -> Options:
         quiet=args.quiet,
         processes=dataclasses.replace(processes, wait=args.wait),
     )
+
+
+def _on_disk(config: Config | None) -> Path | None:
+    """The directory of a config's run; None if it is in a store."""
+    if config is None or is_url(config.train.run_dir):
+        return None
+    return Path(config.train.run_dir)
 
 
 def run(options: Options) -> int:
@@ -156,6 +165,12 @@ class Examination:
     def _world(self) -> World:
         return find(self._options.processes, os.environ)
 
+    @functools.cached_property
+    def _config(self) -> Config | None:
+        """The config of a run on as many processes as there are."""
+        config = self._options.config
+        return config and for_processes(config, self._world.count)
+
     @property
     def _alone(self) -> bool:
         try:
@@ -171,11 +186,12 @@ class Examination:
         allowed = packages.ranges()
         self._add("packages", lambda: packages.packages(versions, allowed, gpus=gpus))
         self._add("flags", lambda: variables.flags(os.environ, options.layout, gpus=gpus))
-        if options.run_dir is not None:
+        if options.run_dir or options.config:
             self._add("run directory", self._folder)
+        driver = self._driver(versions) if gpus else []
         wait = 2 * options.processes.wait + 60
         self._add("processes", self._processes, seconds=wait)
-        found = self._devices(versions, gpus)
+        found = self._devices(driver, gpus)
         kinds, on_gpus = found.kinds, found.on_gpus or (not found.devices and gpus > 0)
         self._add("packages", lambda: packages.known_bad(versions, kinds, on_gpus=on_gpus))
         self._add("links", lambda: self._links(found), seconds=600.0)
@@ -202,21 +218,26 @@ class Examination:
 
     def _folder(self) -> list[Row]:
         config, path = self._options.config, self._options.run_dir
-        assert path is not None
+        if path is None:
+            assert config is not None
+            return [Row("run directory", f"{config.train.run_dir} is in a store: not checked")]
         keep = config.checkpoint.keep + config.checkpoint.keep_best if config else 1
         return place.folder(path, checkpoint=place.checkpoint_bytes(config), keep=keep)
 
     def _processes(self) -> list[Row]:
         processes, options = later("processes of a doctor"), self._options
         try:
-            world = self._world
+            world, config = self._world, self._config
         except UserError as error:
-            remedy = "set what is missing, or --processes.count 1 for one process"
+            remedy = (
+                "correct the config or what the launcher sets; without the launcher's variables "
+                "this machine is checked alone"
+            )
             return [Row("processes", str(error), Verdict.PROBLEM, remedy)]
         rows = processes.launch(world, options.processes, os.environ)
         if world.alone or any(row.verdict is Verdict.PROBLEM for row in rows):
             return rows
-        devices = options.config.layout.num_devices if options.config else world.count
+        devices = config.layout.num_devices if config else world.count
         join = processes.Join(world, options.processes, devices)
         met = join.meet()
         rows += join.rows(met)
@@ -224,17 +245,22 @@ class Examination:
             self._joined = processes.Exchange(world)
         return rows
 
-    def _devices(self, versions: dict[str, str], gpus: int) -> Found:
+    def _driver(self, versions: dict[str, str]) -> list[Row]:
+        """Rows on the driver; before processes join, as JAX then takes memory of their GPUs."""
+        return rows_of("devices", lambda: list(nvidia.driver(nvidia.ask_driver(), versions)))
+
+    def _devices(self, driver: list[Row], gpus: int) -> Found:
         found = Found()
-        if gpus:
-            self._add("devices", lambda: list(nvidia.driver(nvidia.ask_driver(), versions)))
         joined = self._joined is not None
         world = self._world if joined else World()
-        config = self._options.config if joined or self._alone else None
-        self._add(
-            "devices",
-            lambda: later("devices of a doctor").devices(config, world, found, gpus=gpus),
-        )
+
+        def check() -> list[Row]:
+            config = self._config if joined or self._alone else None
+            rows: list[Row] = later("devices of a doctor").devices(config, world, found, gpus=gpus)
+            return rows
+
+        self._add("devices", lambda: driver)
+        self._add("devices", check)
         return found
 
     def _links(self, found: Found) -> list[Row]:

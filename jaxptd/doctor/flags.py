@@ -97,6 +97,11 @@ SHOWN: Mapping[str, Rule | None] = {
     "GLOO_SOCKET_IFNAME": None,
     "TF_CPP_MIN_LOG_LEVEL": None,
 }
+# Values with which JAX uses no GPU.
+HIDING: Mapping[str, Callable[[str], bool]] = {
+    "JAX_PLATFORMS": lambda value: value != "" and not re.search("cuda|gpu", value),
+    "CUDA_VISIBLE_DEVICES": lambda value: value.strip() in ("", "-1"),
+}
 
 
 def flags(environ: Environ, layout: Layout, *, gpus: int) -> list[Row]:
@@ -107,7 +112,8 @@ def flags(environ: Environ, layout: Layout, *, gpus: int) -> list[Row]:
         layout: of the run; decides which flags this package sets.
         gpus: number of NVIDIA GPUs of this machine.
     """
-    rows = [_row(name, environ[name], gpus) for name in SHOWN if environ.get(name)]
+    found = ((name, environ[name]) for name in SHOWN if name in environ)
+    rows = [_row(name, value, gpus) for name, value in found if value or _hides(name, value, gpus)]
     rows += _overridden(environ.get("XLA_FLAGS", ""), layout)
     rows += _others(environ)
     path = environ.get(LIBRARIES, "")
@@ -119,12 +125,16 @@ def flags(environ: Environ, layout: Layout, *, gpus: int) -> list[Row]:
 
 def _row(name: str, value: str, gpus: int) -> Row:
     shown = quoted(value, LONGEST)
-    if name == "JAX_PLATFORMS" and gpus and "cuda" not in value and "gpu" not in value:
+    if _hides(name, value, gpus):
         return note(name, shown, f"unset it to use the {gpus} GPUs of this machine")
     rule = SHOWN[name]
     if rule is None or not rule[0](value):
         return Row(name, shown)
     return Row(name, shown, rule[1], rule[2])
+
+
+def _hides(name: str, value: str, gpus: int) -> bool:
+    return gpus > 0 and name in HIDING and HIDING[name](value)
 
 
 def _overridden(given: str, layout: Layout) -> Iterator[Row]:

@@ -74,7 +74,7 @@ def folder(path: Path, *, checkpoint: int | None, keep: int) -> list[Row]:
 def nearest(path: Path) -> Path:
     """A path, or the nearest folder above it that exists."""
     whole = path.absolute()
-    return next(each for each in (whole, *whole.parents) if each.exists())
+    return next(each for each in (whole, *whole.parents) if os.path.exists(each))
 
 
 def checkpoint_bytes(config: Config | None) -> int | None:

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Callable
 
 from jaxptd.distributed.launchers import World
 from jaxptd.doctor.page import Row, judged, problem
@@ -60,13 +59,12 @@ def resolved(coordinator: str) -> Row:
     return Row("coordinator", f"{coordinator} is {found[0][4][0]}")
 
 
-def meet(world: World, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> Met:
+def meet(world: World, *, seconds: float) -> Met:
     """Meets the other processes.
 
     Args:
         world: the processes; more than one.
         seconds: longest wait.
-        say: prints a line if this takes long.
     """
     assert world.coordinator is not None
     deadline = time.monotonic() + seconds

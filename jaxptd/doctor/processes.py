@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import os
 import socket
 import time
 import uuid
@@ -165,17 +166,19 @@ class Exchange:
             coordination.put_first(f"doctor/time/{place}", repr(self._clock()))
 
     def seen(self, folder: Path | None) -> bool | None:
-        """Looks for a file that the first process has written; None: there is no folder."""
+        """Looks for a file that the first process has written.
+
+        None: there is no folder, or the first process cannot write there.
+        """
         if folder is None:
             return None
         name, mine = "doctor/file", None
         if self._world.id == 0:
-            mine = folder / f".jaxptd-doctor-{uuid.uuid4().hex}"
-            mine.touch()
-            coordination.put_first(name, mine.name)
+            mine = _new_file(folder)
+            coordination.put_first(name, mine.name if mine else "")
         try:
-            path = folder / coordination.wait_for_first(name, seconds=PATIENCE)
-            sees = path.name in {each.name for each in folder.iterdir()}
+            theirs = coordination.wait_for_first(name, seconds=PATIENCE)
+            sees = theirs in _names(folder) if theirs else None
             coordination.barrier("doctor.file", seconds=PATIENCE)
         finally:
             if mine is not None:
@@ -188,6 +191,24 @@ class Exchange:
             coordination.put_first("doctor/code", str(code))
             return code
         return int(coordination.wait_for_first("doctor/code", seconds=PATIENCE))
+
+
+def _new_file(folder: Path) -> Path | None:
+    """Makes an empty file; None if that fails, for which the folder has a row already."""
+    path = folder / f".jaxptd-doctor-{uuid.uuid4().hex}"
+    try:
+        path.touch()
+    except OSError:
+        return None
+    return path
+
+
+def _names(folder: Path) -> set[str]:
+    """Names of files; empty if the folder cannot be read."""
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
 
 
 def compared(facts: Sequence[Facts], clocks: Sequence[tuple[float, float]]) -> list[Row]:

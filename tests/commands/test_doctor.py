@@ -75,6 +75,41 @@ def test_a_check_that_fails_leaves_the_others(capsys, monkeypatch) -> None:
     assert len(sections["packages"]) > 6
 
 
+def rows_of(capsys, argv: list[str]) -> dict[str, list[dict[str, str]]]:
+    doctor.main([*argv, "--json"])
+    return json.loads(capsys.readouterr().out)["sections"]
+
+
+def test_an_elastic_run_is_checked_with_the_processes_that_there_are(tmp_path, capsys) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("layout: {dp: 2}\nprocesses: {elastic: [1, 2]}\n")
+    rows = rows_of(capsys, ["--config", str(config), "--run-dir", str(tmp_path / "run")])
+    assert "one device on 1 " in next(
+        r["finding"] for r in rows["devices"] if r["name"] == "layout"
+    )
+    config.write_text("layout: {dp: 4}\nprocesses: {elastic: [2, 4]}\n")
+    (row,) = rows_of(capsys, ["--config", str(config)])["processes"]
+    assert row["finding"].startswith("processes.elastic=[2, 4], but there is 1 process")
+
+
+def test_a_run_in_a_store_has_no_file_system(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("train: {run_dir: 's3://bucket/run'}\n")
+    (row,) = rows_of(capsys, ["--config", "config.yaml"])["run directory"]
+    assert row["finding"] == "s3://bucket/run is in a store: not checked"
+    assert "run directory" not in rows_of(capsys, [])
+
+
+def test_the_driver_is_asked_before_the_other_processes_start_jax(capsys, monkeypatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(doctor.system, "nvidia_gpus", lambda: 1)
+    monkeypatch.setattr(doctor.nvidia, "ask_driver", lambda: asked.append("driver") or "")
+    monkeypatch.setattr(doctor.Examination, "_processes", lambda self: asked.append("join") or [])
+    rows = rows_of(capsys, [])["devices"]
+    assert asked == ["driver", "join"]
+    assert rows[0]["finding"] == "nvidia-smi gives no answer"
+
+
 def test_a_launcher_that_says_too_little(capsys, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "0")
     assert doctor.main(["--quiet"]) == 1

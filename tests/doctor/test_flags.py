@@ -47,6 +47,12 @@ def test_a_machine_with_gpus_that_are_not_used() -> None:
     assert verdicts({"JAX_PLATFORMS": "cpu"}, gpus=8) == {"JAX_PLATFORMS": "note"}
     assert verdicts({"JAX_PLATFORMS": "cuda,cpu"}, gpus=8) == {"JAX_PLATFORMS": "ok"}
     assert verdicts({"JAX_PLATFORMS": "cpu"}) == {"JAX_PLATFORMS": "ok"}
+    assert verdicts({"JAX_PLATFORMS": ""}, gpus=8) == {"variables": "ok"}
+    for hidden in ("", "-1"):
+        visible = {"CUDA_VISIBLE_DEVICES": hidden}
+        assert verdicts(visible, gpus=8) == {"CUDA_VISIBLE_DEVICES": "note"}
+    assert verdicts({"CUDA_VISIBLE_DEVICES": "0"}, gpus=8) == {"CUDA_VISIBLE_DEVICES": "ok"}
+    assert verdicts({"CUDA_VISIBLE_DEVICES": ""}) == {"variables": "ok"}
     library = {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}
     assert verdicts(library, gpus=8) == {"LD_LIBRARY_PATH": "note"}
     assert verdicts(library) == {"variables": "ok"}

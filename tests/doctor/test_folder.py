@@ -109,6 +109,19 @@ def test_another_process_is_kept_out(tmp_path) -> None:
         assert place.other_takes(path) == "held"
 
 
+def test_a_folder_that_may_not_be_entered(tmp_path, monkeypatch) -> None:
+    stat = place.os.stat
+
+    def refuse(path: object, **options: object) -> object:
+        if Path(str(path)).parent.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(place.os, "stat", refuse)
+    assert place.nearest(tmp_path / "closed" / "run") == tmp_path / "closed"
+
+
 def test_renames_that_show_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(place.os, "replace", lambda old, new: None)
     assert verdicts(tmp_path)["renames"] == "problem"

@@ -120,7 +120,7 @@ def test_rows_of_versions_that_nobody_can_install_are_gone() -> None:
 
 def test_training_warns_only_of_what_may_make_a_step_wrong():
     (line,) = dangerous({"jaxlib": "0.10.2", "jax": "0.10.2"}, H200, on_gpus=True)
-    assert line.startswith("jaxlib 0.10.2: kernels made of a concatenation within another one")
+    assert line.startswith("jaxlib 0.10.2: a kernel into which XLA fuses two concatenations")
     assert "use jaxlib 0.11.1 or newer" in line
     assert dangerous({"jaxlib": "0.10.2"}, {"cpu"}, on_gpus=False) == []
     assert dangerous({"jaxlib": "0.12.0"}, H200, on_gpus=True) == []

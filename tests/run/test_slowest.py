@@ -147,9 +147,10 @@ def test_too_few_steps_are_not_compared(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("world", "factor"), [(World(), 2.0), (World(2, 0), 0.0)])
 def test_no_thread_where_nothing_is_compared(world, factor, monkeypatch) -> None:
-    monkeypatch.setattr(module.threading, "Thread", None)
+    started = []
+    monkeypatch.setattr(module.threading.Thread, "start", lambda thread: started.append(thread))
     with Slowest(world, PhaseTimes(), factor=factor, report=print).watching():
-        pass
+        assert started == []
 
 
 # Process 1 reads data slowly, by a clock that only the phases advance.

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,8 +14,11 @@ from runs import CONFIG, TEXT
 from together import Together, trainer
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.distributed import coordination
+from jaxptd.distributed.watchdog import Watchdog
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
+from jaxptd.run.recheck import Recheck
 from jaxptd.step import Program
 
 DP2_TP2 = ("--layout.dp=2", "--layout.tp=2")
@@ -120,6 +124,20 @@ def test_two_programs_that_differ_are_not_the_hardware_s_fault(train, inject) ->
     assert ended.code == 0, ended.err
     assert ended.out.count("warning: step 7 was skipped with") == 1
     assert train.run_dir.metrics()[-1]["skipped"] == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_all_processes_save_if_the_first_one_does(known, monkeypatch) -> None:
+    """A network's folder may look older in this process than in the first one."""
+    saved: list[int] = []
+    good = [] if known else [6]
+    save = lambda state, step: saved.append(step)  # noqa: E731
+    recheck = Recheck(
+        SimpleNamespace(config=Config()), None, Watchdog(), save, lambda: good, say=print
+    )
+    monkeypatch.setattr(coordination, "share", lambda name, value: [str(known), value])
+    assert recheck._saved({}, 6) == "The state of step 6, before it, is saved"
+    assert saved == ([] if known else [6])
 
 
 def test_a_device_whose_copy_differs_is_named_and_nothing_is_saved(train, inject) -> None:
