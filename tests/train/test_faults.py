@@ -131,9 +131,13 @@ def test_all_processes_save_if_the_first_one_does(known, monkeypatch) -> None:
     """A network's folder may look older in this process than in the first one."""
     saved: list[int] = []
     good = [] if known else [6]
-    save = lambda state, step: saved.append(step)  # noqa: E731
     recheck = Recheck(
-        SimpleNamespace(config=Config()), None, Watchdog(), save, lambda: good, say=print
+        SimpleNamespace(config=Config()),
+        None,
+        Watchdog(),
+        save=lambda state, step: saved.append(step),
+        good_steps=lambda: good,
+        say=print,
     )
     monkeypatch.setattr(coordination, "share", lambda name, value: [str(known), value])
     assert recheck._saved({}, 6) == "The state of step 6, before it, is saved"
