@@ -126,7 +126,7 @@ def flags(environ: Environ, layout: Layout, *, gpus: int) -> list[Row]:
 def _row(name: str, value: str, gpus: int) -> Row:
     shown = quoted(value, LONGEST)
     if _hides(name, value, gpus):
-        return note(name, shown, f"unset it to use the {gpus} GPUs of this machine")
+        return note(name, shown or "empty", f"unset it to use the {gpus} GPUs of this machine")
     rule = SHOWN[name]
     if rule is None or not rule[0](value):
         return Row(name, shown)

@@ -38,11 +38,13 @@ def test_what_the_driver_reports(changes, row) -> None:
 
 
 def test_a_driver_that_is_new_enough_or_says_little() -> None:
-    assert verdicts() == []
+    assert verdicts() == verdicts(driver="580") == []
     assert verdicts(driver="550.54.15", found={"jax-cuda12-plugin": "0.12.0"}) == []
     assert verdicts(used="[N/A]", errors="[N/A]") == []
     assert [row.verdict for row in driver("", PLUGIN)] == [Verdict.NOTE]
     assert gpus_of("No devices were found\n") == []
+    *_, row = driver(H200.format_map(FINE | {"used": "5000"}), PLUGIN)
+    assert row.finding == "others use 4.9 GiB of 140.4 GiB"
 
 
 def test_simulated_devices_of_a_config() -> None:
@@ -71,6 +73,7 @@ class Gpu:
 
 def test_kinds_and_their_memory() -> None:
     known, other = Gpu("NVIDIA H200"), Gpu("NVIDIA RTX 3080 Ti")
+    assert Found([known]).on_gpus
     rows = list(devices._kinds(Found([known, known], [known]), 2))
     assert [row.finding for row in rows] == ["2 x NVIDIA H200", "128.0 GiB for JAX, 127.0 GiB free"]
     assert {row.verdict for row in rows} == {Verdict.OK}

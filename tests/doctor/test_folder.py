@@ -15,8 +15,9 @@ from jaxptd.layout import Layout
 Usage = collections.namedtuple("Usage", ["total", "used", "free"])
 MOUNTS = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-30 27 0:27 / /shared rw - nfs4 server:/a rw
 31 30 0:28 / /shared/run\\040s rw shared:1 - lustre x@tcp:/a rw
+30 27 0:27 / /shared rw - nfs4 server:/a rw
+29 27 254:1 / /share rw - ext4 /dev/vdb rw
 32 27 0:29 / /share rw - tmpfs tmpfs rw
 """
 

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,6 +207,16 @@ def test_a_device_of_another_process_is_named(tmp_path) -> None:
         assert each.code == 2, each.err
         assert "after step 3 copies of the same parameters or moments differ" in each.err
         assert re.search(r"on device \d+ of process 1, unlike 7 others", each.err)
+
+
+def test_training_warns_of_versions_that_are_bad_on_its_devices(train, monkeypatch) -> None:
+    def found(versions: dict[str, str], kinds: set[str], *, on_gpus: bool) -> list[str]:
+        assert versions["jax"] == jax.__version__
+        return [f"a bad version on {kinds}, {on_gpus}"]
+
+    monkeypatch.setattr(sys.modules["jaxptd.train"], "dangerous", found)
+    ended = train("--train.steps=1", "--checkpoint.every=0")
+    assert "warning: a bad version on {'cpu'}, False" in ended.out.splitlines()
 
 
 # ---- refused -------------------------------------------------------------------------------------
