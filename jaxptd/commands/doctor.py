@@ -238,12 +238,8 @@ class Examination:
         if world.alone or any(row.verdict is Verdict.PROBLEM for row in rows):
             return rows
         devices = config.layout.num_devices if config else world.count
-        join = processes.Join(world, options.processes, devices)
-        met = join.meet()
-        rows += join.rows(met)
-        if met.is_complete:
-            self._joined = processes.Exchange(world)
-        return rows
+        row, self._joined = processes.join(world, options.processes, devices=devices)
+        return [*rows, row]
 
     def _driver(self, versions: dict[str, str]) -> list[Row]:
         """Rows on the driver; before processes join, as JAX then takes memory of their GPUs."""

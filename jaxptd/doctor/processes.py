@@ -14,7 +14,7 @@ from typing import Any
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World
-from jaxptd.doctor.meeting import Met, meet, met_row, resolved
+from jaxptd.doctor.meeting import meet, met_row, resolved
 from jaxptd.doctor.page import Row, Verdict, judged, note, problem
 
 Environ = Mapping[str, str]
@@ -57,35 +57,6 @@ def _own_name() -> Row:
         remedy = "add it to /etc/hosts: gloo, which joins simulated devices, asks for it"
         return note("host", f"{name}, which has no address", remedy)
     return Row("host", f"{name} is {found}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Join:
-    """Joins the processes.
-
-    Args:
-        world: as found.
-        config: of the processes.
-        devices: of the layout, or as many as there are processes.
-    """
-
-    world: World
-    config: ProcessesConfig
-    devices: int
-
-    def rows(self, met: Met) -> list[Row]:
-        """Joins if all have met; a row on the meeting.
-
-        Raises:
-            UserError: they do not join after all.
-        """
-        if met.is_complete:
-            coordination.join(self.world, self.config, devices=self.devices)
-        return [met_row(self.world, met)]
-
-    def meet(self) -> Met:
-        """Meets the others."""
-        return meet(self.world, seconds=self.config.wait)
 
 
 # ---- once they have joined -----------------------------------------------------------------------
@@ -209,6 +180,26 @@ def _names(folder: Path) -> set[str]:
         return set(os.listdir(folder))
     except OSError:
         return set()
+
+
+def join(world: World, config: ProcessesConfig, *, devices: int) -> tuple[Row, Exchange | None]:
+    """Lets the processes meet, and joins them if all have come.
+
+    Args:
+        world: as found; more than one process.
+        config: of the processes.
+        devices: of the layout, or as many as there are processes.
+
+    Returns:
+        a row on the meeting, and the messages of the processes if they have joined.
+
+    Raises:
+        UserError: they have met, but do not join.
+    """
+    met = meet(world, seconds=config.wait)
+    if met.is_complete:
+        coordination.join(world, config, devices=devices)
+    return met_row(world, met), Exchange(world) if met.is_complete else None
 
 
 def compared(facts: Sequence[Facts], clocks: Sequence[tuple[float, float]]) -> list[Row]:

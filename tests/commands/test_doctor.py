@@ -10,7 +10,7 @@ import pytest
 from command_lines import refused
 
 from jaxptd.commands import doctor
-from jaxptd.doctor import folder, packages, page
+from jaxptd.doctor import folder, packages
 from jaxptd.doctor.page import Row
 
 
@@ -67,7 +67,6 @@ def test_a_check_that_fails_leaves_the_others(capsys, monkeypatch) -> None:
 
     monkeypatch.setattr(doctor.system, "system", fail)
     monkeypatch.setattr(doctor, "later", fail)
-    monkeypatch.setattr(page, "PATIENCE", 1.0)
     doctor.main(["--json"])
     sections = json.loads(capsys.readouterr().out)["sections"]
     assert sections["system"][0]["finding"] == "could not be checked (ValueError: no)"

@@ -128,6 +128,18 @@ def test_renames_that_show_nothing(tmp_path, monkeypatch) -> None:
     assert verdicts(tmp_path)["renames"] == "problem"
 
 
+def test_a_rename_that_loses_the_content(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(place.os, "replace", lambda old, new: old.unlink())
+    assert verdicts(tmp_path)["renames"] == "problem"
+
+
+def test_what_is_timed_has_reached_the_disk(tmp_path, monkeypatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(place.os, "fsync", lambda file: sizes.append(place.os.fstat(file).st_size))
+    assert place.written_per_second(tmp_path) > 0
+    assert sizes == [2**20]
+
+
 def test_a_rename_that_fails(tmp_path, monkeypatch) -> None:
     def refuse(old: Path, new: Path) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
