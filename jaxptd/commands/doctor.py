@@ -107,11 +107,14 @@ def read(args: Any) -> Options:
     name = args.config or (saved if saved and os.path.exists(saved) else None)
     config = load_config(name) if name else None
     processes = config.processes if config else ProcessesConfig()
+    run_dir = args.run_dir
+    if run_dir is None and config is not None and not is_url(config.train.run_dir):
+        run_dir = Path(config.train.run_dir)
     if not 0 < args.wait < 1e6:
         raise UserError(f"--wait {args.wait:g}: use seconds above 0, a million at most")
     return Options(
         config=config,
-        run_dir=args.run_dir or _on_disk(config),
+        run_dir=run_dir,
         links=args.links,
         out=args.out,
         overwrite=args.overwrite,
@@ -119,13 +122,6 @@ def read(args: Any) -> Options:
         quiet=args.quiet,
         processes=dataclasses.replace(processes, wait=args.wait),
     )
-
-
-def _on_disk(config: Config | None) -> Path | None:
-    """The directory of a config's run; None if it is in a store."""
-    if config is None or is_url(config.train.run_dir):
-        return None
-    return Path(config.train.run_dir)
 
 
 def run(options: Options) -> int:
@@ -154,7 +150,6 @@ class Examination:
         self._options = options
         self._sections: dict[str, list[Row]] = {}
         self._joined: Any = None  # the exchange among processes, once they have joined
-        self._code = 0
 
     @property
     def prints(self) -> bool:
@@ -188,7 +183,9 @@ class Examination:
         self._add("flags", lambda: variables.flags(os.environ, options.layout, gpus=gpus))
         if options.run_dir or options.config:
             self._add("run directory", self._folder)
-        driver = self._driver(versions) if gpus else []
+        driver: list[Row] = []
+        if gpus:  # before the processes join: JAX then takes memory of their GPUs
+            driver = rows_of("devices", lambda: [*nvidia.driver(nvidia.ask_driver(), versions)])
         wait = 2 * options.processes.wait + 60
         self._add("processes", self._processes, seconds=wait)
         found = self._devices(driver, gpus)
@@ -204,13 +201,14 @@ class Examination:
         """The first process's exit code, once they have joined."""
         if self._joined is None:
             return code
-        self._code = code
-        self._add("processes", self._agree)
-        return self._code
+        codes = [code]
 
-    def _agree(self) -> list[Row]:
-        self._code = self._joined.agreed(self._code)
-        return []
+        def agree() -> list[Row]:
+            codes.append(self._joined.agreed(code))
+            return []
+
+        self._add("processes", agree)
+        return codes[-1]
 
     def _add(self, section: str, check: Any, **options: Any) -> None:
         rows = rows_of(section, check, **options)
@@ -240,10 +238,6 @@ class Examination:
         devices = config.layout.num_devices if config else world.count
         row, self._joined = processes.join(world, options.processes, devices=devices)
         return [*rows, row]
-
-    def _driver(self, versions: dict[str, str]) -> list[Row]:
-        """Rows on the driver; before processes join, as JAX then takes memory of their GPUs."""
-        return rows_of("devices", lambda: list(nvidia.driver(nvidia.ask_driver(), versions)))
 
     def _devices(self, driver: list[Row], gpus: int) -> Found:
         found = Found()

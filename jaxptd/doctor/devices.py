@@ -15,8 +15,8 @@ from jaxptd.config import Config
 from jaxptd.display import gib_text
 from jaxptd.distributed.launchers import World
 from jaxptd.doctor.nvidia import Found
-from jaxptd.doctor.page import LONGEST, Row, judged, note, problem
-from jaxptd.errors import UserError, quoted
+from jaxptd.doctor.page import Row, failed, judged, note, problem
+from jaxptd.errors import UserError
 from jaxptd.hardware import accelerators
 from jaxptd.run.devices import prepare, start
 from jaxptd.step.replicas import unlike
@@ -47,7 +47,11 @@ def devices(config: Config | None, world: World, found: Found, *, gpus: int) -> 
     rows = list(_kinds(found, 0 if simulated else gpus))
     if layout:
         rows.append(Row("layout", layout))
-    return [*rows, _arithmetic(found.local)]
+    try:
+        bits = products(found.local)
+    except RuntimeError as error:
+        return [*rows, failed("arithmetic", error)]
+    return [*rows, agreement(found.local, bits)]
 
 
 def _kinds(found: Found, gpus: int) -> Iterator[Row]:
@@ -83,15 +87,6 @@ def _unknown(kind: str) -> str:
 
 
 # ---- devices that compute something else ---------------------------------------------------------
-
-
-def _arithmetic(local: Sequence[Any]) -> Row:
-    try:
-        bits = products(local)
-    except RuntimeError as error:  # from XLA: out of memory, or a device that fails
-        remedy = "find out why before a run meets the same"
-        return problem("arithmetic", quoted(" ".join(str(error).split()), LONGEST), remedy)
-    return agreement(local, bits)
 
 
 def products(local: Sequence[Any]) -> Mapping[Any, bytes]:

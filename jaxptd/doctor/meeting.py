@@ -94,12 +94,13 @@ def _receive(world: World, port: int, deadline: float) -> Met:
                     doubled |= {rank} & {0, *came}
                     came[rank] = guest
         missing = set(range(1, world.count)) - came.keys()
-        answer = f"{_words(missing)};{_words(doubled)}\n".encode()
+        numbers = sorted(missing), sorted(doubled)
+        answer = ";".join(" ".join(map(str, each)) for each in numbers)
         for guest in came.values():
             with contextlib.suppress(OSError):
-                guest.sendall(answer)
+                guest.sendall(f"{answer}\n".encode())
                 guest.recv(1)  # until it closes: then it, and not this port, waits for a while
-    return Met(tuple(sorted(missing)), tuple(sorted(doubled)))
+    return Met(*map(tuple, numbers))
 
 
 def _heard(guest: socket.socket) -> int | None:
@@ -143,10 +144,6 @@ def _line(connection: socket.socket) -> str:
             break
         said += piece
     return said.decode("ascii", "replace").strip() if said.endswith(b"\n") else ""
-
-
-def _words(numbers: set[int]) -> str:
-    return " ".join(map(str, sorted(numbers)))
 
 
 def _numbers(words: str) -> tuple[int, ...]:

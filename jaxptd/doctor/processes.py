@@ -1,6 +1,7 @@
 """Checks of the processes of a run: what launched them, and what differs between them."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -35,18 +36,13 @@ PATIENCE = 120.0  # seconds for an answer of another process
 def launch(world: World, config: ProcessesConfig, environ: Environ) -> list[Row]:
     """Rows on what says that there are several processes, and on the names of hosts."""
     names = [name for name in LAUNCHERS if name in environ]
-    source = f"the environment ({', '.join(names)})" if names else "the config"
-    given = config.count is not None or config.coordinator is not None
-    if world.alone:
+    if world.coordinator is None:
         unread = f"; {', '.join(names)} in the environment" * bool(names)
-        rows = [Row("processes", f"one{unread}")]
-    else:
-        source = "the config and " * (given and bool(names)) + source
-        rows = [Row("processes", f"{world.name}, by {source}")]
-    rows.append(_own_name())
-    if world.coordinator is not None and not world.alone:
-        rows.append(resolved(world.coordinator))
-    return rows
+        return [Row("processes", f"one{unread}"), _own_name()]
+    given = config.count is not None or config.coordinator is not None or not names
+    sources = ["the config"] * given + [f"the environment ({', '.join(names)})"] * bool(names)
+    row = Row("processes", f"{world.name}, by {' and '.join(sources)}")
+    return [row, _own_name(), resolved(world.coordinator)]
 
 
 def _own_name() -> Row:
@@ -145,15 +141,19 @@ class Exchange:
             return None
         name, mine = "doctor/file", None
         if self._world.id == 0:
-            mine = _new_file(folder)
-            coordination.put_first(name, mine.name if mine else "")
+            mine = folder / f".jaxptd-doctor-{uuid.uuid4().hex}"
+            with contextlib.suppress(OSError):  # for which the folder has a row already
+                mine.touch()
+            coordination.put_first(name, mine.name if os.path.exists(mine) else "")
         try:
             theirs = coordination.wait_for_first(name, seconds=PATIENCE)
-            sees = theirs in _names(folder) if theirs else None
+            _, _, names = next(os.walk(folder), ("", [], []))  # none if it cannot be read
+            sees = theirs in names if theirs else None
             coordination.barrier("doctor.file", seconds=PATIENCE)
         finally:
             if mine is not None:
-                mine.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    mine.unlink()
         return sees
 
     def agreed(self, code: int) -> int:
@@ -162,24 +162,6 @@ class Exchange:
             coordination.put_first("doctor/code", str(code))
             return code
         return int(coordination.wait_for_first("doctor/code", seconds=PATIENCE))
-
-
-def _new_file(folder: Path) -> Path | None:
-    """Makes an empty file; None if that fails, for which the folder has a row already."""
-    path = folder / f".jaxptd-doctor-{uuid.uuid4().hex}"
-    try:
-        path.touch()
-    except OSError:
-        return None
-    return path
-
-
-def _names(folder: Path) -> set[str]:
-    """Names of files; empty if the folder cannot be read."""
-    try:
-        return set(os.listdir(folder))
-    except OSError:
-        return set()
 
 
 def join(world: World, config: ProcessesConfig, *, devices: int) -> tuple[Row, Exchange | None]:

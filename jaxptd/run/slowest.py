@@ -70,10 +70,7 @@ class PhaseTimes(Watchdog):
         return before
 
     def spent(self) -> tuple[int, dict[str, float]]:
-        """The step, and the seconds in each phase so far; may be called in any thread.
-
-        Phases that have no time limit are no part of a step, and are left out.
-        """
+        """The step, and the seconds so far in each phase of a step; may be called in any thread."""
         with self._lock:
             seconds = dict(self._spent)
             now = self._clock() - self._entered
@@ -235,4 +232,4 @@ class Slowest:
         slow = self._found
         if slow is None:
             return {}
-        return {"slowest_process": slow.rank, "slowest_seconds": max(0.0, slow.extra)}
+        return {"slowest_process": slow.rank, "slowest_seconds": slow.extra}

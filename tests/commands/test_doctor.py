@@ -33,6 +33,7 @@ def test_a_page_and_its_exit_code(tmp_path: Path, capsys, monkeypatch) -> None:
     assert sections["links"][0]["finding"] == "not measured: there is no accelerator"
     space = next(row for row in sections["run directory"] if row["name"] == "space")
     assert "a checkpoint takes" in space["finding"]
+    assert space["finding"].endswith(", and 3 are kept")  # the newest 2 and the best one
     assert list(tmp_path.iterdir()) == []
 
     bad = packages.versions() | {"jaxlib": "0.9"}
@@ -77,6 +78,33 @@ def test_a_check_that_fails_leaves_the_others(capsys, monkeypatch) -> None:
 def rows_of(capsys, argv: list[str]) -> dict[str, list[dict[str, str]]]:
     doctor.main([*argv, "--json"])
     return json.loads(capsys.readouterr().out)["sections"]
+
+
+def test_the_config_of_a_run_is_read_from_its_directory(tmp_path, capsys) -> None:
+    (tmp_path / "config.yaml").write_text("layout: {tp: 2}\n")
+    (layout,) = (
+        row
+        for row in rows_of(capsys, ["--run-dir", str(tmp_path)])["devices"]
+        if row["name"] == "layout"
+    )
+    assert layout["finding"].startswith("tp=2 on ")
+
+
+def test_gpus_that_do_not_start_still_have_known_bugs(capsys, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(doctor.system, "nvidia_gpus", lambda: 1)
+    monkeypatch.setattr(doctor.nvidia, "ask_driver", lambda: "")
+    monkeypatch.setattr(doctor, "later", fail)
+    monkeypatch.setattr(packages, "versions", lambda: {"jaxlib": "0.11.0"})
+    names = {row["name"] for row in rows_of(capsys, [])["packages"]}
+    assert "jaxlib 0.11.0" in names
+
+
+def test_the_longest_wait_is_an_option() -> None:
+    options = doctor.read(doctor.parser().parse_args(["--config", "test-tiny", "--wait", "5"]))
+    assert options.processes.wait == 5
 
 
 def test_an_elastic_run_is_checked_with_the_processes_that_there_are(tmp_path, capsys) -> None:

@@ -87,6 +87,15 @@ def test_a_host_whose_name_has_no_address(monkeypatch) -> None:
     assert (row.name, row.verdict) == ("host", Verdict.NOTE)
 
 
+def test_the_quickest_answer_tells_the_time(monkeypatch) -> None:
+    took = iter([0, 8, 0, 2, 0, 6, 0, 4, 0, 10])
+    monkeypatch.setattr(processes.time, "perf_counter", lambda: next(took))
+    monkeypatch.setattr(processes.coordination, "put_first", lambda name, value: value)
+    monkeypatch.setattr(processes.coordination, "wait_for_first", lambda name, **_: "130.0")
+    exchange = Exchange(World(2, 0), clock=lambda: 100.0)
+    assert exchange.clocks() == [(0.0, 0.0), (29.0, 1.0)]
+
+
 def test_a_folder_that_cannot_be_used_holds_nobody_up(tmp_path, monkeypatch) -> None:
     """Each process still comes to the barrier, so the rest is compared."""
     said: dict[str, str] = {}
