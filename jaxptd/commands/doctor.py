@@ -18,6 +18,7 @@ from jaxptd.commands.command_line import load_config
 from jaxptd.commands.table import later
 from jaxptd.common_options import add_words, check_out, path_option
 from jaxptd.config import Config, ProcessesConfig
+from jaxptd.config.elastic import for_processes
 from jaxptd.config.written import RUN_CONFIG
 from jaxptd.distributed.launchers import World, find
 from jaxptd.doctor import flags as variables
@@ -29,7 +30,7 @@ from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layout import Layout
 
 FOUND = 1  # exit code
-WAIT = 60.0  # seconds for the other processes, unless the config or an option says more
+WAIT = 60.0  # seconds for the other processes, unless an option says otherwise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +108,7 @@ def read(args: Any) -> Options:
     config = load_config(name) if name else None
     processes = config.processes if config else ProcessesConfig()
     if not 0 < args.wait < 1e6:
-        raise UserError(f"--wait {args.wait:g}: use seconds above 0")
+        raise UserError(f"--wait {args.wait:g}: use seconds above 0, a million at most")
     return Options(
         config=config,
         run_dir=args.run_dir or (stores.place(config.train.run_dir) if config else None),
@@ -146,7 +147,6 @@ class Examination:
         self._options = options
         self._sections: dict[str, list[Row]] = {}
         self._joined: Any = None  # the exchange among processes, once they have joined
-        self._code = 0
 
     @property
     def prints(self) -> bool:
@@ -156,6 +156,12 @@ class Examination:
     @functools.cached_property
     def _world(self) -> World:
         return find(self._options.processes, os.environ)
+
+    @functools.cached_property
+    def _config(self) -> Config | None:
+        """The config of a run on as many processes as there are."""
+        config = self._options.config
+        return config and for_processes(config, self._world.count)
 
     @property
     def _alone(self) -> bool:
@@ -172,11 +178,14 @@ class Examination:
         allowed = packages.ranges()
         self._add("packages", lambda: packages.packages(versions, allowed, gpus=gpus))
         self._add("flags", lambda: variables.flags(os.environ, options.layout, gpus=gpus))
-        if options.run_dir is not None:
+        if options.run_dir:
             self._add("run directory", self._folder)
+        driver: list[Row] = []
+        if gpus:  # before the processes join: JAX then takes memory of their GPUs
+            driver = rows_of("devices", lambda: [*nvidia.driver(nvidia.ask_driver(), versions)])
         wait = 2 * options.processes.wait + 60
         self._add("processes", self._processes, seconds=wait)
-        found = self._devices(versions, gpus)
+        found = self._devices(driver, gpus)
         kinds, on_gpus = found.kinds, found.on_gpus or (not found.devices and gpus > 0)
         self._add("packages", lambda: packages.known_bad(versions, kinds, on_gpus=on_gpus))
         self._add("links", lambda: self._links(found), seconds=600.0)
@@ -189,13 +198,14 @@ class Examination:
         """The first process's exit code, once they have joined."""
         if self._joined is None:
             return code
-        self._code = code
-        self._add("processes", self._agree)
-        return self._code
+        codes = [code]
 
-    def _agree(self) -> list[Row]:
-        self._code = self._joined.agreed(self._code)
-        return []
+        def agree() -> list[Row]:
+            codes.append(self._joined.agreed(code))
+            return []
+
+        self._add("processes", agree)
+        return codes[-1]
 
     def _add(self, section: str, check: Any, **options: Any) -> None:
         rows = rows_of(section, check, **options)
@@ -212,32 +222,32 @@ class Examination:
     def _processes(self) -> list[Row]:
         processes, options = later("processes of a doctor"), self._options
         try:
-            world = self._world
+            world, config = self._world, self._config
         except UserError as error:
-            remedy = "set what is missing, or --processes.count 1 for one process"
+            remedy = (
+                "correct the config or what the launcher sets; without the launcher's variables "
+                "this machine is checked alone"
+            )
             return [Row("processes", str(error), Verdict.PROBLEM, remedy)]
         rows = processes.launch(world, options.processes, os.environ)
         if world.alone or any(row.verdict is Verdict.PROBLEM for row in rows):
             return rows
-        devices = options.config.layout.num_devices if options.config else world.count
-        join = processes.Join(world, options.processes, devices)
-        met = join.meet()
-        rows += join.rows(met)
-        if met.is_complete:
-            self._joined = processes.Exchange(world)
-        return rows
+        devices = config.layout.num_devices if config else world.count
+        row, self._joined = processes.join(world, options.processes, devices=devices)
+        return [*rows, row]
 
-    def _devices(self, versions: dict[str, str], gpus: int) -> Found:
+    def _devices(self, driver: list[Row], gpus: int) -> Found:
         found = Found()
-        if gpus:
-            self._add("devices", lambda: list(nvidia.driver(nvidia.ask_driver(), versions)))
         joined = self._joined is not None
         world = self._world if joined else World()
-        config = self._options.config if joined or self._alone else None
-        self._add(
-            "devices",
-            lambda: later("devices of a doctor").devices(config, world, found, gpus=gpus),
-        )
+
+        def check() -> list[Row]:
+            config = self._config if joined or self._alone else None
+            rows: list[Row] = later("devices of a doctor").devices(config, world, found, gpus=gpus)
+            return rows
+
+        self._add("devices", lambda: driver)
+        self._add("devices", check)
         return found
 
     def _links(self, found: Found) -> list[Row]:

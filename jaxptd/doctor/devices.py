@@ -15,10 +15,11 @@ from jaxptd.config import Config
 from jaxptd.display import gib_text
 from jaxptd.distributed.launchers import World
 from jaxptd.doctor.nvidia import Found
-from jaxptd.doctor.page import Row, judged, note
+from jaxptd.doctor.page import Row, failed, judged, note, problem
 from jaxptd.errors import UserError
 from jaxptd.hardware import accelerators
 from jaxptd.run.devices import prepare, start
+from jaxptd.step.replicas import unlike
 
 MOST_COMPARED = 64  # local devices whose results are compared
 SIZE = 256  # of the matrices that they multiply
@@ -42,17 +43,25 @@ def devices(config: Config | None, world: World, found: Found, *, gpus: int) -> 
     else:
         layout = f"{config.layout} on {prepare(config, world=world)}"
     found.devices, found.local = jax.devices(), jax.local_devices()
-    rows = list(_kinds(found, gpus))
+    simulated = config is not None and config.train.platform == "cpu"
+    rows = list(_kinds(found, 0 if simulated else gpus))
     if layout:
         rows.append(Row("layout", layout))
-    return [*rows, agreement(found.local, products(found.local))]
+    try:
+        bits = products(found.local)
+    except RuntimeError as error:
+        return [*rows, failed("arithmetic", error)]
+    return [*rows, agreement(found.local, bits)]
 
 
 def _kinds(found: Found, gpus: int) -> Iterator[Row]:
     counts = collections.Counter(device.device_kind for device in found.devices)
     first = found.local[0]
     if first.platform == "cpu":
-        missed = f"JAX does not use the {gpus} GPUs: see the CUDA plugin and JAX_PLATFORMS above"
+        missed = (
+            f"JAX does not use the {gpus} GPUs: see the CUDA plugin, JAX_PLATFORMS and "
+            "CUDA_VISIBLE_DEVICES above"
+        )
         what = f"{len(found.devices)} on the CPU, which simulates a layout's devices"
         yield judged("devices", what, bad=missed if gpus else "")
         return
@@ -99,12 +108,15 @@ def products(local: Sequence[Any]) -> Mapping[Any, bytes]:
 
 def agreement(local: Sequence[Any], bits: Mapping[Any, bytes]) -> Row:
     """A row on whether devices of a kind have computed the same bits."""
-    wrong = []
-    for kind in {device.device_kind for device in bits}:
-        alike = {device: x for device, x in bits.items() if device.device_kind == kind}
-        usual, _ = collections.Counter(alike.values()).most_common(1)[0]
-        wrong += [str(device) for device, x in alike.items() if x != usual]
+    wrong: list[str] = []
     remedy = "take it out of service: its arithmetic is faulty"
+    for kind in sorted({device.device_kind for device in bits}):
+        alike = {device: x for device, x in bits.items() if device.device_kind == kind}
+        odd = unlike(alike)
+        wrong += map(str, odd)
+        if len(odd) == len(alike):
+            remedy = "the arithmetic of some of them is faulty: compare them with further devices"
     what = f"{len(bits)} of {len(local)} multiplied the same matrices"
-    finding = f"{what}; different bits on {', '.join(sorted(wrong))}" if wrong else what
-    return judged("arithmetic", finding, bad=remedy if wrong else "")
+    if not wrong:
+        return Row("arithmetic", what)
+    return problem("arithmetic", f"{what}; different bits on {', '.join(wrong)}", remedy)

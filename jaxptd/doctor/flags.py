@@ -13,6 +13,7 @@ Rule = tuple[Callable[[str], bool], Verdict, str]
 
 PREFIXES = ("XLA_", "JAX_", "NCCL_", "CUDA_", "GLOO_")
 LIBRARIES = "LD_LIBRARY_PATH"
+MOST = 0.95  # of a GPU's memory for JAX
 LONGEST = 200  # characters of a value on a page
 
 
@@ -20,32 +21,17 @@ def _is_set(value: str) -> bool:
     return value.strip().lower() not in ("", "0", "false", "off", "no")
 
 
-def _is_off(value: str) -> bool:
-    return not _is_set(value)
-
-
-def _always(value: str) -> bool:
-    return True
-
-
-def _above(limit: float) -> Callable[[str], bool]:
-    def is_above(value: str) -> bool:
-        try:
-            return float(value) > limit
-        except ValueError:
-            return False
-
-    return is_above
-
-
-def _is_loud(value: str) -> bool:
-    return value.upper() in ("INFO", "TRACE")
+def _is_much(value: str) -> bool:
+    try:
+        return float(value) > MOST
+    except ValueError:
+        return False
 
 
 FRACTION: Rule = (
-    _above(0.95),
+    _is_much,
     Verdict.NOTE,
-    "use at most 0.95: what is left is for NCCL, cuDNN and fragmentation",
+    f"use at most {MOST}: what is left is for NCCL, cuDNN and fragmentation",
 )
 SLOW_LINK = "unset it unless the links fail with it: it makes sums between GPUs slower"
 # The only variables whose values a page shows, with what is wrong about some values.
@@ -54,7 +40,7 @@ SHOWN: Mapping[str, Rule | None] = {
     "XLA_CLIENT_MEM_FRACTION": FRACTION,
     "XLA_PYTHON_CLIENT_MEM_FRACTION": FRACTION,
     "XLA_PYTHON_CLIENT_PREALLOCATE": (
-        _is_off,
+        lambda value: not _is_set(value),
         Verdict.NOTE,
         "unset it: memory that grows in pieces fragments, and large models run out of it earlier",
     ),
@@ -74,7 +60,7 @@ SHOWN: Mapping[str, Rule | None] = {
     "JAX_COMPILATION_CACHE_DIR": None,
     "JAX_NUM_CPU_DEVICES": None,
     "JAX_DEFAULT_MATMUL_PRECISION": (
-        _always,
+        lambda value: True,
         Verdict.NOTE,
         "unset it for full speed: matmuls take the precision of their inputs without it",
     ),
@@ -85,7 +71,11 @@ SHOWN: Mapping[str, Rule | None] = {
         Verdict.PROBLEM,
         "unset it: the host would wait for each kernel",
     ),
-    "NCCL_DEBUG": (_is_loud, Verdict.NOTE, "use WARN when done: it prints much"),
+    "NCCL_DEBUG": (
+        lambda value: value.upper() in ("INFO", "TRACE"),
+        Verdict.NOTE,
+        "use WARN when done: it prints much",
+    ),
     "NCCL_SOCKET_IFNAME": None,
     "NCCL_IB_HCA": None,
     "NCCL_ALGO": None,
@@ -97,6 +87,11 @@ SHOWN: Mapping[str, Rule | None] = {
     "GLOO_SOCKET_IFNAME": None,
     "TF_CPP_MIN_LOG_LEVEL": None,
 }
+# Values with which JAX uses no GPU.
+HIDING: Mapping[str, Callable[[str], bool]] = {
+    "JAX_PLATFORMS": lambda value: value != "" and not re.search("cuda|gpu", value),
+    "CUDA_VISIBLE_DEVICES": lambda value: value.strip() in ("", "-1"),
+}
 
 
 def flags(environ: Environ, layout: Layout, *, gpus: int) -> list[Row]:
@@ -107,7 +102,8 @@ def flags(environ: Environ, layout: Layout, *, gpus: int) -> list[Row]:
         layout: of the run; decides which flags this package sets.
         gpus: number of NVIDIA GPUs of this machine.
     """
-    rows = [_row(name, environ[name], gpus) for name in SHOWN if environ.get(name)]
+    found = ((name, environ[name]) for name in SHOWN if name in environ)
+    rows = [_row(name, value, gpus) for name, value in found if value or _hides(name, value, gpus)]
     rows += _overridden(environ.get("XLA_FLAGS", ""), layout)
     rows += _others(environ)
     path = environ.get(LIBRARIES, "")
@@ -119,12 +115,16 @@ def flags(environ: Environ, layout: Layout, *, gpus: int) -> list[Row]:
 
 def _row(name: str, value: str, gpus: int) -> Row:
     shown = quoted(value, LONGEST)
-    if name == "JAX_PLATFORMS" and gpus and "cuda" not in value and "gpu" not in value:
-        return note(name, shown, f"unset it to use the {gpus} GPUs of this machine")
+    if _hides(name, value, gpus):
+        return note(name, shown or "empty", f"unset it to use the {gpus} GPUs of this machine")
     rule = SHOWN[name]
     if rule is None or not rule[0](value):
         return Row(name, shown)
     return Row(name, shown, rule[1], rule[2])
+
+
+def _hides(name: str, value: str, gpus: int) -> bool:
+    return gpus > 0 and name in HIDING and HIDING[name](value)
 
 
 def _overridden(given: str, layout: Layout) -> Iterator[Row]:

@@ -74,7 +74,7 @@ def folder(path: Path, *, checkpoint: int | None, keep: int) -> list[Row]:
 def nearest(path: Path) -> Path:
     """A path, or the nearest folder above it that exists."""
     whole = path.absolute()
-    return next(each for each in (whole, *whole.parents) if each.exists())
+    return next(each for each in (whole, *whole.parents) if os.path.exists(each))
 
 
 def checkpoint_bytes(config: Config | None) -> int | None:
@@ -131,16 +131,14 @@ def _space(place: Path, checkpoint: int | None, keep: int) -> Iterator[Row]:
     free = shutil.disk_usage(place).free
     finding = f"{bytes_text(free)} free"
     if checkpoint is None:
-        yield judged("space", finding)
+        yield Row("space", finding)
     else:
         whole = (keep + 1) * checkpoint  # a new one is written before an old one is deleted
         finding += f"; a checkpoint takes {bytes_text(checkpoint)}, and {keep} are kept"
-        remedy = f"free space: {keep} checkpoints and the one being written take"
-        remedy = f"{remedy} {bytes_text(whole)}"
-        few = free < 2 * checkpoint
-        yield judged(
-            "space", finding, bad=remedy if few else "", remark=remedy if free < whole else ""
-        )
+        needed = bytes_text(whole)
+        remedy = f"free space: {keep} checkpoints and the one being written take {needed}"
+        few, tight = free < 2 * checkpoint, free < whole
+        yield judged("space", finding, bad=remedy if few else "", remark=remedy if tight else "")
     with contextlib.suppress(OSError):
         files = os.statvfs(place)
         if files.f_files and files.f_favail < FEWEST:

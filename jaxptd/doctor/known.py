@@ -71,7 +71,8 @@ BAD = (
         fixed="0.11.1",
         on="gpu",
         serious=True,
-        symptom="kernels made of a concatenation within another one compute wrong numbers",
+        symptom="a kernel into which XLA fuses two concatenations, one of the other's result, can "
+        "compute wrong numbers without an error; steps with latent attention (DeepSeek) have such",
         source="https://github.com/jax-ml/jax/issues/40588",
     ),
     Bad(
@@ -81,7 +82,7 @@ BAD = (
         on="gpu",
         kinds="A6000",
         serious=True,
-        symptom="kernels outside of jit, and steps after them, return wrong numbers or NaN",
+        symptom="operations outside of jit, and steps after them, return wrong numbers or NaN",
         source="https://github.com/jax-ml/jax/issues/40633",
     ),
     Bad(

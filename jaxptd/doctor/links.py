@@ -7,8 +7,7 @@ from jaxptd.calibration.report import share_of
 from jaxptd.calibration.suite import Exchange, Machine, Pass, Product, Sample, with_numbers
 from jaxptd.calibration.timer import Timer, find_machine, table_name
 from jaxptd.costs.collective import ALL_GATHER
-from jaxptd.doctor.page import Row, judged
-from jaxptd.errors import quoted
+from jaxptd.doctor.page import Row, failed, judged
 from jaxptd.hardware import Accelerator, Cluster, Figure, Group, accelerators
 from jaxptd.hardware.table import figures_of
 
@@ -63,9 +62,8 @@ def _row(sample: Sample, times: Times, figures: Mapping[str, Figure], machine: M
     cluster = Cluster(Accelerator("measured", **values), machine.node)
     try:
         seconds = min(times(sample))
-    except RuntimeError as error:  # from XLA: out of memory, a link that fails
-        remedy = "find out why before a run meets the same"
-        return judged(str(sample), quoted(" ".join(str(error).split()), 200), bad=remedy)
+    except RuntimeError as error:
+        return failed(str(sample), error)
     assert sample.number is not None
     expected = figures[sample.number].value
     reached = share_of(sample, seconds, with_numbers(cluster, {sample.number: expected}))

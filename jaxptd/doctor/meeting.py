@@ -10,7 +10,6 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Callable
 
 from jaxptd.distributed.launchers import World
 from jaxptd.doctor.page import Row, judged, problem
@@ -60,13 +59,12 @@ def resolved(coordinator: str) -> Row:
     return Row("coordinator", f"{coordinator} is {found[0][4][0]}")
 
 
-def meet(world: World, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> Met:
+def meet(world: World, *, seconds: float) -> Met:
     """Meets the other processes.
 
     Args:
         world: the processes; more than one.
         seconds: longest wait.
-        say: prints a line if this takes long.
     """
     assert world.coordinator is not None
     deadline = time.monotonic() + seconds
@@ -96,12 +94,13 @@ def _receive(world: World, port: int, deadline: float) -> Met:
                     doubled |= {rank} & {0, *came}
                     came[rank] = guest
         missing = set(range(1, world.count)) - came.keys()
-        answer = f"{_words(missing)};{_words(doubled)}\n".encode()
+        numbers = sorted(missing), sorted(doubled)
+        answer = ";".join(" ".join(map(str, each)) for each in numbers)
         for guest in came.values():
             with contextlib.suppress(OSError):
-                guest.sendall(answer)
+                guest.sendall(f"{answer}\n".encode())
                 guest.recv(1)  # until it closes: then it, and not this port, waits for a while
-    return Met(tuple(sorted(missing)), tuple(sorted(doubled)))
+    return Met(*map(tuple, numbers))
 
 
 def _heard(guest: socket.socket) -> int | None:
@@ -145,10 +144,6 @@ def _line(connection: socket.socket) -> str:
             break
         said += piece
     return said.decode("ascii", "replace").strip() if said.endswith(b"\n") else ""
-
-
-def _words(numbers: set[int]) -> str:
-    return " ".join(map(str, sorted(numbers)))
 
 
 def _numbers(words: str) -> tuple[int, ...]:

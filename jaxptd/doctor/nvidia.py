@@ -57,18 +57,13 @@ def gpus_of(answer: str) -> list[Gpu]:
     """The GPUs in an answer of `nvidia-smi`."""
     lines = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
     return [
-        Gpu(name, driver, _mebibytes(total), _mebibytes(used), mode, _whole(errors))
+        Gpu(name, driver, _whole(total, MIB), _whole(used, MIB), mode, _whole(errors))
         for name, driver, total, used, mode, errors in (x for x in lines if len(x) == len(FIELDS))
     ]
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None  # else `[N/A]`
-
-
-def _mebibytes(text: str) -> int | None:
-    size = _whole(text)
-    return None if size is None else size * MIB
+def _whole(text: str, unit: int = 1) -> int | None:
+    return int(text) * unit if text.isdecimal() else None  # else `[N/A]`
 
 
 def driver(answer: str, found: Versions) -> Iterator[Row]:

@@ -55,12 +55,10 @@ def _row(name: str, found: Versions, allowed: Versions) -> Row:
     version, wanted = found.get(name), allowed.get(name, "")
     if version is None:
         return problem(name, "not installed", f"pip install '{name}{wanted}'")
-    bad = "" if within(version, wanted) else f"pip install '{name}{wanted}'"
-    if name == "jaxlib" and not bad:
-        bad = _other_than("jax", found, name)
-    return judged(
-        name, version + f", but {wanted} is needed" * (not within(version, wanted)), bad=bad
-    )
+    if not within(version, wanted):
+        finding = f"{version}, but {wanted} is needed"
+        return problem(name, finding, f"pip install '{name}{wanted}'")
+    return judged(name, version, bad=_other_than("jax", found, name) if name == "jaxlib" else "")
 
 
 def within(version: str, wanted: str) -> bool:

@@ -60,6 +60,12 @@ def problem(name: str, finding: str, remedy: str) -> Row:
     return Row(name, finding, Verdict.PROBLEM, remedy)
 
 
+def failed(name: str, error: RuntimeError) -> Row:
+    """A finding that XLA has raised: out of memory, or a device or link that fails."""
+    words = quoted(" ".join(str(error).split()), LONGEST)
+    return problem(name, words, "find out why before a run meets the same")
+
+
 def judged(name: str, finding: str, *, bad: str = "", remark: str = "") -> Row:
     """A finding with its verdict: a problem with the remedy `bad`, a note with `remark`, or ok."""
     if bad:

@@ -1,8 +1,10 @@
 """Checks of the processes of a run: what launched them, and what differs between them."""
 
 import collections
+import contextlib
 import dataclasses
 import json
+import os
 import socket
 import time
 import uuid
@@ -13,7 +15,7 @@ from typing import Any
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World
-from jaxptd.doctor.meeting import Met, meet, met_row, resolved
+from jaxptd.doctor.meeting import meet, met_row, resolved
 from jaxptd.doctor.page import Row, Verdict, judged, note, problem
 
 Environ = Mapping[str, str]
@@ -34,18 +36,13 @@ PATIENCE = 120.0  # seconds for an answer of another process
 def launch(world: World, config: ProcessesConfig, environ: Environ) -> list[Row]:
     """Rows on what says that there are several processes, and on the names of hosts."""
     names = [name for name in LAUNCHERS if name in environ]
-    source = f"the environment ({', '.join(names)})" if names else "the config"
-    given = config.count is not None or config.coordinator is not None
-    if world.alone:
+    if world.coordinator is None:
         unread = f"; {', '.join(names)} in the environment" * bool(names)
-        rows = [Row("processes", f"one{unread}")]
-    else:
-        source = "the config and " * (given and bool(names)) + source
-        rows = [Row("processes", f"{world.name}, by {source}")]
-    rows.append(_own_name())
-    if world.coordinator is not None and not world.alone:
-        rows.append(resolved(world.coordinator))
-    return rows
+        return [Row("processes", f"one{unread}"), _own_name()]
+    given = config.count is not None or config.coordinator is not None or not names
+    sources = ["the config"] * given + [f"the environment ({', '.join(names)})"] * bool(names)
+    row = Row("processes", f"{world.name}, by {' and '.join(sources)}")
+    return [row, _own_name(), resolved(world.coordinator)]
 
 
 def _own_name() -> Row:
@@ -56,35 +53,6 @@ def _own_name() -> Row:
         remedy = "add it to /etc/hosts: gloo, which joins simulated devices, asks for it"
         return note("host", f"{name}, which has no address", remedy)
     return Row("host", f"{name} is {found}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Join:
-    """Joins the processes.
-
-    Args:
-        world: as found.
-        config: of the processes.
-        devices: of the layout, or as many as there are processes.
-    """
-
-    world: World
-    config: ProcessesConfig
-    devices: int
-
-    def rows(self, met: Met) -> list[Row]:
-        """Joins if all have met; a row on the meeting.
-
-        Raises:
-            UserError: they do not join after all.
-        """
-        if met.is_complete:
-            coordination.join(self.world, self.config, devices=self.devices)
-        return [met_row(self.world, met)]
-
-    def meet(self) -> Met:
-        """Meets the others."""
-        return meet(self.world, seconds=self.config.wait)
 
 
 # ---- once they have joined -----------------------------------------------------------------------
@@ -165,21 +133,27 @@ class Exchange:
             coordination.put_first(f"doctor/time/{place}", repr(self._clock()))
 
     def seen(self, folder: Path | None) -> bool | None:
-        """Looks for a file that the first process has written; None: there is no folder."""
+        """Looks for a file that the first process has written.
+
+        None: there is no folder, or the first process cannot write there.
+        """
         if folder is None:
             return None
         name, mine = "doctor/file", None
         if self._world.id == 0:
             mine = folder / f".jaxptd-doctor-{uuid.uuid4().hex}"
-            mine.touch()
-            coordination.put_first(name, mine.name)
+            with contextlib.suppress(OSError):  # for which the folder has a row already
+                mine.touch()
+            coordination.put_first(name, mine.name if os.path.exists(mine) else "")
         try:
-            path = folder / coordination.wait_for_first(name, seconds=PATIENCE)
-            sees = path.name in {each.name for each in folder.iterdir()}
+            theirs = coordination.wait_for_first(name, seconds=PATIENCE)
+            _, _, names = next(os.walk(folder), ("", [], []))  # none if it cannot be read
+            sees = theirs in names if theirs else None
             coordination.barrier("doctor.file", seconds=PATIENCE)
         finally:
             if mine is not None:
-                mine.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    mine.unlink()
         return sees
 
     def agreed(self, code: int) -> int:
@@ -188,6 +162,26 @@ class Exchange:
             coordination.put_first("doctor/code", str(code))
             return code
         return int(coordination.wait_for_first("doctor/code", seconds=PATIENCE))
+
+
+def join(world: World, config: ProcessesConfig, *, devices: int) -> tuple[Row, Exchange | None]:
+    """Lets the processes meet, and joins them if all have come.
+
+    Args:
+        world: as found; more than one process.
+        config: of the processes.
+        devices: of the layout, or as many as there are processes.
+
+    Returns:
+        a row on the meeting, and the messages of the processes if they have joined.
+
+    Raises:
+        UserError: they have met, but do not join.
+    """
+    met = meet(world, seconds=config.wait)
+    if met.is_complete:
+        coordination.join(world, config, devices=devices)
+    return met_row(world, met), Exchange(world) if met.is_complete else None
 
 
 def compared(facts: Sequence[Facts], clocks: Sequence[tuple[float, float]]) -> list[Row]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxptd.distributed import coordination
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError
 from jaxptd.step import Program
@@ -131,7 +132,9 @@ class Recheck:
         if self.program.config.checkpoint.every == 0 or step == 0:
             return "Nothing is saved"
         with self.watchdog.phase(Phase.SAVING):
-            if step not in self.good_steps():  # that one may have a validation loss
+            known = str(step in self.good_steps())
+            # All processes do what the first one sees: a network's folder may look older elsewhere.
+            if coordination.share("recheck", known)[0] == "False":  # a saved one may have a loss
                 self.save(state, step)
         return f"The state of step {step}, before it, is saved"
 

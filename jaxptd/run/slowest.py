@@ -24,14 +24,12 @@ import jax
 
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World
-from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.distributed.watchdog import ENDLESS, Phase, Watchdog
 
 INTERVAL = 10.0  # seconds between two messages of a process
 FEWEST = 3  # steps to compare
 IDLE = 0.1  # most of a step's time that the slowest process still waits for its devices
 KEY = "times"
-# Phases that are no part of a step, and whose length is no fault of a process.
-LEFT_OUT = (Phase.STARTING, Phase.COMPILING, Phase.SAMPLING, Phase.ENDING)
 
 
 class PhaseTimes(Watchdog):
@@ -72,12 +70,12 @@ class PhaseTimes(Watchdog):
         return before
 
     def spent(self) -> tuple[int, dict[str, float]]:
-        """The step, and the seconds in each phase so far; may be called in any thread."""
+        """The step, and the seconds so far in each phase of a step; may be called in any thread."""
         with self._lock:
             seconds = dict(self._spent)
             now = self._clock() - self._entered
             seconds[self._current] = seconds.get(self._current, 0.0) + now
-        return self.step, {p.value: s for p, s in seconds.items() if p not in LEFT_OUT}
+        return self.step, {p.value: s for p, s in seconds.items() if p not in ENDLESS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,4 +232,4 @@ class Slowest:
         slow = self._found
         if slow is None:
             return {}
-        return {"slowest_process": slow.rank, "slowest_seconds": max(0.0, slow.extra)}
+        return {"slowest_process": slow.rank, "slowest_seconds": slow.extra}

@@ -7,8 +7,8 @@ differ in a bit are a fault of the hardware.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jaxptd.step.state import State
 
 BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # by bytes of a number
 JOINT = " "  # between the axes in the name of a group of arrays
+K = TypeVar("K")
 
 
 def checksum(x: Array) -> Array:
@@ -86,6 +87,18 @@ class Difference:
         return f"{names}, one of which is wrong"
 
 
+def unlike(values: Mapping[K, Hashable]) -> tuple[K, ...]:
+    """The keys whose values differ from that of most; all keys if no value is that of most.
+
+    >>> unlike({"a": 1, "b": 2, "c": 1}), unlike({"a": 1, "b": 2}), unlike({"a": 1, "b": 1})
+    (('b',), ('a', 'b'), ())
+    """
+    (usual, number), *others = collections.Counter(values.values()).most_common()
+    if not others:
+        return ()
+    return tuple(key for key, x in values.items() if x != usual or 2 * number <= len(values))
+
+
 def difference(sums: Mapping[str, np.ndarray], mesh: Mesh) -> Difference | None:
     """The first group of devices whose copies differ; None if all copies are alike.
 
@@ -99,11 +112,6 @@ def difference(sums: Mapping[str, np.ndarray], mesh: Mesh) -> Difference | None:
         copied = [index for index in range(len(axes)) if index not in sharded]
         copies = int(np.prod([mesh.devices.shape[index] for index in copied]))
         for group in places.transpose(*sharded, *copied).reshape(-1, copies):
-            counts = collections.Counter(int(values[place]) for place in group)
-            (usual, number), *others = counts.most_common()
-            if not others:
-                continue
-            clear = 2 * number > copies
-            odd = [place for place in group if not clear or int(values[place]) != usual]
-            return Difference(tuple(mesh.devices.flat[place] for place in odd), copies)
+            if odd := unlike({place: int(values[place]) for place in group}):
+                return Difference(tuple(mesh.devices.flat[place] for place in odd), copies)
     return None

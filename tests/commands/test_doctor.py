@@ -10,7 +10,7 @@ import pytest
 from command_lines import refused
 
 from jaxptd.commands import doctor
-from jaxptd.doctor import folder, packages, page
+from jaxptd.doctor import folder, packages
 from jaxptd.doctor.page import Row
 
 
@@ -33,6 +33,7 @@ def test_a_page_and_its_exit_code(tmp_path: Path, capsys, monkeypatch) -> None:
     assert sections["links"][0]["finding"] == "not measured: there is no accelerator"
     space = next(row for row in sections["run directory"] if row["name"] == "space")
     assert "a checkpoint takes" in space["finding"]
+    assert space["finding"].endswith(", and 3 are kept")  # the newest 2 and the best one
     assert list(tmp_path.iterdir()) == []
 
     bad = packages.versions() | {"jaxlib": "0.9"}
@@ -49,6 +50,7 @@ def test_a_run_in_a_store_is_no_folder_of_its_name(tmp_path: Path, capsys, monke
     assert doctor.main(["--config", "c.yaml", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["sections"]["run directory"]
     assert row["finding"] == "memory://bucket/a: not checked, it is in an object store"
+    assert "run directory" not in rows_of(capsys, [])
 
 
 def test_a_page_in_a_file_has_no_home(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -75,12 +77,65 @@ def test_a_check_that_fails_leaves_the_others(capsys, monkeypatch) -> None:
 
     monkeypatch.setattr(doctor.system, "system", fail)
     monkeypatch.setattr(doctor, "later", fail)
-    monkeypatch.setattr(page, "PATIENCE", 1.0)
     doctor.main(["--json"])
     sections = json.loads(capsys.readouterr().out)["sections"]
     assert sections["system"][0]["finding"] == "could not be checked (ValueError: no)"
     assert sections["devices"][0]["finding"] == "could not be checked (ValueError: no)"
     assert len(sections["packages"]) > 6
+
+
+def rows_of(capsys, argv: list[str]) -> dict[str, list[dict[str, str]]]:
+    doctor.main([*argv, "--json"])
+    return json.loads(capsys.readouterr().out)["sections"]
+
+
+def test_the_config_of_a_run_is_read_from_its_directory(tmp_path, capsys) -> None:
+    (tmp_path / "config.yaml").write_text("layout: {tp: 2}\n")
+    (layout,) = (
+        row
+        for row in rows_of(capsys, ["--run-dir", str(tmp_path)])["devices"]
+        if row["name"] == "layout"
+    )
+    assert layout["finding"].startswith("tp=2 on ")
+
+
+def test_gpus_that_do_not_start_still_have_known_bugs(capsys, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(doctor.system, "nvidia_gpus", lambda: 1)
+    monkeypatch.setattr(doctor.nvidia, "ask_driver", lambda: "")
+    monkeypatch.setattr(doctor, "later", fail)
+    monkeypatch.setattr(packages, "versions", lambda: {"jaxlib": "0.11.0"})
+    names = {row["name"] for row in rows_of(capsys, [])["packages"]}
+    assert "jaxlib 0.11.0" in names
+
+
+def test_the_longest_wait_is_an_option() -> None:
+    options = doctor.read(doctor.parser().parse_args(["--config", "test-tiny", "--wait", "5"]))
+    assert options.processes.wait == 5
+
+
+def test_an_elastic_run_is_checked_with_the_processes_that_there_are(tmp_path, capsys) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("layout: {dp: 2}\nprocesses: {elastic: [1, 2]}\n")
+    rows = rows_of(capsys, ["--config", str(config), "--run-dir", str(tmp_path / "run")])
+    assert "one device on 1 " in next(
+        r["finding"] for r in rows["devices"] if r["name"] == "layout"
+    )
+    config.write_text("layout: {dp: 4}\nprocesses: {elastic: [2, 4]}\n")
+    (row,) = rows_of(capsys, ["--config", str(config)])["processes"]
+    assert row["finding"].startswith("processes.elastic=[2, 4], but there is 1 process")
+
+
+def test_the_driver_is_asked_before_the_other_processes_start_jax(capsys, monkeypatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(doctor.system, "nvidia_gpus", lambda: 1)
+    monkeypatch.setattr(doctor.nvidia, "ask_driver", lambda: asked.append("driver") or "")
+    monkeypatch.setattr(doctor.Examination, "_processes", lambda self: asked.append("join") or [])
+    rows = rows_of(capsys, [])["devices"]
+    assert asked == ["driver", "join"]
+    assert rows[0]["finding"] == "nvidia-smi gives no answer"
 
 
 def test_a_launcher_that_says_too_little(capsys, monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """Devices: what the driver reports, what JAX finds, and one that computes other bits."""
 
-from types import SimpleNamespace
+import dataclasses
 
 import jax
 import numpy as np
@@ -38,11 +38,13 @@ def test_what_the_driver_reports(changes, row) -> None:
 
 
 def test_a_driver_that_is_new_enough_or_says_little() -> None:
-    assert verdicts() == []
+    assert verdicts() == verdicts(driver="580") == []
     assert verdicts(driver="550.54.15", found={"jax-cuda12-plugin": "0.12.0"}) == []
     assert verdicts(used="[N/A]", errors="[N/A]") == []
     assert [row.verdict for row in driver("", PLUGIN)] == [Verdict.NOTE]
     assert gpus_of("No devices were found\n") == []
+    *_, row = driver(H200.format_map(FINE | {"used": "5000"}), PLUGIN)
+    assert row.finding == "others use 4.9 GiB of 140.4 GiB"
 
 
 def test_simulated_devices_of_a_config() -> None:
@@ -57,18 +59,54 @@ def test_simulated_devices_of_a_config() -> None:
     assert first.verdict is Verdict.PROBLEM  # JAX uses none of the 8 GPUs
 
 
-def gpu(kind: str, index: int = 0) -> SimpleNamespace:
-    stats = {"bytes_limit": 2**37, "bytes_in_use": 2**30}
-    return SimpleNamespace(device_kind=kind, platform="gpu", id=index, memory_stats=lambda: stats)
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU as JAX shows it."""
+
+    device_kind: str
+    id: int = 0
+    platform: str = "gpu"
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_limit": 2**37, "bytes_in_use": 2**30}
 
 
 def test_kinds_and_their_memory() -> None:
-    known, other = gpu("NVIDIA H200"), gpu("NVIDIA RTX 3080 Ti")
+    known, other = Gpu("NVIDIA H200"), Gpu("NVIDIA RTX 3080 Ti")
+    assert Found([known]).on_gpus
     rows = list(devices._kinds(Found([known, known], [known]), 2))
     assert [row.finding for row in rows] == ["2 x NVIDIA H200", "128.0 GiB for JAX, 127.0 GiB free"]
     assert {row.verdict for row in rows} == {Verdict.OK}
     rows = list(devices._kinds(Found([known, other], [known]), 2))
     assert [str(row.verdict) for row in rows] == ["ok", "note", "note", "ok"]
+
+
+def test_a_config_that_asks_for_the_cpu_needs_no_gpu() -> None:
+    config = tiny.config(tiny.Layout(dp=2))
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, platform="cpu"))
+    (first, *_) = devices.devices(config, World(), Found(), gpus=8)
+    assert (first.name, first.verdict) == ("devices", Verdict.OK)
+
+
+def test_of_two_devices_that_differ_none_is_blamed() -> None:
+    one, two = (Gpu("NVIDIA H200", n) for n in range(2))
+    others = [Gpu("NVIDIA A100", n) for n in range(2, 5)]
+    bits = dict.fromkeys(others, b"a")
+    row = devices.agreement([one, two, *others], {one: b"a", two: b"b", **bits})
+    assert row.verdict is Verdict.PROBLEM
+    assert row.finding.endswith(f"different bits on {one}, {two}")
+    assert row.remedy.startswith("the arithmetic of some of them is faulty")
+
+
+def test_a_matmul_that_fails_is_a_problem(monkeypatch) -> None:
+    def fail(local: object) -> None:
+        raise RuntimeError("INTERNAL: no\n kernel image")
+
+    monkeypatch.setattr(devices, "products", fail)
+    *others, row = devices.devices(None, World(), Found(), gpus=0)
+    assert [each.name for each in others] == ["devices"]
+    assert (row.name, row.verdict) == ("arithmetic", Verdict.PROBLEM)
+    assert row.finding == "INTERNAL: no kernel image"
 
 
 def test_a_device_that_computes_other_bits_is_named() -> None:
@@ -82,3 +120,4 @@ def test_a_device_that_computes_other_bits_is_named() -> None:
     row = devices.agreement(local, bits | {local[3]: numbers.tobytes()})
     assert row.verdict is Verdict.PROBLEM
     assert row.finding.endswith(f"different bits on {local[3]}")
+    assert row.remedy.startswith("take it out of service")

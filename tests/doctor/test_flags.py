@@ -17,7 +17,7 @@ def verdicts(environ: dict[str, str], gpus: int = 0) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "bad", "good", "verdict"),
     [
-        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.98", "0.9", "note"),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.98", "0.95", "note"),
         ("XLA_CLIENT_MEM_FRACTION", ".99", "much", "note"),
         ("XLA_PYTHON_CLIENT_PREALLOCATE", "false", "true", "note"),
         ("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "default", "problem"),
@@ -47,6 +47,12 @@ def test_a_machine_with_gpus_that_are_not_used() -> None:
     assert verdicts({"JAX_PLATFORMS": "cpu"}, gpus=8) == {"JAX_PLATFORMS": "note"}
     assert verdicts({"JAX_PLATFORMS": "cuda,cpu"}, gpus=8) == {"JAX_PLATFORMS": "ok"}
     assert verdicts({"JAX_PLATFORMS": "cpu"}) == {"JAX_PLATFORMS": "ok"}
+    assert verdicts({"JAX_PLATFORMS": ""}, gpus=8) == {"variables": "ok"}
+    for hidden in ("", "-1"):
+        visible = {"CUDA_VISIBLE_DEVICES": hidden}
+        assert verdicts(visible, gpus=8) == {"CUDA_VISIBLE_DEVICES": "note"}
+    assert verdicts({"CUDA_VISIBLE_DEVICES": "0"}, gpus=8) == {"CUDA_VISIBLE_DEVICES": "ok"}
+    assert verdicts({"CUDA_VISIBLE_DEVICES": ""}) == {"variables": "ok"}
     library = {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}
     assert verdicts(library, gpus=8) == {"LD_LIBRARY_PATH": "note"}
     assert verdicts(library) == {"variables": "ok"}

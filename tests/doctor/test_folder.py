@@ -15,8 +15,9 @@ from jaxptd.layout import Layout
 Usage = collections.namedtuple("Usage", ["total", "used", "free"])
 MOUNTS = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-30 27 0:27 / /shared rw - nfs4 server:/a rw
 31 30 0:28 / /shared/run\\040s rw shared:1 - lustre x@tcp:/a rw
+30 27 0:27 / /shared rw - nfs4 server:/a rw
+29 27 254:1 / /share rw - ext4 /dev/vdb rw
 32 27 0:29 / /share rw - tmpfs tmpfs rw
 """
 
@@ -109,9 +110,34 @@ def test_another_process_is_kept_out(tmp_path) -> None:
         assert place.other_takes(path) == "held"
 
 
+def test_a_folder_that_may_not_be_entered(tmp_path, monkeypatch) -> None:
+    stat = place.os.stat
+
+    def refuse(path: object, **options: object) -> object:
+        if Path(str(path)).parent.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(place.os, "stat", refuse)
+    assert place.nearest(tmp_path / "closed" / "run") == tmp_path / "closed"
+
+
 def test_renames_that_show_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(place.os, "replace", lambda old, new: None)
     assert verdicts(tmp_path)["renames"] == "problem"
+
+
+def test_a_rename_that_loses_the_content(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(place.os, "replace", lambda old, new: old.unlink())
+    assert verdicts(tmp_path)["renames"] == "problem"
+
+
+def test_what_is_timed_has_reached_the_disk(tmp_path, monkeypatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(place.os, "fsync", lambda file: sizes.append(place.os.fstat(file).st_size))
+    assert place.written_per_second(tmp_path) > 0
+    assert sizes == [2**20]
 
 
 def test_a_rename_that_fails(tmp_path, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """Processes that meet by plain TCP: all, some, two with one number, or nobody."""
 
+import contextlib
 import socket
 import threading
 
@@ -7,7 +8,7 @@ import pytest
 from together import free_port
 
 from jaxptd.distributed.launchers import World
-from jaxptd.doctor.meeting import Met, meet, met_row, resolved
+from jaxptd.doctor.meeting import Met, address, meet, met_row, resolved
 from jaxptd.doctor.page import Verdict
 
 
@@ -35,7 +36,7 @@ def test_all_meet() -> None:
 
 
 def test_those_who_are_missing_are_named_to_all() -> None:
-    found = meeting(4, [0, 2], seconds=0.5)
+    found = meeting(4, [0, 2], seconds=2.0)
     assert found == dict.fromkeys((0, 2), Met(missing=(1, 3)))
     row = met_row(World(4, 2, "a:1"), found[2])
     assert row.verdict is Verdict.PROBLEM
@@ -44,10 +45,42 @@ def test_those_who_are_missing_are_named_to_all() -> None:
 
 
 def test_two_with_the_same_number() -> None:
-    found = meeting(3, [0, 1, 1], seconds=1.0)
+    found = meeting(3, [0, 1, 1], seconds=2.0)
     assert found[0] == Met(missing=(2,), doubled=(1,))
     assert "1 came twice" in met_row(World(3, 0, "a:1"), found[0]).remedy
     assert not Met(doubled=(1,)).is_complete
+
+
+def test_a_process_of_a_larger_run_does_not_count() -> None:
+    coordinator = f"127.0.0.1:{free_port()}"
+    found: list[Met] = []
+    first = threading.Thread(
+        target=lambda: found.append(meet(World(2, 0, coordinator), seconds=20))
+    )
+    first.start()
+    with connected(coordinator) as stranger:
+        stranger.sendall(b"jaxptd 3\n")  # heard before the next one comes
+        assert meet(World(2, 1, coordinator), seconds=20.0) == Met()
+    first.join()
+    assert found == [Met()]
+
+
+def connected(coordinator: str) -> socket.socket:
+    """A connection, once somebody listens."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(address(coordinator), timeout=20)
+
+
+def test_the_port_is_free_after_a_meeting() -> None:
+    """JAX's service listens there next; a connection that this side closes first would keep it."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    other = threading.Thread(target=meet, args=(World(2, 1, coordinator),), kwargs={"seconds": 20})
+    other.start()
+    assert meet(World(2, 0, coordinator), seconds=20.0) == Met()
+    with socket.socket() as service:
+        service.bind(address(coordinator))
+    other.join()
 
 
 def test_nobody_listens() -> None:

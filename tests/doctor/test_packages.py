@@ -89,7 +89,7 @@ def test_each_bad_version_is_found_and_only_there(bad: Bad) -> None:
     )
     assert bad.fixed in row.remedy
     assert bad.source in row.remedy
-    for version, here in ((bad.fixed, on_gpus), (bad.first, not on_gpus)):
+    for version, here in ((bad.fixed, on_gpus), ("0.1", on_gpus), (bad.first, not on_gpus)):
         rows = known_bad({name: version}, kinds, on_gpus=here)
         assert bad.symptom not in {row.finding for row in rows}
     if not bad.source.startswith("https://"):
@@ -101,6 +101,12 @@ def test_a_bug_of_some_devices_is_not_said_of_others() -> None:
     assert verdicts(installed, {"NVIDIA A100"}, on_gpus=True) == ["ok bad versions"]
     assert verdicts(installed, H200, on_gpus=True) == ["note nvidia-cudnn-cu13 9.20.0.48"]
     assert verdicts(installed, {"NVIDIA RTX A6000"}, on_gpus=True) == ["problem jaxlib 0.11.1"]
+
+
+def test_devices_of_unknown_kind_have_the_bugs_of_all_kinds_only() -> None:
+    installed = {"jaxlib": "0.11.0"}
+    assert verdicts(installed, set(), on_gpus=True) == ["problem jaxlib 0.11.0"]
+    assert len(verdicts(installed, {"NVIDIA RTX A6000"}, on_gpus=True)) == 2
 
 
 def test_a_fix_that_needs_a_newer_python_says_so(monkeypatch) -> None:
@@ -120,7 +126,7 @@ def test_rows_of_versions_that_nobody_can_install_are_gone() -> None:
 
 def test_training_warns_only_of_what_may_make_a_step_wrong():
     (line,) = dangerous({"jaxlib": "0.10.2", "jax": "0.10.2"}, H200, on_gpus=True)
-    assert line.startswith("jaxlib 0.10.2: kernels made of a concatenation within another one")
+    assert line.startswith("jaxlib 0.10.2: a kernel into which XLA fuses two concatenations")
     assert "use jaxlib 0.11.1 or newer" in line
     assert dangerous({"jaxlib": "0.10.2"}, {"cpu"}, on_gpus=False) == []
     assert dangerous({"jaxlib": "0.12.0"}, H200, on_gpus=True) == []

@@ -83,3 +83,8 @@ def test_a_page_has_no_names_of_users(text: str, shown: str, monkeypatch) -> Non
     assert without_names(text) == shown
     page = Page(text, {"files": [note(text, text, text)]})
     assert "alice/" not in page.markdown() + page.worst() + json.dumps(page.as_dict())
+
+
+def test_accounts_that_many_share_are_no_names(monkeypatch) -> None:
+    monkeypatch.setenv("USER", "ubuntu")
+    assert without_names("ubuntu 24.04") == "ubuntu 24.04"

@@ -11,7 +11,7 @@ from jaxptd.config import ProcessesConfig
 from jaxptd.distributed.launchers import World
 from jaxptd.doctor import processes
 from jaxptd.doctor.page import Verdict
-from jaxptd.doctor.processes import Facts, compared, launch
+from jaxptd.doctor.processes import Exchange, Facts, compared, launch
 
 FIRST = Facts("node01", {"jax": "0.12.0"}, [["NVIDIA H200", 8]], True, [])
 ON_TIME = [(0.0, 0.0), (0.002, 0.001), (-0.5, 0.01)]
@@ -85,6 +85,32 @@ def test_a_host_whose_name_has_no_address(monkeypatch) -> None:
     monkeypatch.setattr(processes.socket, "gethostname", lambda: "no.such.host.invalid")
     _, row = launch(World(), ProcessesConfig(), {})
     assert (row.name, row.verdict) == ("host", Verdict.NOTE)
+
+
+def test_the_quickest_answer_tells_the_time(monkeypatch) -> None:
+    took = iter([0, 8, 0, 2, 0, 6, 0, 4, 0, 10])
+    monkeypatch.setattr(processes.time, "perf_counter", lambda: next(took))
+    monkeypatch.setattr(processes.coordination, "put_first", lambda name, value: value)
+    monkeypatch.setattr(processes.coordination, "wait_for_first", lambda name, **_: "130.0")
+    exchange = Exchange(World(2, 0), clock=lambda: 100.0)
+    assert exchange.clocks() == [(0.0, 0.0), (29.0, 1.0)]
+
+
+def test_a_folder_that_cannot_be_used_holds_nobody_up(tmp_path, monkeypatch) -> None:
+    """Each process still comes to the barrier, so the rest is compared."""
+    said: dict[str, str] = {}
+    came: list[str] = []
+    there = processes.coordination
+    monkeypatch.setattr(there, "put_first", said.__setitem__)
+    monkeypatch.setattr(there, "wait_for_first", lambda name, **_: said[name])
+    monkeypatch.setattr(there, "barrier", lambda name, **_: came.append(name))
+    first, second = (Exchange(World(2, rank)) for rank in range(2))
+    assert first.seen(tmp_path / "none") is None
+    assert second.seen(tmp_path) is None
+    assert first.seen(tmp_path) is True
+    assert second.seen(tmp_path / "none") is False
+    assert len(came) == 4
+    assert list(tmp_path.iterdir()) == []
 
 
 # The second process has another clock, version and host, and sees another folder.

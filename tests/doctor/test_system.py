@@ -76,6 +76,11 @@ def test_little_memory(limit, free, verdict, monkeypatch) -> None:
     assert row("memory").verdict == verdict
 
 
+def test_available_memory_is_in_bytes(monkeypatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: "MemTotal: 9 kB\nMemAvailable: 1024 kB\n")
+    assert system._available() == 2**20
+
+
 @pytest.mark.parametrize(
     ("size", "gpus", "verdict"), [(2**26, 8, "problem"), (2**26, 1, "note"), (2**31, 8, "ok")]
 )

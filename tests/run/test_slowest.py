@@ -1,6 +1,7 @@
 """The slowest process is named, with its host and phase; all times are injected."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -145,11 +146,35 @@ def test_too_few_steps_are_not_compared(monkeypatch) -> None:
     assert run.all[0].row()["slowest_process"] == 1
 
 
+def test_all_processes_are_compared_or_none(monkeypatch) -> None:
+    run = Run(3, monkeypatch)
+    run.steps(5, {})
+    last = run.all.pop()
+    run.steps(5, {})
+    assert run.all[0].row() == {}  # the last one has sent nothing since
+    last.exchange()
+    run.all[0].exchange()
+    assert run.all[0].row()["slowest_seconds"] == pytest.approx(0)
+
+
+def test_the_thread_ends_with_the_run(monkeypatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.001)
+    sent = threading.Event()
+    before = threading.active_count()
+    slowest = Slowest(World(2, 1), PhaseTimes(), factor=2.0, report=print)
+    monkeypatch.setattr(slowest, "exchange", sent.set)
+    with slowest.watching():
+        assert sent.wait(60)
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
 @pytest.mark.parametrize(("world", "factor"), [(World(), 2.0), (World(2, 0), 0.0)])
 def test_no_thread_where_nothing_is_compared(world, factor, monkeypatch) -> None:
-    monkeypatch.setattr(module.threading, "Thread", None)
+    started = []
+    monkeypatch.setattr(module.threading.Thread, "start", lambda thread: started.append(thread))
     with Slowest(world, PhaseTimes(), factor=factor, report=print).watching():
-        pass
+        assert started == []
 
 
 # Process 1 reads data slowly, by a clock that only the phases advance.

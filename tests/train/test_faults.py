@@ -3,8 +3,10 @@
 import functools
 import math
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,8 +15,11 @@ from runs import CONFIG, TEXT
 from together import Together, trainer
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.distributed import coordination
+from jaxptd.distributed.watchdog import Watchdog
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
+from jaxptd.run.recheck import Recheck
 from jaxptd.step import Program
 
 DP2_TP2 = ("--layout.dp=2", "--layout.tp=2")
@@ -122,6 +127,24 @@ def test_two_programs_that_differ_are_not_the_hardware_s_fault(train, inject) ->
     assert train.run_dir.metrics()[-1]["skipped"] == 1
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_all_processes_save_if_the_first_one_does(known, monkeypatch) -> None:
+    """A network's folder may look older in this process than in the first one."""
+    saved: list[int] = []
+    good = [] if known else [6]
+    recheck = Recheck(
+        SimpleNamespace(config=Config()),
+        None,
+        Watchdog(),
+        save=lambda state, step: saved.append(step),
+        good_steps=lambda: good,
+        say=print,
+    )
+    monkeypatch.setattr(coordination, "share", lambda name, value: [str(known), value])
+    assert recheck._saved({}, 6) == "The state of step 6, before it, is saved"
+    assert saved == ([] if known else [6])
+
+
 def test_a_device_whose_copy_differs_is_named_and_nothing_is_saved(train, inject) -> None:
     def change(healthy, state, batch):
         state, metrics = healthy(state, batch)
@@ -184,6 +207,16 @@ def test_a_device_of_another_process_is_named(tmp_path) -> None:
         assert each.code == 2, each.err
         assert "after step 3 copies of the same parameters or moments differ" in each.err
         assert re.search(r"on device \d+ of process 1, unlike 7 others", each.err)
+
+
+def test_training_warns_of_versions_that_are_bad_on_its_devices(train, monkeypatch) -> None:
+    def found(versions: dict[str, str], kinds: set[str], *, on_gpus: bool) -> list[str]:
+        assert versions["jax"] == jax.__version__
+        return [f"a bad version on {kinds}, {on_gpus}"]
+
+    monkeypatch.setattr(sys.modules["jaxptd.train"], "dangerous", found)
+    ended = train("--train.steps=1", "--checkpoint.every=0")
+    assert "warning: a bad version on {'cpu'}, False" in ended.out.splitlines()
 
 
 # ---- refused -------------------------------------------------------------------------------------
