@@ -18,7 +18,7 @@ DRIVER = """
 import sys
 from jaxptd.distributed import supervisor
 supervisor.GRACE = {grace}
-supervisor.POLL_INTERVAL = 0.01
+supervisor.POLL_INTERVAL = {poll}
 def say(line):
     print(f"launch: {{line}}", file=sys.stderr, flush=True)
 run = supervisor.Supervisor(
@@ -57,11 +57,13 @@ class Supervised:
         count: int | str = 2,
         restarts: int = 0,
         grace: float = PATIENCE,
+        poll: float = 0.01,
     ) -> None:
         self.folder = folder
         watched = isinstance(count, str)
         counted = f"lambda: int(open({count!r}).read())" if watched else f"lambda: {count}"
         words = {"count": counted, "restarts": restarts, "grace": grace, "watched": watched}
+        words["poll"] = poll
         driver = DRIVER.format(code=PROCESS + code, **words)
         self.process = subprocess.Popen(
             [sys.executable, "-c", driver],
@@ -83,6 +85,11 @@ class Supervised:
         while len(self.noted()) < count:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+    def processor_seconds(self) -> float:
+        """What the supervisor itself has used so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def ended(self) -> tuple[int, list[str]]:
         """Its exit code, and the lines of its stderr."""
@@ -246,10 +253,12 @@ def test_when_another_number_may_run_all_stop_and_as_many_start(supervise, tmp_p
     run.process.send_signal(signal.SIGINT)
     code, lines = run.ended()
     assert code == 130
-    assert lines[0] == "launch: 3 processes instead of 2: the run saves, and goes on"
+    assert lines[0] == "launch: 3 processes instead of 2: the run saves and goes on"
     assert len(lines) == 2  # it is no death
     attempts = [line.split()[0] for line in run.noted() if "begins" in line]
     assert attempts == ["0", "0", "1", "1", "1"]
+    # Not SIGTERM: a Ctrl-C meanwhile would be the second one, which ends a process at once.
+    assert {line.split()[2] for line in run.noted()} == {"begins", "SIGUSR1", "SIGINT"}
 
 
 def test_with_too_few_processes_it_waits(supervise, tmp_path):
@@ -261,6 +270,31 @@ def test_with_too_few_processes_it_waits(supervise, tmp_path):
     os.replace(tmp_path / "new", available)
     assert run.ended() == (0, [])
     assert run.noted() == ["0 0 begins"]
+
+
+def test_between_two_looks_it_sleeps(supervise, tmp_path):
+    """Even after a process of the last attempt has ended."""
+    (tmp_path / "available").write_text("0")
+    run = supervise("note('begins')", count="available", poll=0.3)
+    assert "waits until enough" in run.process.stderr.readline()
+    run.process.send_signal(signal.SIGCHLD)
+    before = run.processor_seconds()
+    time.sleep(1)
+    assert run.processor_seconds() - before <= 0.1
+
+
+def test_a_run_for_which_nothing_is_left_saves_and_waits(supervise, tmp_path):
+    available = tmp_path / "available"
+    available.write_text("2")
+    run = supervise(TAKES_SIGNALS.format(ends=True), count="available")
+    run.wait_for(2)
+    (tmp_path / "new").write_text("0")
+    os.replace(tmp_path / "new", available)
+    lines = [run.process.stderr.readline() for _ in range(2)]
+    assert lines == [
+        "launch: 0 processes instead of 2: the run saves and waits\n",
+        "launch: waits until enough processes are available\n",
+    ]
 
 
 def test_a_signal_ends_the_wait_for_processes(supervise, tmp_path):
