@@ -34,6 +34,9 @@ GRACE = 10.0  # seconds in which processes end by themselves after another one e
 POLL_INTERVAL = 1.0  # seconds between looks at how many processes may run
 RESIZE = signal.SIGUSR1  # asks for a stop, and a Ctrl-C after it is not yet the second request
 CHUNK = 2**16  # bytes read at once of what a process prints
+# What JAX prints in every process when process 0 has gone: a line, and this one, with many after it.
+POLLED = "Polled an error from coordination service"
+ABORTS = "JAX distributed service detected fatal errors"
 STARTED_BY_ANOTHER = ("TORCHELASTIC_USE_AGENT_STORE",)  # variables of an outer launcher
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 
@@ -198,6 +201,7 @@ class Attempt:
         self._signals = signals
         self._deadline: float | None = None  # when those left are killed
         self._said: set[str] = set()
+        self._aborting: set[int] = set()  # processes that JAX ends because process 0 has gone
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.reader, selectors.EVENT_READ)
         shared = shared_variables(count)
@@ -301,11 +305,16 @@ class Attempt:
         return data is None
 
     def _pass_on(self, rank: int, line: str) -> None:
-        """Prints a line with the process's number, but an error only once."""
+        """Prints a line with the process's number, but an error only once, and JAX's in short."""
         if line.startswith("error: "):
             if line in self._said:
                 return
             self._said.add(line)
+        elif rank in self._aborting or POLLED in line:
+            return
+        elif ABORTS in line:
+            self._aborting.add(rank)
+            line = f"process {rank}: JAX ended it: {line.partition('absl::Status: ')[2] or line}"
         elif rank:
             line = f"process {rank}: {line}"
         with contextlib.suppress(OSError):

@@ -198,6 +198,33 @@ def test_lines_of_other_processes_have_their_number(supervise):
     assert sorted(lines) == expected
 
 
+# Printed by process 1 of jax 0.12 when process 0 was killed.
+JAX_ABORTS = """\
+E1201 00:18:23.685911 17091 coordination_service_agent.cc:288] Polled an error from coordination \
+service (this can be an error from this or another task).
+F1201 00:18:23.686521 17091 client.h:86] Terminating process because the JAX distributed service \
+detected fatal errors. This most likely indicates that another task died; see the other task logs \
+for more details. Disable Python buffering, i.e. `python -u`, to be sure to see all the previous \
+output. absl::Status: UNAVAILABLE: Failed to send RPC to coordination service.
+Additional GRPC error information from remote target coordination_service:
+:UNAVAILABLE:Stream removed (Socket closed)
+
+error: process 0 of 2 is gone
+:more
+"""
+
+
+def test_of_jaxs_abort_one_line_is_shown(supervise):
+    code = f"if RANK: say('before\\n' + {JAX_ABORTS!r} + 'after')\nelse: say('mine')"
+    code, lines = supervise(code).ended()
+    assert sorted(lines) == [
+        "error: process 0 of 2 is gone",
+        "mine",
+        "process 1: JAX ended it: UNAVAILABLE: Failed to send RPC to coordination service.",
+        "process 1: before",
+    ]
+
+
 TAKES_SIGNALS = """
 def take(number, _):
     note(signal.Signals(number).name)
