@@ -134,7 +134,7 @@ class Supervisor:
                     self._say(f"{each.name} goes to all processes; {_next(each)}")
                 if self._watched and not attempt.resized and (now := self._count()) != count:
                     then = "goes on" if now else "waits"
-                    self._say(f"{now} processes instead of {count}: the run saves and {then}")
+                    self._say(f"from {count} to {now} processes: the run saves and {then}")
                     attempt.resize()
             return attempt
 
@@ -314,7 +314,8 @@ class Attempt:
             return
         elif ABORTS in line:
             self._aborting.add(rank)
-            line = f"process {rank}: JAX ended it: {line.partition('absl::Status: ')[2] or line}"
+            cause = line.partition("absl::Status: ")[2].partition(". ")[0] or line
+            line = f"process {rank}: JAX ended it: {cause}"
         elif rank:
             line = f"process {rank}: {line}"
         with contextlib.suppress(OSError):

@@ -205,7 +205,8 @@ service (this can be an error from this or another task).
 F1201 00:18:23.686521 17091 client.h:86] Terminating process because the JAX distributed service \
 detected fatal errors. This most likely indicates that another task died; see the other task logs \
 for more details. Disable Python buffering, i.e. `python -u`, to be sure to see all the previous \
-output. absl::Status: UNAVAILABLE: Failed to send RPC to coordination service.
+output. absl::Status: UNAVAILABLE: Failed to send RPC to coordination service. Either the leader \
+task was preempted/died/restarted unexpectedly or this task is experiencing network issues.
 Additional GRPC error information from remote target coordination_service:
 :UNAVAILABLE:Stream removed (Socket closed)
 
@@ -220,7 +221,7 @@ def test_of_jaxs_abort_one_line_is_shown(supervise):
     assert sorted(lines) == [
         "error: process 0 of 2 is gone",
         "mine",
-        "process 1: JAX ended it: UNAVAILABLE: Failed to send RPC to coordination service.",
+        "process 1: JAX ended it: UNAVAILABLE: Failed to send RPC to coordination service",
         "process 1: before",
     ]
 
@@ -280,7 +281,7 @@ def test_when_another_number_may_run_all_stop_and_as_many_start(supervise, tmp_p
     run.process.send_signal(signal.SIGINT)
     code, lines = run.ended()
     assert code == 130
-    assert lines[0] == "launch: 3 processes instead of 2: the run saves and goes on"
+    assert lines[0] == "launch: from 2 to 3 processes: the run saves and goes on"
     assert len(lines) == 2  # it is no death
     attempts = [line.split()[0] for line in run.noted() if "begins" in line]
     assert attempts == ["0", "0", "1", "1", "1"]
@@ -319,7 +320,7 @@ def test_a_run_for_which_nothing_is_left_saves_and_waits(supervise, tmp_path):
     os.replace(tmp_path / "new", available)
     lines = [run.process.stderr.readline() for _ in range(2)]
     assert lines == [
-        "launch: 0 processes instead of 2: the run saves and waits\n",
+        "launch: from 2 to 0 processes: the run saves and waits\n",
         "launch: waits until enough processes are available\n",
     ]
 
