@@ -34,7 +34,7 @@ GRACE = 10.0  # seconds in which processes end by themselves after another one e
 POLL_INTERVAL = 1.0  # seconds between looks at how many processes may run
 RESIZE = signal.SIGUSR1  # asks for a stop, and a Ctrl-C after it is not yet the second request
 CHUNK = 2**16  # bytes read at once of what a process prints
-# What JAX prints in every process when process 0 has gone: a line, and this one, with many after it.
+# What JAX prints when process 0 has gone: a line with the first, then many from the second on.
 POLLED = "Polled an error from coordination service"
 ABORTS = "JAX distributed service detected fatal errors"
 STARTED_BY_ANOTHER = ("TORCHELASTIC_USE_AGENT_STORE",)  # variables of an outer launcher
