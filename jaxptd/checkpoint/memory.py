@@ -146,8 +146,19 @@ class Memory:
             return places, [], None
         token = run_on_first("memory.token", lambda: secrets.token_hex(16))
         host = coordination.own_host()
-        exchange = Exchange(self.folder, NAME, host=host, token=token)
-        return places, run_on_all("memory.addresses", lambda: exchange.address), exchange
+        served: list[Exchange] = []
+
+        def serve() -> str:
+            try:
+                served.append(Exchange(self.folder, NAME, host=host, token=token))
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot serve states in memory at {host}: {reason(error)}; set "
+                    "checkpoint.memory_every to 0, or a coordinator with another address"
+                ) from error
+            return served[0].address
+
+        return places, run_on_all("memory.addresses", serve), served[0]
 
     @cached_property
     def _start(self) -> str:
