@@ -3,9 +3,9 @@
     memory_dir/jaxptd-<hash of run_dir>/<step>.<start>.<rank>-of-<count>
 
 Each process writes its shards there (`shards.py`), usually to memory (/dev/shm), and copies its
-file to a partner process on another host, if there is one. A state can be restored while each of
-its files is somewhere: no host's loss loses it. Nothing waits for all processes: a process says
-which step it has written, and older files go once every process has said a newer one.
+file to a partner process on another host, if there is one. A state can be restored as long as some
+host has each of its files, so it survives the loss of a host. Nothing waits for all processes: each
+says which states it has written, and deletes those older than the newest that all have written.
 
 `<start>` is another for each start of the run, so that files of two starts never mix. The run's
 identity is in each file's header and in run_dir/run_id: what an earlier run in this directory left
@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -41,8 +42,8 @@ from jaxptd.distributed.exchange import Exchange
 
 NAME = r"([0-9]{8,})\.([0-9a-f]{8})\.([0-9]+)-of-([0-9]+)"
 ID = "run_id"  # file in the run directory
-SAID = "memory"  # folder of the coordination service: the step that each process has written
-NEWEST = 2  # states kept although no process has said that it has them
+SAID = "memory"  # folder of the coordination service: the steps that each process has written
+NEWEST = 2  # states kept for slower processes, which may still be writing them
 
 Reporter = Callable[[str], None]
 
@@ -122,8 +123,9 @@ class Memory:
         self._directory, self._run_dir, self._warn = Path(directory), run_dir, warn
         self._url, self._publish = url, publish
         self._pending: Background | None = None
-        self.newest = -1  # the last step for which `save_async` was called
-        self._written = -1  # the last step of this process whose files are all in place
+        self.newest = -1  # the last step that was restored, or given to `save_async`
+        self._tried: list[int] = []  # the steps given to `save_async` last
+        self._written: list[int] = []  # steps of this start whose files are all in place
         self._warned: set[str] = set()
         self._restored: Written | None = None
         self._run = ""
@@ -145,8 +147,19 @@ class Memory:
             return places, [], None
         token = run_on_first("memory.token", lambda: secrets.token_hex(16))
         host = coordination.own_host()
-        exchange = Exchange(self.folder, NAME, host=host, token=token)
-        return places, run_on_all("memory.addresses", lambda: exchange.address), exchange
+        served: list[Exchange] = []
+
+        def serve() -> str:
+            try:
+                served.append(Exchange(self.folder, NAME, host=host, token=token))
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot serve states in memory at {host}: {reason(error)}; set "
+                    "checkpoint.memory_every to 0, or a coordinator with another address"
+                ) from error
+            return served[0].address
+
+        return places, run_on_all("memory.addresses", serve), served[0]
 
     @cached_property
     def _start(self) -> str:
@@ -178,7 +191,7 @@ class Memory:
                 loaded: dict[str, jax.Array] = {}
                 load = partial(_load, Assembly(files, name), wanted, loaded)
                 if self._all_good("memory.restored", load, report):
-                    self._restored = written
+                    self._restored, self.newest = written, written.step
                     leaves = [loaded[each] for each in wanted]
                     state = jax.tree.unflatten(jax.tree.structure(target), leaves)
                     return Restored(written.step, state, about["description"], str(self.folder))
@@ -292,7 +305,7 @@ class Memory:
                 self._warn(line)
 
     def remove(self) -> None:
-        """Deletes the states of this host, once they are of no more use."""
+        """Deletes the states of this host; call it once the run no longer needs them."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -301,6 +314,10 @@ class Memory:
             self._world[2].close()
 
     def _write(self, written: Written, about: dict[str, Any], blocks: list[Block]) -> None:
+        """Writes and sends a state, in a thread; states that are no longer needed go first."""
+        oldest = self._tried[0] if self._tried else written.step
+        self._tried = [*self._tried, written.step][-NEWEST:]
+        self._delete_old(oldest)
         rank = jax.process_index()
         path = self.folder / written.file(rank)
         shards.write(path, about, blocks)
@@ -308,33 +325,36 @@ class Memory:
         partner = partner_of(places, rank)
         if exchange is not None and partner is not None:
             exchange.put(addresses[partner], path)
-        self._written = written.step
-        self._delete_old()
+        self._written.append(written.step)
+        if not coordination.is_alone():
+            coordination.put(f"{SAID}/{rank}", json.dumps(self._written))
+        self._delete_old(oldest)
 
-    def _delete_old(self) -> None:
-        """Deletes states older than the newest that every process says it has written.
+    def _delete_old(self, oldest: int) -> None:
+        """Deletes the states before the newest that all processes have written.
 
-        Newer ones stay, but not more than `NEWEST`, should a process fail to write its own.
+        Also those between it and step `oldest`: some process has failed to write its part. Others
+        cannot still be writing it, because each finishes or gives up a state before it takes the
+        next, and no step ends before all processes have begun it.
         """
         everywhere = self._written_everywhere()
-        files = {path: _parsed(path.name)[0] for path in self._files()}
-        steps = sorted({each.step for each in files.values() if each.start == self._start})
-        kept = {everywhere, *steps[-NEWEST:]}
-        for path, written in files.items():
+        self._written = [x for x in self._written if x >= oldest or x == everywhere]
+        for path in self._files():
+            written = _parsed(path.name)[0]
             if written.start != self._start:
                 old = everywhere >= 0
             else:
-                old = written.step < everywhere or written.step not in kept
+                old = written.step < max(everywhere, oldest) and written.step != everywhere
             if old:
                 path.unlink(missing_ok=True)
 
     def _written_everywhere(self) -> int:
         """The newest step that all processes have written; -1 without one."""
         if coordination.is_alone():
-            return self._written
-        coordination.put(f"{SAID}/{jax.process_index()}", str(self._written))
-        said = coordination.get_all(SAID)
-        return min(map(int, said.values())) if len(said) == jax.process_count() else -1
+            return max(self._written, default=-1)
+        said = [set(json.loads(text)) for text in coordination.get_all(SAID).values()]
+        common = set.intersection(*said) if len(said) == jax.process_count() else set()
+        return max(common, default=-1)
 
     # ---- files -----------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
-"""A run on fewer processes than its layout is for: dp shrinks, the global batch stays.
+"""A run on fewer processes than its layout is for: dp shrinks, the global batch does not change.
 
-Micro-batches grow instead, so a device holds no more than before. Which samples a step reads
-follows from its number alone, and losses are sums over the whole batch: the curve stays the same,
-to rounding.
+Each device computes more micro-batches instead, none larger than before. The samples of a step
+follow from its number alone, and losses are sums over the global batch, so the loss curve is the
+same to rounding.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from jaxptd.config.run import Config
@@ -50,7 +51,8 @@ def possible_counts(config: Config) -> list[int]:
     """The numbers of processes on which an elastic run may be started, ascending."""
     possible = []
     fewest, most = config.processes.elastic or (1, 1)
-    for count in range(fewest, most + 1):
+    step = most // math.gcd(config.layout.dp, most)  # layout.dp has to shrink to a whole number
+    for count in range(step * -(-fewest // step), most + 1, step):
         try:
             _shrunk(config, count)
         except UserError:

@@ -5,10 +5,11 @@ devices, so a thread may call it while a step runs.
 """
 
 import functools
+import ipaddress
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,15 +106,41 @@ def first_only(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def own_host() -> str:
-    """The address at which the other processes reach this one: that of its way to process 0."""
+    """The address at which the other processes reach this one: that of its way to process 0.
+
+    That of process 0 may be a loopback address, if its host has its own name for that. Then it is
+    the address that process 0 has for a process on another host. All processes call this together.
+    """
+    host, seen = _way_to_first()
+    all_seen = [json.loads(x) for x in share("hosts", json.dumps([socket.gethostname(), seen]))]
+    return _from_elsewhere(host, all_seen) if is_first() else host
+
+
+def _way_to_first() -> tuple[str, str]:
+    """The addresses of both ends of the way from this process to process 0."""
     address = _state().coordinator_address
     if address is None:
-        return "127.0.0.1"
+        return "127.0.0.1", "127.0.0.1"
     host, _, port = address.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(found[0], found[1]) as way:
         way.connect(found[4])  # of a datagram socket, which sends nothing
-        return str(way.getsockname()[0])
+        return str(way.getsockname()[0]), str(found[4][0])
+
+
+def _from_elsewhere(host: str, seen: Sequence[Sequence[str]]) -> str:
+    """The address of process 0 for other hosts.
+
+    Args:
+        host: as process 0 sees it.
+        seen: the name of each process's host, and process 0's address as that process sees it.
+
+    >>> _from_elsewhere("127.0.1.1", [["a", "127.0.1.1"], ["a", "127.0.1.1"], ["b", "10.0.0.1"]])
+    '10.0.0.1'
+    """
+    if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        return host
+    return next((address for name, address in seen if name != seen[0][0]), host)
 
 
 # ---- exchanges among all processes ------------------------------------------------------------

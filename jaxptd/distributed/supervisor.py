@@ -32,8 +32,11 @@ from jaxptd.errors import BAD_INPUT, INSISTING, SIGNALS, UserError
 HOST = "127.0.0.1"
 GRACE = 10.0  # seconds in which processes end by themselves after another one ended with an error
 POLL_INTERVAL = 1.0  # seconds between looks at how many processes may run
-RESIZED = 128 + signal.SIGTERM  # exit code of a process that was asked to stop for another size
+RESIZE = signal.SIGUSR1  # asks for a stop, and a Ctrl-C after it is not yet the second request
 CHUNK = 2**16  # bytes read at once of what a process prints
+# What JAX prints when process 0 has gone: a line with the first, then many from the second on.
+POLLED = "Polled an error from coordination service"
+ABORTS = "JAX distributed service detected fatal errors"
 STARTED_BY_ANOTHER = ("TORCHELASTIC_USE_AGENT_STORE",)  # variables of an outer launcher
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 
@@ -102,7 +105,7 @@ class Supervisor:
                     return 0
                 if signals.taken or death.code == BAD_INPUT:
                     return death.exit_code
-                if attempt.resized and death.exit_code == RESIZED:
+                if attempt.resized and death.exit_code == 128 + RESIZE:
                     continue
                 deaths += 1
                 left = f"restart {deaths} of {self._restarts}"
@@ -121,6 +124,7 @@ class Supervisor:
                 self._say("waits until enough processes are available")
             waits = True
             select.select([signals.reader], [], [], POLL_INTERVAL)
+            signals.drain()
         return count
 
     def _attempt(self, number: int, count: int, signals: "Signals") -> "Attempt":
@@ -129,7 +133,8 @@ class Supervisor:
                 for each in attempt.events(POLL_INTERVAL if self._watched else None):
                     self._say(f"{each.name} goes to all processes; {_next(each)}")
                 if self._watched and not attempt.resized and (now := self._count()) != count:
-                    self._say(f"{now} processes instead of {count}: the run saves, and goes on")
+                    then = "goes on" if now else "waits"
+                    self._say(f"from {count} to {now} processes: the run saves and {then}")
                     attempt.resize()
             return attempt
 
@@ -165,6 +170,11 @@ class Signals:
         os.close(self.reader)
         os.close(self._writer)
 
+    def drain(self) -> None:
+        """Lets the next `select` wait for another signal."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.reader, CHUNK)
+
     def pending(self) -> bool:
         """True if a signal has arrived that nobody has taken."""
         return bool(self._new)
@@ -191,6 +201,7 @@ class Attempt:
         self._signals = signals
         self._deadline: float | None = None  # when those left are killed
         self._said: set[str] = set()
+        self._aborting: set[int] = set()  # processes that JAX ends because process 0 has gone
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.reader, selectors.EVENT_READ)
         shared = shared_variables(count)
@@ -232,7 +243,7 @@ class Attempt:
         """Asks all processes to save and stop, so that the run can go on with more or fewer."""
         self.resized = True
         for process in self._running.values():
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(RESIZE)
 
     def events(self, seconds: float | None = None) -> Iterator[signal.Signals]:
         """Waits for something to happen; yields each signal that was passed on.
@@ -245,8 +256,7 @@ class Attempt:
             waits.append(max(0.0, self._deadline - time.monotonic()))
         for key, _ in self._selector.select(min(waits, default=None)):
             if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._signals.reader, CHUNK)
+                self._signals.drain()
             elif not self._read(key.data, key.fileobj):
                 self._selector.unregister(key.fileobj)
         for number in self._signals.take():
@@ -266,7 +276,7 @@ class Attempt:
         for rank in ended:
             del self._running[rank]
         asked = {128 + number for number in self._signals.taken}
-        asked |= {RESIZED} if self.resized else set()
+        asked |= {128 + RESIZE} if self.resized else set()
         stopping = bool(asked)
         # A process that a signal killed comes first: it took those along that end with a code.
         for rank in sorted(ended, key=lambda rank: (ended[rank] > 0, rank)):
@@ -295,11 +305,17 @@ class Attempt:
         return data is None
 
     def _pass_on(self, rank: int, line: str) -> None:
-        """Prints a line with the process's number, but an error only once."""
+        """Prints a line with the process's number, but an error only once, and JAX's in short."""
         if line.startswith("error: "):
             if line in self._said:
                 return
             self._said.add(line)
+        elif rank in self._aborting or POLLED in line:
+            return
+        elif ABORTS in line:
+            self._aborting.add(rank)
+            cause = line.partition("absl::Status: ")[2].partition(". ")[0] or line
+            line = f"process {rank}: JAX ended it: {cause}"
         elif rank:
             line = f"process {rank}: {line}"
         with contextlib.suppress(OSError):

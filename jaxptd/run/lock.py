@@ -116,7 +116,7 @@ class RunLock:
             if self._is_at_path(file):  # not a lock created since the old one was removed
                 self.path.unlink()
                 self._say(
-                    f"warning: took train.run_dir={shown(self.path.parent)} over from {holder}, "
+                    f"took train.run_dir={shown(self.path.parent)} over from {holder}, "
                     "which ended without releasing it"
                 )
 

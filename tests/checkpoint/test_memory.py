@@ -22,6 +22,7 @@ from checkpointing import (
 from jaxptd.checkpoint import CheckpointError, memory, shards
 from jaxptd.checkpoint.blocks import own_blocks
 from jaxptd.checkpoint.memory import Memory, Written, forget, partner_of
+from jaxptd.distributed import coordination
 
 TARGET = [((2, 4), ("dp", "tp")), ((4,), ("dp",)), ((2, 1), ("tp", "dp")), ((8,), ())]
 
@@ -95,16 +96,86 @@ def test_the_two_newest_are_kept_until_all_have_a_newer_one(kept, monkeypatch):
     each = kept()
     monkeypatch.setattr(each, "_written_everywhere", lambda: -1)
     keep(each, 2, 4, 6, 8)
-    assert names(each) == [6, 8]
+    assert names(each) == [4, 6, 8]  # another may still write 4 until this one begins 10
     monkeypatch.setattr(each, "_written_everywhere", lambda: 8)
     keep(each, 10)
     assert names(each) == [8, 10]
-    monkeypatch.setattr(each, "_written_everywhere", lambda: 8)  # another one lags behind
-    keep(each, 12, 14, 16)
-    assert names(each) == [8, 14, 16]
+    keep(each, 12, 14, 16)  # another one fails
+    assert names(each) == [8, 12, 14, 16]
     monkeypatch.undo()
     keep(each, 18)
     assert names(each) == [18]
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What the processes of a run of two have said, the second one by hand."""
+    values = {"1": "[]"}
+
+    def put(key, value):
+        values[key.partition("/")[2]] = value
+
+    monkeypatch.setattr(coordination, "is_alone", lambda: False)
+    monkeypatch.setattr(coordination, "put", put)
+    monkeypatch.setattr(coordination, "get_all", lambda folder: values)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(memory, "run_on_all", lambda name, work: [work(), None])
+    monkeypatch.setattr(memory, "run_on_first", lambda name, work: work())
+    monkeypatch.setattr(Memory, "_world", (["a", "b"], ["", "there"], None))
+    return values
+
+
+def test_a_state_that_one_process_lacks_replaces_none(kept, said, monkeypatch):
+    """This process failed to write step 4, which the other one has."""
+    each = kept(restore=False)
+    keep(each, 2)
+    said["1"] = "[2]"
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "write", disk_full)
+        keep(each, 4)
+    said["1"] = "[2, 4]"
+    keep(each, 6)
+    assert names(each) == [2, 6]
+    assert said["0"] == "[2, 6]"
+    said["1"] = "[4, 6]"
+    keep(each, 8)
+    assert names(each) == [6, 8]
+
+
+def test_without_its_partner_a_process_keeps_no_more(kept, said, monkeypatch):
+    class Gone:
+        def put(self, address, path):
+            raise ConnectionRefusedError
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(Memory, "_world", (["a", "b"], ["", "there"], Gone()))
+    each = kept(restore=False)
+    keep(each, 2, 4, 6, 8, 10)
+    assert names(each) == [6, 8, 10]
+    assert "0" not in said  # nothing that a loss of this host would leave
+    (line,) = each.warned
+    assert "could not keep a state" in line
+
+
+def test_what_all_have_goes_before_a_state_is_written(kept, monkeypatch):
+    """So a host needs room for two states, not three."""
+    each = kept()
+    monkeypatch.setattr(each, "_written_everywhere", lambda: 2)
+    keep(each, 2, 4)
+    assert names(each) == [2, 4]
+    monkeypatch.setattr(each, "_written_everywhere", lambda: 4)  # the other one has caught up
+    seen = []
+    write = shards.write
+
+    def noted(*given):
+        seen.append(names(each))
+        write(*given)
+
+    monkeypatch.setattr(shards, "write", noted)
+    keep(each, 6)
+    assert seen == [[4]]
 
 
 def test_a_start_keeps_what_it_restored_until_it_has_written(kept):

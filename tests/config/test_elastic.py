@@ -76,5 +76,8 @@ def test_bounds_that_are_none_are_refused(bounds):
 
 
 def test_the_numbers_that_are_possible():
+    assert possible_counts(config("processes.elastic=[2,6]", "layout.dp=4")) == [3, 6]
+    assert possible_counts(config("processes.elastic=[4,6]", "layout.dp=2")) == [6]
+    assert possible_counts(config(f"processes.elastic=[1,{2**31 - 1}]")) == [2**31 - 1]  # at once
     assert possible_counts(config(*ELASTIC)) == [1, 2, 4]
     assert possible_counts(config(*ELASTIC, "train.global_batch_size=24")) == [1, 2, 3, 4]

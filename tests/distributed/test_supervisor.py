@@ -18,7 +18,7 @@ DRIVER = """
 import sys
 from jaxptd.distributed import supervisor
 supervisor.GRACE = {grace}
-supervisor.POLL_INTERVAL = 0.01
+supervisor.POLL_INTERVAL = {poll}
 def say(line):
     print(f"launch: {{line}}", file=sys.stderr, flush=True)
 run = supervisor.Supervisor(
@@ -57,11 +57,13 @@ class Supervised:
         count: int | str = 2,
         restarts: int = 0,
         grace: float = PATIENCE,
+        poll: float = 0.01,
     ) -> None:
         self.folder = folder
         watched = isinstance(count, str)
         counted = f"lambda: int(open({count!r}).read())" if watched else f"lambda: {count}"
         words = {"count": counted, "restarts": restarts, "grace": grace, "watched": watched}
+        words["poll"] = poll
         driver = DRIVER.format(code=PROCESS + code, **words)
         self.process = subprocess.Popen(
             [sys.executable, "-c", driver],
@@ -83,6 +85,11 @@ class Supervised:
         while len(self.noted()) < count:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+    def processor_seconds(self) -> float:
+        """What the supervisor itself has used so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def ended(self) -> tuple[int, list[str]]:
         """Its exit code, and the lines of its stderr."""
@@ -191,6 +198,34 @@ def test_lines_of_other_processes_have_their_number(supervise):
     assert sorted(lines) == expected
 
 
+# Printed by process 1 of jax 0.12 when process 0 was killed.
+JAX_ABORTS = """\
+E1201 00:18:23.685911 17091 coordination_service_agent.cc:288] Polled an error from coordination \
+service (this can be an error from this or another task).
+F1201 00:18:23.686521 17091 client.h:86] Terminating process because the JAX distributed service \
+detected fatal errors. This most likely indicates that another task died; see the other task logs \
+for more details. Disable Python buffering, i.e. `python -u`, to be sure to see all the previous \
+output. absl::Status: UNAVAILABLE: Failed to send RPC to coordination service. Either the leader \
+task was preempted/died/restarted unexpectedly or this task is experiencing network issues.
+Additional GRPC error information from remote target coordination_service:
+:UNAVAILABLE:Stream removed (Socket closed)
+
+error: process 0 of 2 is gone
+:more
+"""
+
+
+def test_of_jaxs_abort_one_line_is_shown(supervise):
+    code = f"if RANK: say('before\\n' + {JAX_ABORTS!r} + 'after')\nelse: say('mine')"
+    code, lines = supervise(code).ended()
+    assert sorted(lines) == [
+        "error: process 0 of 2 is gone",
+        "mine",
+        "process 1: JAX ended it: UNAVAILABLE: Failed to send RPC to coordination service",
+        "process 1: before",
+    ]
+
+
 TAKES_SIGNALS = """
 def take(number, _):
     note(signal.Signals(number).name)
@@ -246,10 +281,12 @@ def test_when_another_number_may_run_all_stop_and_as_many_start(supervise, tmp_p
     run.process.send_signal(signal.SIGINT)
     code, lines = run.ended()
     assert code == 130
-    assert lines[0] == "launch: 3 processes instead of 2: the run saves, and goes on"
+    assert lines[0] == "launch: from 2 to 3 processes: the run saves and goes on"
     assert len(lines) == 2  # it is no death
     attempts = [line.split()[0] for line in run.noted() if "begins" in line]
     assert attempts == ["0", "0", "1", "1", "1"]
+    # Not SIGTERM: a Ctrl-C meanwhile would be the second one, which ends a process at once.
+    assert {line.split()[2] for line in run.noted()} == {"begins", "SIGUSR1", "SIGINT"}
 
 
 def test_with_too_few_processes_it_waits(supervise, tmp_path):
@@ -261,6 +298,31 @@ def test_with_too_few_processes_it_waits(supervise, tmp_path):
     os.replace(tmp_path / "new", available)
     assert run.ended() == (0, [])
     assert run.noted() == ["0 0 begins"]
+
+
+def test_between_two_looks_it_sleeps(supervise, tmp_path):
+    """Even after a process of the last attempt has ended."""
+    (tmp_path / "available").write_text("0")
+    run = supervise("note('begins')", count="available", poll=0.3)
+    assert "waits until enough" in run.process.stderr.readline()
+    run.process.send_signal(signal.SIGCHLD)
+    before = run.processor_seconds()
+    time.sleep(1)
+    assert run.processor_seconds() - before <= 0.1
+
+
+def test_a_run_for_which_nothing_is_left_saves_and_waits(supervise, tmp_path):
+    available = tmp_path / "available"
+    available.write_text("2")
+    run = supervise(TAKES_SIGNALS.format(ends=True), count="available")
+    run.wait_for(2)
+    (tmp_path / "new").write_text("0")
+    os.replace(tmp_path / "new", available)
+    lines = [run.process.stderr.readline() for _ in range(2)]
+    assert lines == [
+        "launch: from 2 to 0 processes: the run saves and waits\n",
+        "launch: waits until enough processes are available\n",
+    ]
 
 
 def test_a_signal_ends_the_wait_for_processes(supervise, tmp_path):

@@ -31,6 +31,22 @@ GRID = ("--layout.row=2", "--layout.col=2")
 PP2 = ("--layout.pp=2",)
 
 
+def options(folder: Path, *overrides: str) -> list[str]:
+    """Options of a run in a folder that writes all its files but samples no text."""
+    source = folder / "text.txt"
+    if not source.exists():
+        source.write_text(TEXT)
+    values = {
+        "data.source": source,
+        "train.run_dir": folder / "run",
+        "train.steps": STEPS,
+        "train.sample_tokens": 0,
+        "checkpoint.every": EVERY,
+    }
+    given = [f"--{key}={value}" for key, value in values.items()]
+    return ["--config", str(CONFIG), *given, *overrides]
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """The outcome of a command: exit code and output."""
@@ -49,18 +65,7 @@ class Trainer:
 
     @property
     def options(self) -> list[str]:
-        """Options of a run that writes all its files but samples no text."""
-        source = self.folder / "text.txt"
-        if not source.exists():
-            source.write_text(TEXT)
-        values = {
-            "data.source": source,
-            "train.run_dir": self.run_dir.path,
-            "train.steps": STEPS,
-            "train.sample_tokens": 0,
-            "checkpoint.every": EVERY,
-        }
-        return ["--config", str(CONFIG), *(f"--{key}={value}" for key, value in values.items())]
+        return options(self.folder)
 
     @property
     def run_dir(self) -> RunDir:

@@ -209,3 +209,19 @@ def test_a_run_that_ends_without_memory_forgets_it(tmp_path, state):
     RunCheckpoints(program(), RunDir(tmp_path), pytest.fail).begin(0)
     again = RunCheckpoints(program(*memory), RunDir(tmp_path), pytest.fail)
     assert int(again.start()["step"]) == 0
+
+
+def test_the_only_state_stays_when_a_run_ends_without_saving(tmp_path, state):
+    """With `checkpoint.every=0` a run may be stopped before it keeps another one."""
+    memory = ("--checkpoint.memory_every=5", f"--checkpoint.memory_dir={tmp_path}")
+    memory = (*memory, "--checkpoint.every=0")
+    first = RunCheckpoints(program(*memory), RunDir(tmp_path), pytest.fail)
+    first.begin(0)
+    first.keep(state | {"step": state["step"] + 5}, 5)
+    first.memory.wait()
+    second = RunCheckpoints(program(*memory), RunDir(tmp_path), lambda line: None)
+    assert int(second.start()["step"]) == 5
+    with second.keeping():
+        second.begin(5)
+    third = RunCheckpoints(program(*memory), RunDir(tmp_path), lambda line: None)
+    assert int(third.start()["step"]) == 5

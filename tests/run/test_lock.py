@@ -121,7 +121,7 @@ def test_the_lock_of_a_dead_process_is_taken_over_with_a_line(lock, folder, line
     with lock.held():
         assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
     assert len(lines) == 1
-    assert lines[0].startswith(f"warning: took train.run_dir={folder} over from process ")
+    assert lines[0].startswith(f"took train.run_dir={folder} over from process ")
     assert list(folder.iterdir()) == []
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import CONFIG, STEPS, TEXT, numbers
+from runs import STEPS, numbers, options
 from together import PATIENCE, ROOT, trainer
 
 from jaxptd.distributed.launchers import PORTS
@@ -58,18 +58,6 @@ def patches_that_kill(
 ) -> str:
     """Patches that kill a process in a step, once so many files of step 8 are there."""
     return DIES.format(rank=rank, step=step, kept=8, files=files, count=count)
-
-
-def options(folder: Path) -> list[str]:
-    (folder / "text.txt").write_text(TEXT)
-    values = {
-        "data.source": folder / "text.txt",
-        "train.run_dir": folder / "run",
-        "train.steps": STEPS,
-        "train.sample_tokens": 0,
-        "checkpoint.every": 5,
-    }
-    return ["--config", str(CONFIG), *(f"--{key}={value}" for key, value in values.items())]
 
 
 def run(folder: Path, patches: str, *overrides: str, count: str = "2", restarts: int = 1):

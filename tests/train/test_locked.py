@@ -84,7 +84,7 @@ def test_after_a_kill_the_same_command_takes_the_lock_over(train, begin):
     assert "lock.json" in train.contents()
     outcome = train()
     assert (outcome.code, outcome.err) == (0, "")
-    line = f"warning: took train.run_dir={train.run_dir.path} over from process {killed.pid} on "
+    line = f"took train.run_dir={train.run_dir.path} over from process {killed.pid} on "
     assert line in outcome.out
     assert "lock.json" not in train.contents()
 

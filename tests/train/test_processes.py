@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import STEPS, numbers, options
 from together import ROOT, Together, trainer
 
 from jaxptd.run.folder import RunDir
-
-CONFIG = ROOT / "configs" / "test-tiny.yaml"
-TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
-STEPS = 12
-TIMES = ("tokens_per_second", "step_time", "mfu", "slowest_process", "slowest_seconds")
 
 # Each process prints what it would save: checkpoints have separate tests.
 SAVED = """
@@ -43,19 +39,6 @@ Training._row = hurt
 """
 
 
-def options(folder: Path, *overrides: str) -> list[str]:
-    (folder / "text.txt").write_text(TEXT)
-    values = {
-        "data.source": folder / "text.txt",
-        "train.run_dir": folder / "run",
-        "train.steps": STEPS,
-        "train.sample_tokens": 0,
-        "checkpoint.every": 5,
-    }
-    given = [f"--{key}={value}" for key, value in values.items()]
-    return ["--config", str(CONFIG), *given, *overrides]
-
-
 @pytest.fixture
 def start(tmp_path):
     """Starts two trainers with patches and options."""
@@ -71,12 +54,6 @@ def start(tmp_path):
         each.kill()
 
 
-def numbers(folder: Path) -> list[dict]:
-    """Rows of metrics.jsonl without times."""
-    rows = RunDir(folder).metrics()
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
-
-
 def saved(folder: Path, rank: int) -> list[int]:
     return [int(line) for line in (folder / f"saved.{rank}").read_text().split()]
 
@@ -87,7 +64,7 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     command = [sys.executable, "-m", "jaxptd.train", *options(folder, "--layout.dp=2")]
     subprocess.run([*command, "--layout.tp=4"], cwd=ROOT, check=True, capture_output=True)
-    return numbers(folder / "run")
+    return numbers(RunDir(folder / "run").metrics())
 
 
 DP2_TP4 = ("--layout.dp=2", "--layout.tp=4")
@@ -104,7 +81,7 @@ def trains_as_one_process(start, whole, tmp_path, layout, patches=""):
     ended = start(*layout, "--train.sample_tokens=5", patches=patches).ended()
     assert [each.code for each in ended] == [0, 0], ended
     assert [each.err for each in ended] == ["", ""]
-    rows = numbers(tmp_path / "run")
+    rows = numbers(RunDir(tmp_path / "run").metrics())
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     for row, expected in zip(rows, whole, strict=True):
         assert row == pytest.approx(expected, rel=1e-5)
@@ -173,7 +150,9 @@ def test_a_signal_to_any_process_stops_all_after_the_same_step(start, tmp_path, 
     assert stopped == step + 3  # it arrives after that step's check: one more step, then 2
     assert saved(tmp_path, 0) == saved(tmp_path, 1)
     assert f"stopped at step {stopped}: saved; repeat the command to continue" in ended[0].out
-    assert [row["step"] for row in numbers(tmp_path / "run")] == list(range(1, stopped + 1))
+    assert [row["step"] for row in numbers(RunDir(tmp_path / "run").metrics())] == list(
+        range(1, stopped + 1)
+    )
 
 
 @pytest.mark.slow
