@@ -103,7 +103,10 @@ def test_layers_that_recompute_are_counted_in_periods():
     [
         ({"num_layers": 4}, True),
         ({"num_layers": 2}, False),  # one iteration, which XLA runs without a loop
-        ({"num_layers": 6, "remat": "full", "remat_layers": 2}, False),  # the first alone recomputes
+        (
+            {"num_layers": 6, "remat": "full", "remat_layers": 2},
+            False,
+        ),  # the first alone recomputes
         ({"num_layers": 8, "remat": "full", "remat_layers": 4}, True),
         ({"num_layers": 4, "scan_layers": False}, False),
     ],
