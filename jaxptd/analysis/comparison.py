@@ -13,9 +13,13 @@ gradient may differ by `ROUNDINGS` yardsticks. The update is the optimizer's fir
 (`FirstSteps`). A second step from the same parameters but from the first's moments has the same
 direction, so it exposes moments that belong to other parameters.
 
-Where that allows the whole of a gradient, it is noise: it vanishes in exact arithmetic, as that of
-a router whose one choice has the weight 1 does. Then its size may be that of a rounding error of
-all gradients together, and its direction, by which most optimizers move, is anything.
+A gradient may vanish in exact arithmetic, as that of a router does that chooses one expert and
+gives it the weight 1. What one device computes for it is noise, which every compiled program rounds
+in a way of its own. It is recognised by two facts: it is no larger than `ROUNDINGS` rounding errors
+of all gradients together, in the precision in which it is computed there, and changing parameters
+by one rounding error may change all of it. Then the layout's may be as large as a rounding error of
+all gradients in the layout's precision, and the direction in which the optimizer moves is not
+compared. A gradient that does not vanish is larger, also where 16 bits or fp8 leave it inaccurate.
 
 The loss is a mean of n numbers of similar size. Each addition rounds the running sum by up to eps /
 2 of it, so the mean's relative error has the deviation eps sqrt(n) / 6. Changing parameters does
@@ -33,6 +37,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -237,13 +242,13 @@ def compare(
         name: max(_relative(a.gradients[name], b.gradients[name], want) for a, b in rounded)
         for name, want in expected.gradients.items()
     }
-    noise = {name for name, change in changed.items() if ROUNDINGS * change >= 1}
+    noise = {name for name, change in changed.items() if _is_noise(expected, name, change)}
     moved = _moved(expected, found, noise, steps)
     for name, want in expected.gradients.items():
         error = _relative(found.gradients[name], want, want)
         least = of_sum if want.ndim == 1 else eps
-        if name in noise and (size := np.linalg.norm(want.astype(np.float64))):
-            least = eps * expected.grad_norm / size
+        if name in noise:
+            least = max(least, eps * expected.grad_norm / _length(want))
         yield Row(name, "gradient", error, ROUNDINGS * max(changed[name], least))
         differences = [
             _update_difference(
@@ -260,11 +265,29 @@ def compare(
         yield Row(name, "parameter", float(np.max(differences)), 1.0)
 
 
-def _moved(expected: Outcome, found: Outcome, noise: Collection[str], steps: FirstSteps) -> Tensors:
-    """The explained difference of the optimizer's first directions; that of noise may be any.
+def _is_noise(expected: Outcome, name: str, change: float) -> bool:
+    """True if a gradient vanishes in exact arithmetic.
 
-    noise: names of gradients that vanish but for rounding, which each compiled program does in a
-    way of its own.
+    Args:
+        expected: the step on one device, in the precision of its gradients.
+        name: the gradient's.
+        change: its largest change by rounding, relative to its size.
+    """
+    want = expected.gradients[name]
+    rounding = ROUNDINGS * float(jnp.finfo(want.dtype).eps) * expected.grad_norm
+    return ROUNDINGS * change >= 1 and 0 < _length(want) <= rounding
+
+
+def _length(x: np.ndarray) -> float:
+    """The norm of an array, in float64."""
+    return float(np.linalg.norm(x.astype(np.float64)))
+
+
+def _moved(expected: Outcome, found: Outcome, noise: Collection[str], steps: FirstSteps) -> Tensors:
+    """The explained difference of the optimizer's first directions.
+
+    noise: names of gradients whose direction is not compared: each element may then differ by as
+    much as the whole step does that turns round.
     """
     clip = steps.config.grad_clip
     want, got = (_clipped(each, clip) for each in (expected, found))
@@ -272,7 +295,7 @@ def _moved(expected: Outcome, found: Outcome, noise: Collection[str], steps: Fir
     if noise:
         opposite = {name: -g if name in noise else g for name, g in want.items()}
         either = steps.allowed(want, opposite)
-        longest = {name: np.linalg.norm(either[name]) for name in noise}  # of any direction
+        longest = {name: _length(either[name]) for name in noise}
         moved |= {name: np.maximum(moved[name], longest[name]) for name in noise}
     return moved
 

@@ -140,7 +140,7 @@ class Ring:
         heads: a mesh axis along which devices split each block further, except in attention, where
             they split heads; or None.
         latents: whether latent attention exchanges latent vectors instead of keys and values.
-        absorbs: whether it takes scores on them, wherever they are.
+        absorbs: whether it takes scores on latent vectors, also where devices exchange nothing.
 
     Attributes:
         strategy: the order of tokens, and how queries meet the keys of other devices.

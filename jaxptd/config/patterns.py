@@ -94,8 +94,8 @@ def _check_head_sizes(model: Any) -> None:
     for name in ("moe", "latent", "encoder_decoder", "images"):
         if getattr(model, name):
             raise UserError(
-                f"{words} with model.{name}: only layers of decoders with plain attention and "
-                "dense MLPs may differ in the width of their heads; leave model.head_sizes out"
+                f"{words} with model.{name}: only layers with plain attention and dense MLPs, of "
+                "one stack, may differ in the width of their heads; leave model.head_sizes out"
             )
     if (model.remat_layers or 0) % model.period:
         raise UserError(

@@ -101,7 +101,8 @@ class Parallelism:
         zero_group: devices that share a shard; 0: all of dp x ep x cp x ulysses.
         sequence_parallel: whether tokens between the layers' matmuls are sharded over tp.
         remat: what backward recomputes.
-        remat_layers: how many of a model part's first layers do so; None: all.
+        remat_layers: how many of a model part's first layers do so, or periods of layers whose
+            shapes differ; None: all.
         row, col: sizes of the grid.
         ep: devices that split experts, and samples as dp does.
         ulysses: devices that split each sequence, and in attention heads.

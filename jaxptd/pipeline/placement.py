@@ -81,7 +81,11 @@ def stack_sizes(
     whole = schedule.chunks >= len(layers) and all(map(operator.ge, layers.values(), needed))
     if stage_layers is not None or (len(layers) > 1 and not whole):
         sizes = part_sizes(
-            sum(layers.values()), schedule.parts, stage_layers, words=_words(layers, period)
+            sum(layers.values()),
+            schedule.parts,
+            stage_layers,
+            words=_words(layers, period),
+            period=period,
         )
         return _cut(sizes, layers)
     ends = [schedule.stages * end for end in itertools.accumulate(chunks)]
@@ -128,6 +132,7 @@ def part_sizes(
     stage_layers: Sequence[int] | None = None,
     *,
     words: str | None = None,
+    period: int = 1,
 ) -> tuple[int, ...]:
     """The number of layers of each part of the model, in the model's order.
 
@@ -139,6 +144,7 @@ def part_sizes(
         parts: stages times chunks.
         stage_layers: the number of layers of each part, to use instead.
         words: the layers, in errors; None: `model.num_layers`.
+        period: layers of the model in one of these, for errors.
 
     Raises:
         UserError: a part would be empty, or `stage_layers` does not add up to `layers`.
@@ -146,8 +152,9 @@ def part_sizes(
     words = words or f"model.num_layers={layers}"
     if stage_layers is not None:
         if len(stage_layers) != parts or sum(stage_layers) != layers or min(stage_layers) < 0:
+            given = [size * period for size in stage_layers]
             raise UserError(
-                f"layout.stage_layers={list(stage_layers)}: use {parts} numbers, one for each "
+                f"layout.stage_layers={given}: use {parts} numbers, one for each "
                 f"part of the model, that add up to {words}"
             )
         return tuple(stage_layers)

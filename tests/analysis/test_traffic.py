@@ -248,6 +248,11 @@ WINDOWS = [
     slow(Layout(dp=2, tp=2, zero=3), WIDTHS | {"optimizer": "muon"}),
     slow(Layout(pp=2, tp=2), WIDTHS | FOUR | {"remat": "full"}),
     slow(Layout(pp=2, cp=2, schedule="zb-h1"), WIDTHS | FOUR | {"remat": "dots"}),
+    # One period of two on each stage recomputes, and gathers its matrices once more.
+    slow(
+        Layout(pp=2, dp=2, schedule="zb-h1", zero=3),
+        WIDTHS | FOUR | {"num_layers": 8, "remat": "dots", "remat_layers": 2},
+    ),
     slow(Layout(pp=2, cp=2, tp=2, ring="zigzag"), FOUR | PATTERN),
     (Layout(cp=2, tp=2, sequence_parallel=True), SINKS),
     slow(Layout(row=2, col=2), SINKS),

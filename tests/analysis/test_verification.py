@@ -268,6 +268,25 @@ def test_of_a_gradient_that_is_noise_only_the_size_is_compared() -> None:
     assert not all(row.equal for row in rows)  # not noise: a rounding error does not change it
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e-5])
+def test_a_small_gradient_that_16_bits_round_off_is_not_noise(size: float) -> None:
+    """Its one device computes in 32 bits, of which it is many. So the update must follow it."""
+    steps, other = FirstSteps(tiny.OPTIMIZER, {}, 2.0**-8), np.float32([1, 2])
+    small = size * np.float32([1, -2, 3])
+
+    def outcome(g: np.ndarray, moved: float = 0.0) -> Outcome:
+        p = {"v": np.ones(2, np.float32), "w": np.float32([1 + moved, 1, 1])}
+        return Outcome(2.0, 2.0, 1e-3, {"v": other, "w": g}, p, p)
+
+    def wrong(found: Outcome) -> list[str]:
+        rows = compare(outcome(small), [(outcome(0.5 * small), outcome(small))], found, steps=steps)
+        return [row.what for row in rows if not row.equal]
+
+    assert wrong(outcome(1.9 * small)) == []
+    assert wrong(outcome(4 * small)) == ["gradient"]
+    assert wrong(outcome(small, moved=0.02)) == ["parameter"]
+
+
 def test_not_a_number_is_not_equal() -> None:
     assert not Row("x", "gradient", float("nan"), 1.0).equal
 

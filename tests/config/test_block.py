@@ -181,7 +181,7 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
         ),
         (
             {"family": "mixtral", "head_sizes": (2, 4)},
-            r"model.head_sizes=\[2, 4\] with model.moe: only layers of decoders with plain",
+            r"model.head_sizes=\[2, 4\] with model.moe: only layers with plain attention",
         ),
         (
             LATENT | {"head_sizes": (2, 4)},

@@ -98,6 +98,27 @@ def test_layers_that_recompute_are_counted_in_periods():
     assert model.remats(3) == (("full", 2), ("none", 1))
 
 
+@pytest.mark.parametrize(
+    ("choice", "looped"),
+    [
+        ({"num_layers": 4}, True),
+        ({"num_layers": 2}, False),  # one iteration, which XLA runs without a loop
+        (
+            {"num_layers": 6, "remat": "full", "remat_layers": 2},
+            False,
+        ),  # the first alone recomputes
+        ({"num_layers": 8, "remat": "full", "remat_layers": 4}, True),
+        ({"num_layers": 4, "scan_layers": False}, False),
+    ],
+    ids=str,
+)
+def test_layers_of_a_period_know_whether_they_run_in_a_loop(choice, looped):
+    """Without one, XLA would undo what backward computes again unless the layer prevents it."""
+    model = ModelConfig(head_sizes=(8, 16), **choice)
+    layers = [model.of_layers(slice(place, None, 2)) for place in (0, 1)]
+    assert [each.block.looped for each in (model, *layers)] == [looped] * 3
+
+
 @pytest.mark.parametrize("pattern", [None, (False, True)], ids=str)
 @pytest.mark.parametrize(
     ("window", "padded"), [(None, None), (5, 5), (9, 9), (10, 16), (11, 16), (20, 20)], ids=str

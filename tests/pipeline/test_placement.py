@@ -76,6 +76,17 @@ def test_sizes_may_be_given() -> None:
     assert part_sizes(6, 3, [4, 0, 2]) == (4, 0, 2)
 
 
+def test_errors_of_periods_quote_the_layers_that_were_given() -> None:
+    """Three parts of four layers, where the pipeline has two, and each period has two layers."""
+    words = r"stage_layers=\[4, 4, 4\]: use 2 .* model.num_layers=12 in periods of 2"
+    with pytest.raises(UserError, match=words):
+        stack_sizes(
+            {"blocks": 6}, make_schedule("1f1b", stages=2, micro_batches=2), (2, 2, 2), period=2
+        )
+    with pytest.raises(UserError, match=r"num_layers=2 in periods of 2 leaves some .* 2 parts"):
+        stack_sizes({"blocks": 1}, make_schedule("1f1b", stages=2, micro_batches=2), period=2)
+
+
 @pytest.mark.parametrize(
     ("given", "parts"), [([3, 3], 3), ([3, 2, 2], 3), ([7, -1], 2), ([2, 2, 2, 0], 3)]
 )

@@ -144,3 +144,31 @@ def test_the_last_module_has_its_backward_beside_the_logits_of_the_others() -> N
     (_, end), elements = architecture_of(model).behind[1:], 2048**2 * 6 + 3 * 2048 * 5504
     assert found.gradients == pytest.approx(2 * elements, rel=1e-3)
     assert end.layers[0].weights + 2 * 2048**2 == elements
+
+
+@pytest.mark.parametrize("modules", [1, 2])
+def test_modules_read_the_table_again_and_have_three_norms_more(modules: int) -> None:
+    """A layer has two norms; a module others of both halves and of its head."""
+    moved = [
+        {
+            name: sum(term.bytes for term in found.terms if term.name == name)
+            for name in ("embedding", "norms of a module")
+        }
+        for found in (step(n, Layout()) for n in (0, 1, modules))
+    ]
+    none, one, found = moved
+    assert found["embedding"] == (1 + modules) * none["embedding"] > 0
+    assert found["norms of a module"] == modules * one["norms of a module"]
+    tokens = MICRO_BATCHES * 2048
+    assert one["norms of a module"] >= 3 * tokens * 2048 * 2 * 4  # x twice, and gradients
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_the_last_stage_peaks_in_the_backward_pass_of_a_module(remat: str) -> None:
+    """Of a small vocabulary: it holds what a layer does, and what modules saved besides."""
+    layout, fields = Layout(pp=4), {"vocab_size": 1000, "remat": remat}
+    none, two = (config(n, layout, **fields) for n in (0, 2))
+    before, found = (peak(x.config, x.state, x.plan) for x in map(ConfigStep, (none, two)))
+    assert (before.moment, found.moment) == ("layers", "modules")
+    assert found.kept - before.kept == memory_model.behind(two)
+    assert found.working > before.working

@@ -120,7 +120,7 @@ def _gathers(step: Scenario, stack: Stack) -> int:
     if plan and plan.recompute:
         again = layers
     elif plan and plan.splits and model.remat == "dots":
-        most = layers if model.remat_layers is None else model.remat_layers
+        most = layers if model.recomputing is None else model.recomputing
         again = sum(min(most, size) for size in plan.stacks[stack.name])
     return (2 * layers + again) * step.config.train.micro_batches
 

@@ -95,8 +95,8 @@ class _OfAllHeads(Expansion):
 class Latents(_OfAllHeads):
     """Latent vectors with the rotated key beside them are the keys and the values of all heads.
 
-    k is both, `[B, S, 1, R + rope]`, and v has no elements. What attention yields of the rotated
-    key is no output; the layer cuts it off.
+    k is both, `[B, S, 1, R + rope]`, and v has no elements. The last rope elements of attention's
+    output are sums of rotated keys, which nothing needs; the layer cuts them off.
     """
 
     def join(self, k: Array, v: Array) -> Array:

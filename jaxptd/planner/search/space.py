@@ -405,7 +405,7 @@ class Space:
         choice: Choice,
         recomputing: int | None = None,
     ) -> Config:
-        """The config with these choices; recomputing: as in `ModelConfig`.
+        """The config with these choices; recomputing: `ModelConfig.recomputing`.
 
         Raises:
             UserError: they conflict with each other or with the model.

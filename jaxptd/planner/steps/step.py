@@ -110,7 +110,7 @@ def spread_of(config: Config, chunks: int) -> Parallelism:
         replicas=layout.replicas,
         sequence_parallel=layout.sequence_parallel,
         remat=model.remat,
-        remat_layers=model.remat_layers,
+        remat_layers=model.recomputing,
         row=layout.row,
         col=layout.col,
         schedule=layout.schedule,
