@@ -80,7 +80,7 @@ def write(path: Path, about: Mapping[str, Any], blocks: Sequence[Block]) -> None
 
 def _bytes_of(block: np.ndarray) -> memoryview:
     """The bytes of an array in C order, copied only if they are in another."""
-    return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
 def _prologue(header: bytes) -> bytes:

@@ -299,7 +299,7 @@ class ModelConfig:
         """The model as these layers read it, which have heads of one width.
 
         What all of them have, or none, holds for all layers, so that nothing is chosen by number.
-        They run in the loop of this model: its iterations, and not theirs, say whether there is one.
+        They run in the loop of this model: its iterations, not theirs, say whether there is one.
         """
         windowed, capped = (set(each[layers]) for each in (self.windowed, self.capped))
         changes: dict[str, Any] = {"scan_layers": self.block.looped}

@@ -94,13 +94,13 @@ def _receive(world: World, port: int, deadline: float) -> Met:
                     doubled |= {rank} & {0, *came}
                     came[rank] = guest
         missing = set(range(1, world.count)) - came.keys()
-        numbers = sorted(missing), sorted(doubled)
+        numbers = tuple(sorted(missing)), tuple(sorted(doubled))
         answer = ";".join(" ".join(map(str, each)) for each in numbers)
         for guest in came.values():
             with contextlib.suppress(OSError):
                 guest.sendall(f"{answer}\n".encode())
                 guest.recv(1)  # until it closes: then it, and not this port, waits for a while
-    return Met(*map(tuple, numbers))
+    return Met(*numbers)
 
 
 def _heard(guest: socket.socket) -> int | None:
