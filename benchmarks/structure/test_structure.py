@@ -16,15 +16,15 @@ CEILINGS = {
     "files of one dense block on tp=2": 11,
     "functions of one dense block on tp=2": 48,
     "files that handle a gradient under ZeRO 2": 12,
-    "functions that handle a gradient under ZeRO 2": 80,
+    "functions that handle a gradient under ZeRO 2": 81,
     "places that ask what a part is, outside its file": 0,
     "comparisons with the name of a ring": 0,
     "definitions of 2 F columns if gated": 0,
     "files of at most 60 lines": 49,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 348,
-    "lines": 69_500,
+    "files": 349,
+    "lines": 69_800,
 }
 
 

@@ -51,7 +51,7 @@ from jaxptd.layout import Axis
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.plan import WHOLE, ParamPlan, StateShapes
-from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
+from jaxptd.zero.shards import ShardedInfo, on_device
 
 
 @partial(
@@ -90,10 +90,18 @@ class LazyParam:
         return self.shard.shape if self.info is None else self.info.local_shape(self.shard)
 
 
-def grad_slot(like: Array, plan: ParamPlan, shape: tuple[int, ...] | None = None) -> Array:
-    """Zeros that a gradient belongs to, varying as `like` and, without a shape, shaped like it."""
-    zeros = jnp.zeros(like.shape if shape is None else shape, plan.grad_dtype)
-    return as_varying(zeros, sorted(varying_axes(like)))
+def grad_slot(like: Array, plan: ParamPlan, info: ShardedInfo | None = None) -> Array:
+    """What a gradient belongs to: `like` if its shape and type are the gradient's, else zeros.
+
+    Args:
+        like: a block, or a shard, that varies as the gradient does.
+        plan: says when the gradient is reduced, until when it has the shape of a block.
+        info: how `like` is sharded. None if it is a block.
+    """
+    if plan.reduce != "end" and plan.where == "device" and like.dtype == plan.grad_dtype:
+        return like
+    shape = info.local_shape(like) if info is not None and plan.reduce == "end" else like.shape
+    return as_varying(jnp.zeros(shape, plan.grad_dtype), sorted(varying_axes(like)))
 
 
 def with_grad_slot(block: Array, plan: ParamPlan) -> LazyParam:
@@ -142,7 +150,7 @@ class Zero(StateShapes):
             replicas = [Axis.REPLICAS] if owed and plan.sums_replicas else []
             p = as_varying(like, replicas)
             if plan.gather == "layer":
-                begun[name] = LazyParam(p, self._slot(like, plan, info), None, info, plan)
+                begun[name] = LazyParam(p, grad_slot(like, plan, info), None, info, plan)
                 continue
             like = on_device(like) if plan.where == "host" else like
             block: Any = (p := as_varying(like, replicas))
@@ -154,7 +162,7 @@ class Zero(StateShapes):
             begun[name] = block
             if training and plan.moves:
                 assert info is not None
-                begun[name] = LazyParam(p, self._slot(like, plan, info), block, info, plan)
+                begun[name] = LazyParam(p, grad_slot(like, plan, info), block, info, plan)
             # A loop adds a layer's gradients to sums, or stacks them in their own precision.
             elif (
                 training
@@ -163,13 +171,6 @@ class Zero(StateShapes):
             ):
                 begun[name] = with_grad_slot(block, plan)
         return begun
-
-    def _slot(self, like: Array, plan: ParamPlan, info: ShardedInfo | None) -> Array:
-        """A gradient's slot: the array itself if it has the gradient's shape and type."""
-        if info is not None and plan.reduce == "end":
-            return grad_slot(like, plan, info.local_shape(like))
-        fits = plan.reduce != "end" and like.dtype == plan.grad_dtype and not is_on_host(like)
-        return like if fits else grad_slot(like, plan)
 
     def end_step(self, grads: Params, owed: Mapping[str, Axes]) -> Params:
         """Gradients that the passes return -> those of the state's arrays. Partner: `begin_step`.
@@ -468,12 +469,10 @@ def first_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
     first = dict(params)
     for name, p in params.items():
         if isinstance(p, LazyParam) and p.plan.reduce == "last_microbatch":
-            assert p.info is not None
             assert p.shard is not None
-            plan, shape = p.plan.first, p.info.local_shape(p.shard)
-            first[name] = dataclasses.replace(
-                p, grad_slot=grad_slot(p.shard, plan, shape), plan=plan
-            )
+            plan = p.plan.first
+            slot = grad_slot(p.shard, plan, p.info)
+            first[name] = dataclasses.replace(p, grad_slot=slot, plan=plan)
     return first
 
 
