@@ -6,13 +6,15 @@ Runs `jaxptd train` in float64 in several processes, as `jaxptd launch` does, bu
 its own: a folder that stands for the host's memory, with copies at the partner's over loopback.
 Processes are killed at random moments, half of them while a state is written or sent, and with
 every second one goes the memory of its host. In the last row the number of processes changes with
-each kill. Every logged loss must equal that of an undisturbed run on one device. Programs are
-cached. `work` is the processor time of a process from its start to that step, which depends less on
-what else runs on the machine. Exit code 1 means that something was lost.
+each kill. With `--store` the run directory is in an S3 store, a server on this machine that fails
+one request in fifty. Every logged loss must equal that of an undisturbed run on one device.
+Programs are cached. `work` is the processor time of a process from its start to that step, which
+depends less on what else runs on the machine. Exit code 1 means that something was lost.
 """
 
 import dataclasses
 import json
+import math
 import os
 import random
 import re
@@ -27,16 +29,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib import s3_server
 from benchmarks.lib.pages import head, write
 from benchmarks.soak.__main__ import EQUAL, MODEL
+from jaxptd import stores
 from jaxptd.analysis.report import table, versions
 from jaxptd.errors import Parser, run_command
 
 EVERY = 10  # steps between states in memory
 RUN = "--optimizer.learning_rate 1e-3 --train.global_batch_size 8 --train.log_every 1 "
-RUN += "--train.eval_every 0 --train.sample_tokens 0 --checkpoint.every 1000000 "
+RUN += "--train.eval_every 0 --train.sample_tokens 0 "
 RUN += f"--layout.zero 1 --checkpoint.memory_every {EVERY} --checkpoint.memory_dir HOST"
 LOST = 2 * EVERY  # most steps: a state is written while the next `EVERY` steps run
+NEVER, SAVES = 10**6, 50  # steps between checkpoints: on a disk, in a store
+FAILS = 0.02  # of the requests to the store
 PATIENCE = 1800.0  # seconds
 # What `jaxptd launch` does, with a host for each process, and as many as a file says.
 SUPERVISOR = """
@@ -198,6 +204,7 @@ class Restarts:
         curve: the loss of each step of an undisturbed run.
         steps: of a run.
         seed: of everything drawn.
+        url: the store that has the run directories. None: they are in `folder`.
     """
 
     def __init__(
@@ -208,51 +215,65 @@ class Restarts:
         *,
         steps: int,
         seed: int,
+        url: str | None = None,
     ) -> None:
         self.folder, self.counts, self.curve, self.steps = folder, counts, curve, steps
-        self.draw = random.Random(seed)
+        self.draw, self.url = random.Random(seed), url
         self.kills: list[Kill] = []
         self.wrong: list[str] = []
-        self.worst = 0.0
+        self.worst, self.runs = 0.0, 0
 
     @property
     def name(self) -> str:
         return " or ".join(map(str, self.counts))
 
-    def options(self, run_dir: Path) -> list[str]:
+    def run_dir(self, folder: Path) -> str:
+        return f"{self.url}/{folder.name}" if self.url else str(folder / "run")
+
+    def options(self, folder: Path) -> list[str]:
         most = max(self.counts)
         words = f"{MODEL} {RUN} --train.steps {self.steps} --layout.dp {most}"
         words += f" --processes.elastic [{min(self.counts)},{most}] --train.micro_batches 1"
-        return [*words.split(), "--train.run_dir", str(run_dir)]
+        words += f" --checkpoint.every {SAVES if self.url else NEVER}"
+        return [*words.split(), "--train.run_dir", self.run_dir(folder)]
 
     def warm(self) -> None:
         """Compiles the programs of every number of processes."""
         for count in self.counts:
             folder = Path(tempfile.mkdtemp(dir=self.folder))
             for steps in (2 * EVERY + 2, 2 * EVERY + 4):  # the second one restores a state
-                words = [*self.options(folder / "run"), "--train.steps", str(steps)]
+                words = [*self.options(folder), "--train.steps", str(steps)]
                 run = Launched(folder, words, count)
                 if run.end():
                     self.wrong.append(run.said()[-2000:])
 
-    def run(self, kills: int) -> None:
-        """Runs until this many processes were killed."""
-        while len(self.kills) < kills and not self.wrong:
-            self._run(kills)
+    def run(self, kills: int, end: float) -> None:
+        """Runs until this many processes were killed, or until a time of the monotonic clock."""
 
-    def _run(self, kills: int) -> None:
+        def goes_on() -> bool:
+            return len(self.kills) < kills and time.monotonic() < end and not self.wrong
+
+        while goes_on():
+            self._run(goes_on)
+
+    def _run(self, goes_on: Callable[[], bool]) -> None:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        run = Launched(folder, self.options(folder / "run"), self.draw.choice(self.counts))
-        while len(self.kills) < kills and run.running:
+        run = Launched(folder, self.options(folder), self.draw.choice(self.counts))
+        while goes_on() and run.running:
             self._kill(run)
+        if self.wrong:
+            run.process.terminate()
         code = run.end()
         if code or "Traceback" in run.said():
             self.wrong.append(f"exit code {code}: {run.said()[-2000:]}")
             return
-        rows = [json.loads(x) for x in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        self.runs += 1
+        rows = _rows(self.run_dir(folder))
         found, expected = {row["step"]: row["loss"] for row in rows}, self.curve
         if found.keys() != expected.keys() or len(found) != len(rows):
-            self.wrong.append(f"{self.name}: other steps are logged")
+            lacking, other = sorted({*expected} - {*found}), sorted({*found} - {*expected})
+            words = f"lacks steps {lacking}, has others {other}, {len(rows) - len(found)} twice"
+            self.wrong.append(f"{self.name}: the log {words}: {run.said()[-2000:]}")
             return
         worst = max(abs(found[step] / expected[step] - 1) for step in expected)
         self.worst = max(self.worst, worst)
@@ -300,10 +321,18 @@ def _wait(until: Callable[[], Any], seconds: float = PATIENCE) -> bool:
     return False
 
 
+def _rows(run_dir: str) -> list[dict[str, Any]]:
+    """What a run has logged."""
+    where = stores.place(run_dir)
+    assert where is not None
+    return [json.loads(x) for x in stores.read_bytes(where / "metrics.jsonl").splitlines()]
+
+
 def row(each: Restarts) -> list[str]:
     seconds = [kill.seconds for kill in each.kills]
     return [
         each.name,
+        str(each.runs),
         str(len(each.kills)),
         str(sum(kill.writing for kill in each.kills)),
         str(sum(kill.host for kill in each.kills)),
@@ -316,7 +345,15 @@ def row(each: Restarts) -> list[str]:
     ]
 
 
-HEADS = ["processes", "kills", "while writing", "with its host", "seconds: median", "longest"]
+HEADS = [
+    "processes",
+    "runs",
+    "kills",
+    "while writing",
+    "with its host",
+    "seconds: median",
+    "longest",
+]
 HEADS += ["work", "steps lost: mean", "most", "difference"]
 
 
@@ -324,7 +361,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Kills processes of runs that keep their newest state in memory, and times the restarts."""
     parser = Parser(prog="python -m benchmarks.soak.restarts", description=main.__doc__)
     parser.add_argument("--kills", type=int, default=20, help="of each number of processes")
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--processes", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument(
+        "--elastic", type=int, nargs="*", default=[], help="numbers that one run has in turn"
+    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="ends it earlier")
+    parser.add_argument("--store", action="store_true", help="run directories in an S3 store")
     parser.add_argument("--steps", type=int, default=600, help="steps per run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="a folder for restarts.md")
@@ -335,12 +377,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         curve = _undisturbed(folder / "whole", options.steps)
+        url = _store(options.seed) if options.store else None
+        end = time.monotonic() + 60 * options.minutes
         sizes = [[count] for count in options.processes]
-        sizes += [options.processes] if len(sizes) > 1 else []
-        for counts in sizes:
-            each = Restarts(folder, counts, curve, steps=options.steps, seed=options.seed)
+        for counts in [*sizes, options.elastic] if options.elastic else sizes:
+            each = Restarts(folder, counts, curve, steps=options.steps, seed=options.seed, url=url)
             each.warm()
-            each.run(options.kills)
+            each.run(options.kills, end)
             done.append(each)
             print(f"{each.name}: {len(each.kills)} kills, {len(each.wrong)} lost", flush=True)
     wrong = [line for each in done for line in each.wrong]
@@ -349,16 +392,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "\n".join([about, "", table([HEADS, *map(row, done)]), *wrong, ""])
     print(text)
     if options.out:
-        processes = " ".join(map(str, options.processes))
-        command = f"soak.restarts --kills {options.kills} --processes {processes}"
-        title = head("Restarts: from a death to the next step", command)
+        title = head("Restarts: from a death to the next step", _command(options))
         write(Path(options.out) / "restarts.md", title + text)
     return int(bool(wrong))
+
+
+def _command(options: Any) -> str:
+    """How to make the page again."""
+    words = ["soak.restarts --kills", options.kills, "--processes", *options.processes]
+    words += ["--elastic", *options.elastic] if options.elastic else []
+    words += ["--minutes", f"{options.minutes:g}"] if options.minutes < math.inf else []
+    words += ["--store"] * options.store + ["--steps", options.steps, "--seed", options.seed]
+    return " ".join(map(str, words))
 
 
 def _undisturbed(run_dir: Path, steps: int) -> dict[int, float]:
     """The losses of a run on one device that nobody kills."""
     words = f"{MODEL} {RUN} --train.steps {steps} --train.micro_batches 1"
+    words += f" --checkpoint.every {NEVER}"
     words = words.replace("--layout.zero 1", "").replace("HOST", str(run_dir.parent))
     command = [
         sys.executable,
@@ -369,8 +420,13 @@ def _undisturbed(run_dir: Path, steps: int) -> dict[int, float]:
         str(run_dir),
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    rows = [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {each["step"]: each["loss"] for each in rows}
+    return {each["step"]: each["loss"] for each in _rows(str(run_dir))}
+
+
+def _store(seed: int) -> str:
+    """Starts a store on this machine that fails now and then; a URL in it."""
+    draw = random.Random(seed)
+    return s3_server.start(lambda method, key: "InternalError" if draw.random() < FAILS else None)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from benchmarks.soak.restarts import HEADS, Kill, Launched, Restarts, main, row
 def test_a_short_one_loses_nothing(tmp_path: Path) -> None:
     short = ["--kills", "1", "--processes", "2", "--steps", "300"]
     assert main([*short, "--out", str(tmp_path)]) == 0
-    assert "| 2 | 1 |" in (tmp_path / "restarts.md").read_text()
+    assert "| 2 | 1 | 1 |" in (tmp_path / "restarts.md").read_text()
 
 
 @pytest.fixture
@@ -45,11 +45,13 @@ def test_the_first_step_of_the_next_start_is_found(launched) -> None:
 
 def test_a_row_says_what_the_kills_cost(tmp_path) -> None:
     each = Restarts(tmp_path, [2, 4], {}, steps=1, seed=0)
+    each.runs = 2
     each.kills = [Kill(True, False, 10.0, 6.0, 4), Kill(False, True, 20.0, 7.0, 8)]
     each.kills.append(Kill(False, False, 12.0, 5.0, 0))
     cells = dict(zip(HEADS, row(each), strict=True))
     assert cells == {
         "processes": "2 or 4",
+        "runs": "2",
         "kills": "3",
         "while writing": "1",
         "with its host": "1",

@@ -27,7 +27,9 @@ from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
 from jaxptd.stores import StorePath, place
 
-DATA = "data"  # key in a checkpoint's description: the identity of the run's data
+# Keys in a state's description:
+DATA = "data"  # the identity of the run's data
+ROWS = "rows"  # of metrics, those that were not in the run's store yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,8 @@ class RunCheckpoints:
 
     def _description(self) -> dict[str, Any]:
         data = {DATA: self.data} if self.data else {}
-        return {"config": to_dict(self.program.config), **data}
+        rows = {ROWS: found} if (found := self.run_dir.unpublished()) else {}
+        return {"config": to_dict(self.program.config), **data, **rows}
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
@@ -167,7 +170,7 @@ class RunCheckpoints:
         step = stored[0] if stored else -1
         if step < newest:  # the newest checkpoint is damaged
             state = self._start_from_memory(target, after=step)
-        return self._resumed(*stored) if stored and state is None else state
+        return self._stored(*stored) if stored and state is None else state
 
     def _start_from_memory(self, target: dict[str, Any], *, after: int) -> State | None:
         """The newest state in memory, if it is of a later step than `after`."""
@@ -176,9 +179,7 @@ class RunCheckpoints:
         found = self.memory.restore_newest(target, after=after, report=self._warn)
         if found is None:
             return None
-        self._check_same_run(found.where, found.description)
-        self._check_same_data(found.step, found.description)
-        return self._restored(found.step, found.state, found.where)
+        return self._resumed(found.step, found.state, found.where, found.description)
 
     def _start_from_best(self, target: dict[str, Any]) -> State:
         best = self.store.restore_best(target, report=self._warn)
@@ -187,13 +188,19 @@ class RunCheckpoints:
                 f"checkpoint.resume=best, but no good checkpoint in {self.run_dir.checkpoints} has "
                 "a validation loss; use checkpoint.resume=auto"
             )
-        return self._resumed(*best)
+        return self._stored(*best)
 
-    def _resumed(self, step: int, canonical: dict[str, Any]) -> State:
-        where = str(self.run_dir.checkpoints)
-        description = self.store.description(step)
+    def _stored(self, step: int, canonical: dict[str, Any]) -> State:
+        where, description = str(self.run_dir.checkpoints), self.store.description(step)
+        return self._resumed(step, canonical, where, description)
+
+    def _resumed(
+        self, step: int, canonical: dict[str, Any], where: str, description: dict[str, Any]
+    ) -> State:
+        """A state of this run, and the rows it was saved with."""
         self._check_same_run(where, description)
         self._check_same_data(step, description)
+        self.run_dir.recover(description.get(ROWS, ()))
         return self._restored(step, canonical, where)
 
     def _restored(self, step: int, canonical: dict[str, Any], where: str) -> State:

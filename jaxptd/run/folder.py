@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,9 @@ class RunDir:
         self._metrics = Metrics(self.path / "metrics.jsonl")
         self._loggers = Loggers([self._metrics], say)
         self._say = say
+        self._rows: list[Row] = []  # of a run in a store: those that may not be there yet
+        self._published = 0  # the last step whose row is there
+        self._recovered: list[Row] = []
 
     @first_only
     def check(self, config: Config) -> None:
@@ -164,20 +167,37 @@ class RunDir:
                     f"kept it as {self._metrics.set_aside()} and continued with the good rows"
                 )
             rows = [row for row in rows if row["step"] <= step]
+            last = rows[-1]["step"] if rows else 0
+            lacking = [row for row in self._recovered if row["step"] > last]
             kept = b"".join(map(to_line, rows))
             text = as_yaml(config)
             write_whole(
                 {self._config: text.encode(), self._metrics.path: kept},
                 lambda _: run_dir_errors(self.path),
             )
-        start = Start(self.path, config, step, rows)
+        start = Start(self.path, config, last if lacking else step, rows)
         self._loggers = Loggers([self._metrics, *open_loggers(start, self._say)], self._say)
+        for row in lacking:
+            self.log(row)
         self.publish()
 
     @first_only
     def log(self, row: Row) -> None:
         """Appends the metrics of one step; warns once about a file that cannot be written."""
         self._loggers.log(row)
+        if self._copy is not None:
+            self._rows = [*self.unpublished(), row]
+
+    def unpublished(self) -> list[Row]:
+        """The rows that may not be in the run's store yet; a state is saved with them.
+
+        So no row is lost if the run is killed after the state was saved, before they are copied.
+        """
+        return [row for row in self._rows if row["step"] > self._published]
+
+    def recover(self, rows: Sequence[Row]) -> None:
+        """Takes the rows that a state was saved with; `open` logs those that the store lacks."""
+        self._recovered = [*rows]
 
     @first_only
     def close(self) -> None:
@@ -189,7 +209,9 @@ class RunDir:
     def publish(self) -> None:
         """Copies what has changed to the store, if the run is in one."""
         if self._copy is not None:
-            self._copy.publish()
+            last = self._rows[-1]["step"] if self._rows else 0
+            if self._copy.publish():
+                self._published = max(self._published, last)
 
     def metrics(self) -> list[Row]:
         """Every row logged so far, except lines cut short by a kill or a crash."""

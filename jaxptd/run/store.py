@@ -77,8 +77,8 @@ class StoreCopy:
             for each in READ
         )
 
-    def publish(self) -> None:
-        """Copies files that have changed since they were copied.
+    def publish(self) -> bool:
+        """Copies files that have changed since they were copied; True if it could.
 
         Warns if it cannot, once until it can again.
         """
@@ -94,6 +94,7 @@ class StoreCopy:
             else:
                 self._copied |= changed
                 self._warned = False
+            return not self._warned
 
     def _changed(self) -> dict[str, tuple[int, int]]:
         """Size and time of each file that differs from its copy."""

@@ -91,7 +91,7 @@ class LazyParam:
 
 
 def grad_slot(like: Array, plan: ParamPlan, info: ShardedInfo | None = None) -> Array:
-    """What a gradient belongs to: `like` if its shape and type are the gradient's, else zeros.
+    """The slot of a gradient: `like` if it has the gradient's shape and type, else zeros.
 
     Args:
         like: a block, or a shard, that varies as the gradient does.

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from s3_server import Faults, faulty_server
+
+from benchmarks.lib.s3_server import Faults, faulty_server
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from checkpointing import (
     put,
     save,
 )
-from s3_server import BUCKET, Faults
 from turns import slow
 
+from benchmarks.lib.s3_server import BUCKET, Faults
 from jaxptd.checkpoint import CheckpointError, Checkpoints, pieces, read_description, restore_path
 from jaxptd.stores import StoreError, StorePath, fetch, place
 

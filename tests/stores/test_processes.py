@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from checkpointing import ROOT, START, abstract, assert_same, make_state, newest, save
-from s3_server import BUCKET, Faults
 from two_processes import RESTORES_ONE_AND_SAVES_TWO, two_processes
 
+from benchmarks.lib.s3_server import BUCKET, Faults
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.stores import StorePath, place
 

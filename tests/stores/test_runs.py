@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from runs import EVERY, STEPS, Killed, Outcome, Trainer, kill_after
-from s3_server import BUCKET, Faults
 
 import jaxptd
+from benchmarks.lib.s3_server import BUCKET, Faults
 from jaxptd import generate
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.commands import launch, train_options
@@ -91,6 +91,37 @@ def test_a_run_in_a_store_goes_on_from_memory(
     assert resumed.code == 0
     assert in_store(train, "--train.steps=8").code == 0  # keeps none in memory any more
     assert files()["run_id"] == b""
+
+
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [(EVERY, ()), (6, ("--checkpoint.memory_every=2", "--checkpoint.memory_dir={}"))],
+)
+def test_a_state_brings_the_rows_that_were_not_copied(
+    train: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    options: tuple[str, ...],
+) -> None:
+    """A run is killed after it has saved a state, before its logs are copied."""
+    words = ["--train.loggers=[csv]", *(each.format(tmp_path) for each in options)]
+    publish = StoreCopy.publish
+
+    def until_the_first_row(copy: StoreCopy) -> bool:
+        return not (copy.folder / "metrics.jsonl").stat().st_size and publish(copy)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreCopy, "publish", until_the_first_row)
+        kill_after(7, patched)
+        with pytest.raises(Killed):
+            main([*train.options, f"--train.run_dir={RUN}", *words])
+    assert files()["metrics.jsonl"] == b""
+    resumed = in_store(train, *words)
+    assert f"resuming at step {step}" in resumed.out, resumed
+    assert [each for each, _ in rows(files()["metrics.jsonl"])] == list(range(1, STEPS + 1))
+    lines = files()["metrics.csv"].decode().splitlines()
+    assert [line.partition(",")[0] for line in lines[1:]] == [*map(str, range(1, STEPS + 1))]
 
 
 def test_launch_starts_again_from_what_the_run_has_saved_in_its_store(train: Trainer) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from s3_server import BUCKET, Faults
 
+from benchmarks.lib.s3_server import BUCKET, Faults
 from jaxptd import DataConfig
 from jaxptd.commands.data import main as data_command
 from jaxptd.data import ByteTokenizer, open_data, stored_ids

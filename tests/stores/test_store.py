@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from s3_server import BUCKET, Faults
 from turns import slow
 
+from benchmarks.lib.s3_server import BUCKET, Faults
 from jaxptd import stores
 from jaxptd.stores import Store, StoreError, StorePath, is_url, place
 

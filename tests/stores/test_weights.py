@@ -9,12 +9,12 @@ import pytest
 import tokenizers
 from hugging import gpt2_tensors, write_directory
 from runs import TEXT
-from s3_server import BUCKET, Faults
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from turns import slow
 
 import jaxptd
+from benchmarks.lib.s3_server import BUCKET, Faults
 from jaxptd import Layout
 from jaxptd.errors import UserError
 from jaxptd.hf import stored_tensors

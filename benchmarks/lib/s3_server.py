@@ -3,14 +3,18 @@
 import dataclasses
 import functools
 import logging
+import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from moto.backends import get_backend
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+from jaxptd import stores
 
 XML = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{0}</Code><Message>{0}</Message></Error>'
 STATUS = {"InternalError": "500 Server", "SlowDown": "503 Slow", "ExpiredToken": "400 Bad"}
@@ -123,7 +127,7 @@ def server() -> tuple[str, Between]:
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     between = Between(DomainDispatcherApplication(create_backend_app))
     made = make_server("127.0.0.1", 0, between, threaded=True)
-    made.daemon_threads = True
+    made.daemon_threads = True  # type: ignore[attr-defined]  # of the mixin for threads
     threading.Thread(target=made.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{made.server_port}", between
 
@@ -141,17 +145,30 @@ ENVIRONMENT = {
 
 def faulty_server(monkeypatch: Any) -> Iterator[Faults]:
     """The server with an empty bucket and no waits, for one test."""
-    from moto.backends import get_backend
-
-    from jaxptd import stores
-
-    url, between = server()
     get_backend("s3").reset()
-    between.faults = Faults()
-    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}.items():
+    for name, value in environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(stores, "WAITS", (0.0, 0.0, 0.0))
+    faults = _empty()
+    yield faults
+    faults.release.set()
+
+
+def start(fault: Fault) -> str:
+    """The server with an empty bucket for this process and those it starts; the bucket's URL."""
+    os.environ.update(environment())
+    _empty().fault = fault
+    return f"s3://{BUCKET}"
+
+
+def environment() -> dict[str, str]:
+    """Variables by which clients find the server."""
+    return {**ENVIRONMENT, "AWS_ENDPOINT_URL": server()[0]}
+
+
+def _empty() -> Faults:
+    """Makes the bucket; the faults that its requests will meet."""
+    _, between = server()
     get_backend("s3")[ACCOUNT]["aws"].create_bucket(BUCKET, "us-east-1")
     between.faults = Faults()
-    yield between.faults
-    between.faults.release.set()
+    return between.faults
