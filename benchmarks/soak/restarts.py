@@ -6,10 +6,11 @@ Runs `jaxptd train` in float64 in several processes, as `jaxptd launch` does, bu
 its own: a folder that stands for the host's memory, with copies at the partner's over loopback.
 Processes are killed at random moments, half of them while a state is written or sent, and with
 every second one goes the memory of its host, unless that had the only copy of a shard. With
-`--elastic` the number of processes changes with each kill, on as many hosts as the fewest. With `--store` the run directory is in an S3 store, a server on this machine that fails
-one request in fifty. Every logged loss must equal that of an undisturbed run on one device.
-Programs are cached. `work` is the processor time of a process from its start to that step, which
-depends less on what else runs on the machine. Exit code 1 means that something was lost.
+`--elastic` the number of processes changes with each kill, on as many hosts as the fewest. With
+`--store` the run directory is in an S3 store, a server on this machine that fails one request in
+fifty. Every logged loss must equal that of an undisturbed run on one device. Programs are cached.
+`work` is the processor time of a process from its start to that step, which depends less on what
+else runs on the machine. Exit code 1 means that something was lost.
 """
 
 import collections
@@ -383,16 +384,8 @@ def row(each: Restarts) -> list[str]:
     ]
 
 
-HEADS = [
-    "processes",
-    "runs",
-    "kills",
-    "while writing",
-    "with its host",
-    "seconds: median",
-    "longest",
-]
-HEADS += ["work", "steps lost: mean", "most", "difference"]
+HEADS = ["processes", "runs", "kills", "while writing", "with its host"]
+HEADS += ["seconds: median", "longest", "work", "steps lost: mean", "most", "difference"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
