@@ -30,8 +30,9 @@ from jaxptd.hf.load import load_model
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.params import Params
-from jaxptd.run.generator import Generator, Sampling
+from jaxptd.run.generator import Generator
 from jaxptd.run.progress import printable
+from jaxptd.run.sampling import Sampling
 from jaxptd.run.speculative import Drafts
 from jaxptd.step import Program
 from jaxptd.stores import Place, StorePath, place
@@ -42,7 +43,8 @@ __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser"
 MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
 # Options that apply only to text, and only to images.
-OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed", "stop", "speculative")
+OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+OF_TEXT = ("prompt", "tokens", *OF_SAMPLING, "stop", "speculative")
 OF_IMAGES = ("images", "samples", "out")
 AXES = ("tp", "pp", "row", "col", "cp", "ep")  # devices along cp and ep generate the same text
 
@@ -118,6 +120,9 @@ def generate(
     tokens: int = 200,
     temperature: float = Sampling.temperature,
     top_k: int = Sampling.top_k,
+    top_p: float = Sampling.top_p,
+    min_p: float = Sampling.min_p,
+    repetition_penalty: float = Sampling.repetition_penalty,
     seed: int = 0,
     tp: int = 1,
     stop: Sequence[str] = (),
@@ -140,6 +145,9 @@ def generate(
         tokens: number of tokens to generate.
         temperature: sampling temperature; 0 takes the most likely token.
         top_k: draw from the k most likely tokens; 0 from all.
+        top_p: draw from the most likely tokens that together have this probability.
+        min_p: draw from tokens with this share of the most likely one's probability.
+        repetition_penalty: above 1, tokens that the text has already are less likely.
         seed: seed for sampling.
         tp: number of devices to split the model over.
         stop: strings that also end the text; they are left out.
@@ -152,7 +160,7 @@ def generate(
         UserError: there is no run, no good checkpoint, or too few devices.
     """
     check_tokens("tokens", tokens)
-    sampling = Sampling(temperature, top_k, seed)
+    sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
     layout = layout or Layout(tp=tp)
     program, params = load_model(
         place(run_dir), layout=layout, platform=platform, modules=speculative
@@ -194,8 +202,7 @@ def check_options(args: Any) -> None:
 
 
 def _sampling(args: Any) -> Sampling:
-    names = ("temperature", "top_k", "seed")
-    return Sampling(**{n: getattr(args, n) for n in names if getattr(args, n) is not None})
+    return Sampling(**{n: getattr(args, n) for n in OF_SAMPLING if getattr(args, n) is not None})
 
 
 def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
@@ -249,6 +256,12 @@ def parser() -> Parser:
     add("--temperature", type=float, metavar="X", help=help_text)
     help_text = f"sample from the k most likely tokens, 0 from all; default: {Sampling.top_k}"
     add("--top-k", type=int, metavar="N", help=help_text)
+    help_text = "sample from the likeliest tokens with this probability together; default: 1, all"
+    add("--top-p", type=float, metavar="X", help=help_text)
+    help_text = "sample from tokens with this share of the likeliest one's probability; default: 0"
+    add("--min-p", type=float, metavar="X", help=help_text)
+    help_text = "above 1, tokens that the text has already are less likely; default: 1"
+    add("--repetition-penalty", type=float, metavar="X", help=help_text)
     add("--seed", type=int, metavar="N", help=f"seed of the sampling; default: {Sampling.seed}")
     help_text = "stop before this text, as at the model's end tokens; repeatable"
     add("--stop", action="append", metavar="TEXT", help=help_text)

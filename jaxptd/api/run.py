@@ -177,6 +177,9 @@ class Run:
         tokens: int = 200,
         temperature: float = Sampling.temperature,
         top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        min_p: float = Sampling.min_p,
+        repetition_penalty: float = Sampling.repetition_penalty,
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> str:
@@ -189,6 +192,9 @@ class Run:
             tokens: to generate.
             temperature: of the draws; 0 takes the most likely token.
             top_k: draw from the k most likely tokens; 0 from all.
+            top_p: draw from the most likely tokens that together have this probability.
+            min_p: draw from tokens with this share of the most likely one's probability.
+            repetition_penalty: above 1, tokens that the text has already are less likely.
             seed: of the draws.
             stop: further texts before which the text ends.
 
@@ -197,7 +203,7 @@ class Run:
         """
         check_tokens("tokens", tokens)
         check_unused(self.arrays)
-        sampling = Sampling(temperature, top_k, seed)
+        sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
         write = partial(write_text, self.program, self.arrays["params"], self.tokenizer)
         return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
 

@@ -5,7 +5,6 @@ Letters: B batch (one text), T position, V vocabulary, K most likely tokens, N g
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypedDict
@@ -27,6 +26,7 @@ from jaxptd.matmul.precision import exact_products
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Writing
 from jaxptd.params import Params
+from jaxptd.run.sampling import Sampling
 from jaxptd.run.speculative import Drafts, Speculation
 from jaxptd.step import Batch, Program
 from jaxptd.step.pipelined import make_passes
@@ -34,30 +34,6 @@ from jaxptd.step.resolved import ResolvedConfig, resolve_for_decoding
 
 NONE = -1  # stands for "no id"
 SHAPES = 64  # prompt lengths are rounded to this many tokens, so that few programs are compiled
-GREEDY = 1e-6  # below this, take the most likely token: float32 could not divide by the temperature
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Settings for sampling the next token.
-
-    Args:
-        temperature: of the softmax. 0 always takes the most likely token.
-        top_k: sample only from the k most likely tokens. 0 samples from all.
-        seed: of the random numbers.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"temperature={self.temperature} must be a number, 0 or more")
-        if self.top_k < 0:
-            raise UserError(f"top_k={self.top_k} must be 0 (all tokens) or more")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed={self.seed} must be 0 or more, and below 2**32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +48,7 @@ class Generator:
         drafts: counts, if MTP modules draft tokens that the model checks; None: they do not.
 
     Raises:
-        UserError: with drafts, the model has no MTP modules.
+        UserError: with drafts, the model has no MTP modules, or draws depend on the text.
     """
 
     program: Program
@@ -86,6 +62,11 @@ class Generator:
             raise UserError(
                 "speculative generation needs the modules of model.mtp, which this model does not "
                 "have; leave it out, or train a model with model.mtp.layers=1"
+            )
+        if self.drafts is not None and self.sampling.reads_text:
+            raise UserError(
+                f"repetition_penalty={self.sampling.repetition_penalty} with speculative "
+                "generation: drafts of one pass do not see each other; leave one of them out"
             )
 
     @cached_property
@@ -182,23 +163,31 @@ class Generator:
         params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
         compute = exact_products(passes.logits, self._model.dtype, self.program.mesh)
 
-        def forward(batch: Batch, start: Array, state: Any) -> tuple[Array, Any]:
+        def forward(
+            batch: Batch, start: Array, text_BV: Array | None, state: Any
+        ) -> tuple[Array, Array | None, Any]:
+            if text_BV is not None:
+                text_BV |= self._tokens_in(batch[field])
             logits_BTV, state = compute(params, batch, self._places(batch, start), state)
-            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
-            return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
+            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start), text_BV)
+            return as_same(ids_B), text_BV, state  # typed as varying where ZeRO gathered parameters
 
-        def goes_on(carry: tuple[Array, Array, Array, Any]) -> Array:
-            i, _, drawn_B, _ = carry
+        def goes_on(carry: tuple[Array, Array, Array, Array | None, Any]) -> Array:
+            i, _, drawn_B, *_ = carry
             end_B = jnp.isin(drawn_B, jnp.array(self.ends, jnp.int32))
             return (i < len(given_N)) & ~(jnp.all(end_B) & (given_N[i] == NONE))
 
-        def advance(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
-            i, ids_NB, drawn_B, state = carry
+        def advance(
+            carry: tuple[Array, Array, Array, Array | None, Any],
+        ) -> tuple[Array, Array, Array, Array | None, Any]:
+            i, ids_NB, drawn_B, text_BV, state = carry
             token_B = jnp.where(given_N[i] == NONE, drawn_B, given_N[i])
-            drawn_B, state = forward({field: token_B[:, None]}, length + i, state)
-            return i + 1, ids_NB.at[i].set(token_B), drawn_B, state
+            new = forward({field: token_B[:, None]}, length + i, text_BV, state)
+            return i + 1, ids_NB.at[i].set(token_B), *new
 
-        first = forward(batch, jnp.int32(0), passes.empty_state(params, size))
+        reads = self.sampling.reads_text
+        none_BV = jnp.zeros((size, self.vocab_size), bool) if reads else None
+        first = forward(batch, jnp.int32(0), none_BV, passes.empty_state(params, size))
         none_NB = jnp.full((len(given_N), size), NONE, jnp.int32)
         return lax.while_loop(goes_on, advance, (jnp.int32(0), none_NB, *first))[1]
 
@@ -261,21 +250,19 @@ class Generator:
         assert info is not None
         return info
 
-    def _draw(self, logits_B1V: Array, key: Array) -> Array:
-        """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device."""
-        logits_BV = self._resolved.tensor_parallel.axes.gather(logits_B1V, 2)[
-            :, 0, : self.vocab_size
-        ]
-        logits_BV = logits_BV.astype(jnp.float32)
-        if self.sampling.temperature < GREEDY:
-            return jnp.argmax(logits_BV, -1).astype(jnp.int32)
-        number = min(self.sampling.top_k or self.vocab_size, self.vocab_size)
-        logits_BK, ids_BK = lax.top_k(logits_BV, number)
-        logits_BK -= logits_BK[
-            :, :1
-        ]  # subtract the maximum so that the division below cannot overflow
-        drawn_B1 = jax.random.categorical(key, logits_BK / self.sampling.temperature)[:, None]
-        return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
+    def _draw(self, logits_B1V: Array, key: Array, text_BV: Array | None = None) -> Array:
+        """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device.
+
+        text_BV: which tokens a text has, if the draw depends on them.
+        """
+        logits_BV = self._resolved.tensor_parallel.axes.gather(logits_B1V, 2)[:, 0]
+        return self.sampling.draw(logits_BV[:, : self.vocab_size], key, text_BV)
+
+    def _tokens_in(self, token_BT: Array) -> Array:
+        """Which ids are among some tokens, bool[B, V]."""
+        rows_B1 = jnp.arange(len(token_BT))[:, None]
+        none_BV = jnp.zeros((len(token_BT), self.vocab_size), bool)
+        return none_BV.at[rows_B1, token_BT].set(True, mode="drop")
 
 
 # ---- the sample at the end of a run --------------------------------------------------------------

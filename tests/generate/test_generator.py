@@ -376,6 +376,13 @@ def test_padding_is_never_drawn(layout, sampling):
         {"top_k": -1},
         {"seed": -1},
         {"seed": 2**32},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
     ],
     ids=str,
 )
@@ -383,6 +390,32 @@ def test_what_cannot_be_sampled_with(options):
     (field,) = options
     with pytest.raises(UserError, match=f"{field}={options[field]} must be "):
         Sampling(**options)
+
+
+PENALTIES = [Sampling(0, repetition_penalty=each) for each in (1.5, 0.7)]
+
+
+@pytest.mark.parametrize("sampling", PENALTIES, ids=["less likely", "more likely"])
+def test_tokens_of_prompt_and_text_are_penalised(sampling):
+    prompt, tokens = list(b"def "), 12
+    text = list(prompt)
+    for _ in range(tokens):
+        ids = np.pad(np.array(text, np.int32), (0, LONGEST - len(text)))
+        logits = np.array(next_logits()(ids, len(text)), np.float32)[:VOCAB]
+        for token in set(text):
+            by = np.float32(sampling.repetition_penalty)
+            logits[token] = logits[token] * by if logits[token] < 0 else logits[token] / by
+        text.append(int(np.argmax(logits)))
+    assert write(prompt, tokens, sampling=sampling) == text[len(prompt) :]
+    assert write(prompt, tokens) != text[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "layout", [CP2_TP2, slow(PIPELINE), slow(GRID), slow(ZERO3), slow(REPLICAS)], ids=str
+)
+def test_every_layout_draws_the_same_with_all_settings(layout):
+    sampling = Sampling(1.2, 30, 3, top_p=0.9, min_p=0.02, repetition_penalty=1.3)
+    assert write(FULL, 12, *layout, sampling=sampling) == write(FULL, 12, sampling=sampling)
 
 
 # ---- text -----------------------------------------------------------------------------------
