@@ -1,4 +1,4 @@
-"""How the next token is drawn from a model's logits.
+"""Draws of the next token from the logits of a model.
 
 Letters: B batch, V vocabulary, K most likely tokens.
 """
