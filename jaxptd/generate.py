@@ -11,7 +11,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal
 
 from jaxptd.commands.command_line import load_config
@@ -29,6 +30,7 @@ from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of, tokenizer_of
+from jaxptd.models.family import Writing
 from jaxptd.params import Params
 from jaxptd.run.generator import Generator
 from jaxptd.run.progress import printable
@@ -44,9 +46,66 @@ MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
 # Options that apply only to text, and only to images.
 OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-OF_TEXT = ("prompt", "tokens", *OF_SAMPLING, "stop", "speculative")
+OF_TEXT = ("prompt", "prompts", "tokens", *OF_SAMPLING, "stop", "speculative")
 OF_IMAGES = ("images", "samples", "out")
 AXES = ("tp", "pp", "row", "col", "cp", "ep")  # devices along cp and ep generate the same text
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Writes texts with a program's model; programs are compiled once for all of them.
+
+    Args:
+        program: has the model.
+        params: of the model.
+        tokenizer: of the model.
+        sampling: how tokens are drawn.
+        stop: further texts before which a text ends.
+        drafts: counts those of MTP modules. None: they make none.
+    """
+
+    program: Program
+    params: Params
+    tokenizer: Tokenizer
+    sampling: Sampling
+    stop: Sequence[str] = ()
+    drafts: Drafts | None = None
+
+    @cached_property
+    def _writing(self) -> Writing:
+        family = family_of(self.program.config.model)
+        if family.writing is None:
+            name = self.program.config.model.family
+            raise UserError(
+                f"model.family={name} does not write text; use a decoder such as gpt or llama"
+            )
+        return family.writing
+
+    @cached_property
+    def _generator(self) -> Generator:
+        vocab_size = min(self.tokenizer.vocab_size, self.program.config.model.vocab_size or 0)
+        return Generator(self.program, vocab_size, self.sampling, self.tokenizer.ends, self.drafts)
+
+    def __call__(self, prompt: str, tokens: int, *, many: bool = False) -> str:
+        """As `write_text`; many: shares compiled programs among prompts of similar lengths."""
+        tokenizer, continues, write = self.tokenizer, self._writing.continues, self._generator
+        ids = with_begin(tokenizer, _ids(prompt, tokenizer, self._special))
+        ids += [] if continues and ids else [tokenizer.end_of_document]
+        if max(ids) >= write.vocab_size:
+            raise UserError(
+                f"the prompt {quoted(repr(prompt))} has id {max(ids)}, but the model knows only 0 "
+                f"to {write.vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or "
+                "use the tokenizer that the model was trained with"
+            )
+        fits = len(ids) + tokens <= self.program.config.model.seq_length
+        shares = many and continues and fits and self.drafts is None
+        found = (write.generate_many if shares else write)(self.params, ids, tokens)
+        text = continuation(tokenizer, ids, found) if continues else tokenizer.decode(found)
+        return (prompt if continues else "") + until_stop(text, self.stop)
+
+    @property
+    def _special(self) -> Sequence[str]:
+        return family_of(self.program.config.model).special
 
 
 def write_text(
@@ -70,30 +129,7 @@ def write_text(
         UserError: the model does not write text, its vocabulary lacks an id of the prompt, or the
             prompt is too long; or with drafts, the model has no MTP modules.
     """
-    family = family_of(program.config.model)
-    if family.writing is None:
-        name = program.config.model.family
-        raise UserError(
-            f"model.family={name} does not write text; use a decoder such as gpt or llama"
-        )
-    vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
-    continues, end = family.writing.continues, tokenizer.end_of_document
-    ids = with_begin(tokenizer, _ids(prompt, tokenizer, family.special))
-    ids += [] if continues and ids else [end]
-    if max(ids) >= vocab_size:
-        raise UserError(
-            f"the prompt {quoted(repr(prompt))} has id {max(ids)}, but the model knows only 0 to "
-            f"{vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or use the "
-            "tokenizer that the model was trained with"
-        )
-    write = Generator(program, vocab_size, sampling, tokenizer.ends, drafts)
-    tokens_written = write(params, ids, tokens)
-    text = (
-        continuation(tokenizer, ids, tokens_written)
-        if continues
-        else tokenizer.decode(tokens_written)
-    )
-    return (prompt if continues else "") + until_stop(text, stop)
+    return Writer(program, params, tokenizer, sampling, stop, drafts)(prompt, tokens)
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
@@ -186,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"model.family={program.config.model.family}; leave it out"
         )
     for line in (_classes if family.classes else _text)(args, program, params):
-        print(line)
+        print(line, flush=True)
     return 0
 
 
@@ -198,7 +234,39 @@ def check_options(args: Any) -> None:
         raise UserError(f"--samples {args.samples}: use 1 to {MOST_IMAGES} images")
     if args.samples is not None and args.images:
         raise UserError("--samples (held-out images) and --images are both given; use one")
+    if args.prompts is not None:
+        if args.prompt is not None:
+            raise UserError("--prompt and --prompts are both given; use one")
+        args.prompts = read_prompts(args.prompts)
     _sampling(args)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts in a file: its lines, or the fields `prompt` of JSON lines in a `.jsonl`.
+
+    Raises:
+        UserError: it cannot be read, or a line is not such an object.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"--prompts {path}: {reason}; name a text file of prompts") from error
+    if not lines:
+        raise UserError(f"--prompts {path}: it is empty; write a prompt on each line")
+    if path.suffix != ".jsonl":
+        return lines
+    return [_prompt_of(line, f"--prompts {path}, line {i}") for i, line in enumerate(lines, 1)]
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise UserError(f'{where}: use an object such as {{"prompt": "def "}}')
+    return prompt
 
 
 def _sampling(args: Any) -> Sampling:
@@ -208,10 +276,14 @@ def _sampling(args: Any) -> Sampling:
 def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
     """Yields what the command prints for text."""
     prompt, tokens = args.prompt or "", args.tokens or DEFAULT_TOKENS
-    write = partial(write_text, program, params, tokenizer_of(program.config))
     drafts = Drafts() if args.speculative else None
-    sampling, stop = _sampling(args), args.stop or ()
-    text = write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop, drafts=drafts)
+    tokenizer = tokenizer_of(program.config)
+    write = Writer(program, params, tokenizer, _sampling(args), args.stop or (), drafts)
+    if args.prompts is not None:
+        for each in args.prompts:
+            yield json.dumps({"prompt": each, "text": write(each, tokens, many=True)})
+        return
+    text = write(prompt, tokens)
     if args.json:
         counts = {"drafts": dataclasses.asdict(drafts)} if drafts else {}
         yield json.dumps({"prompt": prompt, "text": text} | counts)
@@ -251,6 +323,8 @@ def parser() -> Parser:
     add("--run-dir", type=place_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
     add("--prompt", help="text to continue; empty starts a document")
+    help_text = "file with a prompt on each line, or of JSON lines; prints a JSON line for each"
+    add("--prompts", type=path_option, metavar="F", help=help_text)
     add("--tokens", type=int, metavar="N", help=f"tokens to generate; default: {DEFAULT_TOKENS}")
     help_text = f"0 always takes the most likely token; default: {Sampling.temperature}"
     add("--temperature", type=float, metavar="X", help=help_text)

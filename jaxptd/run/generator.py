@@ -169,7 +169,8 @@ class Generator:
             if text_BV is not None:
                 text_BV |= self._tokens_in(batch[field])
             logits_BTV, state = compute(params, batch, self._places(batch, start), state)
-            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start), text_BV)
+            last = start + logits_BTV.shape[1] - 1  # the same however a prompt is read in parts
+            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, last), text_BV)
             return as_same(ids_B), text_BV, state  # typed as varying where ZeRO gathered parameters
 
         def goes_on(carry: tuple[Array, Array, Array, Array | None, Any]) -> Array:
