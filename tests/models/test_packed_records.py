@@ -74,20 +74,21 @@ def one_record_a_sequence(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors,
     return start, run(program, start, program.place(unpacked()))
 
 
+ROTARY = GROUPS | TWO_AHEAD | {"window": 5}
 CASES = [
-    (Layout(), {}),
-    (Layout(), TWO_AHEAD | GROUPS | {"window": 5}),
+    slow(Layout(), {}),
+    (Layout(), ROTARY),
     (Layout(dp=2, tp=2, sequence_parallel=True, zero=3), {}),
-    slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=3), GROUPS | TWO_AHEAD),
+    slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=3), ROTARY),
     slow(Layout(pp=2), FOUR),
     slow(Layout(pp=2, cp=2, schedule="zb-h1"), FOUR | TWO_AHEAD),
     slow(Layout(cp=2), {}),
-    (Layout(cp=2, ring="zigzag"), GROUPS | {"window": 5}),
-    (Layout(dp=2, cp=2, ring="gather", balance="tokens"), TWO_AHEAD),
-    slow(Layout(cp=2, dp=2, ring="gather", balance="tokens"), GROUPS | {"window": 5}),
+    slow(Layout(cp=2), ROTARY),
+    (Layout(dp=2, cp=2, ring="gather", balance="tokens"), ROTARY),
+    slow(Layout(cp=2, dp=2, ring="gather", balance="tokens"), {}),
     slow(Layout(dp=2, balance="samples"), {}),
     slow(Layout(ulysses=2, tp=2), {}),
-    (Layout(ulysses=2), GROUPS | {"window": 5}),
+    slow(Layout(ulysses=2), ROTARY),
     slow(Layout(row=2, col=2), GROUPS),
     (Layout(ep=2), EXPERTS),
     slow(Layout(dp=2, ep=2, tp=2, zero=3), EXPERTS),
