@@ -29,7 +29,7 @@ from jaxptd.data.corpora import about_prompts
 from jaxptd.data.corpus import Corpus, check_vocabulary, read_corpus, split_corpus
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
-from jaxptd.data.packing import WholeRecords, about_packing
+from jaxptd.data.packing import WholeRecords, about_packing, lengths_of, require_fit
 from jaxptd.data.sources import find_each, find_files
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from jaxptd.errors import UserError
@@ -189,6 +189,8 @@ def _open(
 ) -> Data:
     """Opens the files of one source."""
     corpus = read_corpus(files, config, tokenizer, vocab_size=vocab_size)
+    if corpus.ends is not None:
+        require_fit(lengths_of(corpus.ends), seq_length)
     train, end = split_corpus(corpus, config.validation_fraction, seq_length=seq_length)
     sizes: dict[str, Any] = {"seq_length": seq_length, "vocab_size": vocab_size}
     return Data(

@@ -102,11 +102,11 @@ class Packing:
         first, last = (ends - self.tokens) // self.seq_length, (ends - 1) // self.seq_length
         left_out = len(self.tokens) - records
         return (
-            f"{records:,} records in {self.sequences:,} sequences of {self.seq_length}: "
-            f"{self.padding(self.sequences):.2%} padding; one record a sequence would be "
-            f"{self.padding(records):.2%}, and documents=apart none, but it cuts "
-            f"{(first != last).mean():.2%} of the records"
-            f"{f' ({left_out:,} records of one token are left out)' * bool(left_out)}"
+            f"{records:,} whole records in {self.sequences:,} sequences of {self.seq_length}: "
+            f"{self.padding(self.sequences):.2%} padding (one record per sequence: "
+            f"{self.padding(records):.2%}; documents=apart: none, but it cuts "
+            f"{(first != last).mean():.2%} of the records)"
+            f"{f'; {left_out:,} of one token are left out' * bool(left_out)}"
         )
 
 
@@ -247,7 +247,7 @@ class WholeRecords(Samples):
         return self.packing.sequences
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """As `Samples.rows`; the token after the last place is padding."""
+        """Adds padding after the last place; see `Samples.rows`."""
         found = self._members(indices)
         rows = self._filled(found, indices, self._ids(found, 0), fill=PADDING)
         return np.pad(rows, ((0, 0), (0, 1)), constant_values=PADDING)

@@ -104,7 +104,7 @@ def targets_ahead(
 def _in_its_document(
     k: int, ahead_BT: np.ndarray, segment_BT: np.ndarray | None, *, fill: int
 ) -> np.ndarray:
-    """What is k ahead of each token; `fill` where that is another document's."""
+    """Fills in where what is k ahead of a token is of another document."""
     if segment_BT is None:
         return ahead_BT
     alike_BT = shifted(segment_BT, k, NOT_COUNTED) == segment_BT
@@ -166,7 +166,10 @@ def documents(batch: Mapping[str, Any]) -> Any:
 
 
 def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random tokens; the share of ignored targets differs from sequence to sequence."""
+    """Random tokens; the share of ignored targets differs from sequence to sequence.
+
+    Sequences of whole documents end with padding of up to half of them.
+    """
     shape = (config.train.global_batch_size, config.model.seq_length + 1)
     rows_BT = rng.integers(0, config.model.vocab_size, shape).astype(np.int32)
     targets = np.where(
@@ -174,8 +177,12 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
         NOT_COUNTED,
         rows_BT[:, 1:],
     )
-    ends = rng.random(targets.shape) < DOCUMENT_ENDS
-    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: ends.cumsum(1)}
+    segments = (rng.random(targets.shape) < DOCUMENT_ENDS).cumsum(1)
+    if config.data.documents == "whole":
+        place_T = np.arange(1, shape[1])
+        padding_BT = place_T > shape[1] * (1 - rng.random((shape[0], 1)) / 2)
+        segments, targets = (np.where(padding_BT, NOT_COUNTED, x) for x in (segments, targets))
+    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: segments}
     if moe := config.model.moe:
         shape = (*targets.shape, config.model.routed_layers, moe.top_k)
         batch[CHOICES] = np.full(shape, NOT_COUNTED)

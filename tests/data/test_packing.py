@@ -164,8 +164,8 @@ def test_lengths_that_do_not_share_pad():
     assert packing.sequences == 10
     assert packing.padding(10) == pytest.approx(1 / 3)
     assert packing.summary == (
-        "10 records in 10 sequences of 12: 33.33% padding; one record a sequence would be 33.33%, "
-        "and documents=apart none, but it cuts 50.00% of the records"
+        "10 whole records in 10 sequences of 12: 33.33% padding (one record per sequence: 33.33%; "
+        "documents=apart: none, but it cuts 50.00% of the records)"
     )
 
 
@@ -237,7 +237,9 @@ def test_a_mixture_has_the_sequences_of_its_sources(tmp_path):
         texts = texts_of(data.train, numbers[sources == source])
         assert (set(texts) == {"b"}) == (source == 1)
     assert len([line for line in data.remarks if "padding" in line]) == 2
-    assert f"{second}: 24 records in 2 sequences of 12: 0.00% padding" in "\n".join(data.remarks)
+    assert f"{second}: 24 whole records in 2 sequences of 12: 0.00% padding" in "\n".join(
+        data.remarks
+    )
 
 
 def test_prompts_stay_with_their_answers(tmp_path):
@@ -289,6 +291,6 @@ def test_ids_beyond_the_vocabulary_are_found():
 def test_records_without_a_prediction_are_left_out_and_said():
     data = make([1, 3, 1])
     assert data.windows_per_epoch == 1
-    assert "(2 records of one token are left out)" in data.packing.summary
+    assert "; 2 of one token are left out" in data.packing.summary
     with pytest.raises(UserError, match="no record has two tokens"):
         make([1, 1])
