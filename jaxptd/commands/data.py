@@ -19,6 +19,7 @@ from jaxptd.common_options import add_words, path_option, pattern_option
 from jaxptd.config import BeginToken, DataConfig, SpecialTokens
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.corpus import about_begin, about_spellings
+from jaxptd.data.packing import Packing
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import is_token_file, write_bin_arrays
 from jaxptd.data.tokenizers import load_tokenizer
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _check_text(files)
     spelled: Counter[str] = Counter()
     texts = partial(tokenize, tokenizer=tokenizer, spelled=spelled, text_field=data.text_field)
-    documents = _with_progress(files, texts, quiet=args.quiet)
+    lengths: list[int] = []
+    documents = _counting(_with_progress(files, texts, quiet=args.quiet), lengths)
     sizes = (tokenizer.vocab_size, tokenizer.end_of_document)
     tokens = write_bin_arrays(args.out, documents, vocab_size=sizes[0], end_of_document=sizes[1])
     written: dict[str, Any] = {
@@ -56,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             "end of document {end_of_document}".format(**written)
         )
     if not args.quiet:
-        for remark in (*about_begin(tokenizer), *about_spellings(spelled, tokenizer)):
+        packed = _about_packing(args, np.array(lengths, np.int32))
+        for remark in (*about_begin(tokenizer), *about_spellings(spelled, tokenizer), *packed):
             print(remark, file=sys.stderr)
 
 
@@ -87,6 +90,23 @@ def parser() -> Parser:
     parser.add_argument("--out", type=path_option, metavar="F", required=True, help=help_text)
     add_words(parser, json="what was written", quiet="print nothing, not even progress")
     return parser
+
+
+def _counting(documents: Iterator[np.ndarray], lengths: list[int]) -> Iterator[np.ndarray]:
+    """Yields the documents, and adds the tokens of each to `lengths`."""
+    for document in documents:
+        lengths.append(len(document))
+        yield document
+
+
+def _about_packing(args: Any, tokens: np.ndarray) -> Iterator[str]:
+    """Says how much of a run's sequences is padding, if its config keeps documents whole."""
+    config = named_config(args)
+    if config and config.data.documents == "whole":
+        try:
+            yield Packing(tokens, config.model.seq_length).summary
+        except UserError as error:
+            yield f"warning: {error}"
 
 
 def _corpus(args: Any) -> tuple[str | list[str], DataConfig]:

@@ -14,7 +14,7 @@ from jaxptd.config.checks import (
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
-Documents = Literal["joined", "apart"]
+Documents = Literal["joined", "apart", "whole"]
 SpecialTokens = Literal["auto", "parse", "text"]
 BeginToken = Literal["auto", "none"]
 OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
@@ -53,7 +53,9 @@ class DataConfig:
         tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
             one (needs the hf extra).
         validation_fraction: fraction of the corpus, taken from its end, held out for evaluation.
-        documents: joined, or apart (attention never crosses a document boundary within a sequence).
+        documents: joined; apart (attention never crosses a document boundary within a sequence); or
+            whole (apart, and no document is cut: sequences are packed from whole documents and
+            padded, and learned positions begin at 0 in each).
         restart_positions: learned positions begin at 0 in each document; with documents=apart.
         special_tokens: parse (a special token's spelling in a text, such as </s>, is read as the
             token), text (it is read as plain text), or auto, as transformers: text if the
@@ -79,6 +81,11 @@ class DataConfig:
     text_field: str = dataclasses.field(default="text", metadata={"paths": False})
     prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
     augment: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """True if attention stays within a document."""
+        return self.documents != "joined"
 
     def __post_init__(self) -> None:
         check_fields(self, "data")

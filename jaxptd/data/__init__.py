@@ -1,15 +1,16 @@
 """The data of a run: from `data.source` to the sequences of step n. Needs numpy, not JAX.
 
 `sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `corpus` ->
-`batches`, or `mixture` for several sources; then `objectives`, except for next-token prediction.
-`jaxptd data` tokenizes text once into a file that later runs memory-map.
+`batches`, or `packing` for whole records, or `mixture` for several sources; then `objectives`,
+except for next-token prediction. `jaxptd data` tokenizes text once into a file that later runs
+memory-map.
 """
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxptd.data.batches import (
     NOT_COUNTED,
@@ -25,9 +26,10 @@ from jaxptd.data.batches import (
     number_documents,
 )
 from jaxptd.data.corpora import about_prompts
-from jaxptd.data.corpus import check_vocabulary, read_corpus, split_corpus
+from jaxptd.data.corpus import Corpus, check_vocabulary, read_corpus, split_corpus
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
+from jaxptd.data.packing import WholeRecords, about_packing, lengths_of, require_fit
 from jaxptd.data.sources import find_each, find_files
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from jaxptd.errors import UserError
@@ -51,6 +53,7 @@ __all__ = [
     "ShuffledWindows",
     "SpanCorruption",
     "Tokenizer",
+    "WholeRecords",
     "Windows",
     "WindowsInOrder",
     "document_starts",
@@ -109,7 +112,8 @@ def open_data(
     Raises:
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer or
             an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, a split is
-            shorter than one sequence or holds only prompts, or the objective does not support
+            shorter than one sequence or holds only prompts, a document that stays whole is longer
+            than one, or the objective does not support
             prompts or separate documents.
     """
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
@@ -156,17 +160,20 @@ def _open_sources(
     """Opens the windows of one source or of a mixture; sizes are seq_length and vocab_size."""
     make = partial(_open, config, tokenizer, seq_length=sizes[0], vocab_size=sizes[1])
     if not isinstance(config.source, dict):
-        return make(find_files(config.source), seed=seed)
+        data = make(find_files(config.source), seed=seed)
+        return dataclasses.replace(data, remarks=(*data.remarks, *about_packing({"": data.train})))
     parts = []
     for number, (name, files) in enumerate(find_each(config.source).items()):
         with _naming(name):
             parts.append(make(files, seed=seed_of(seed, number)))
     mix = partial(Mixture, weights=tuple(config.source.values()), seq_length=sizes[0])
     held_out = tuple(part.validation for part in parts if part.validation)
+    remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+    packed = {name: part.train for name, part in zip(config.source, parts, strict=True)}
     return Data(
         train=mix(tuple(part.train for part in parts), seed=seed),
         validation=mix(held_out, seed=0) if held_out else None,
-        remarks=tuple(dict.fromkeys(remark for part in parts for remark in part.remarks)),
+        remarks=(*remarks, *about_packing(packed)),
         identity={name: part.identity[""] for name, part in zip(config.source, parts, strict=True)},
     )
 
@@ -182,14 +189,26 @@ def _open(
 ) -> Data:
     """Opens the files of one source."""
     corpus = read_corpus(files, config, tokenizer, vocab_size=vocab_size)
+    if corpus.ends is not None:
+        require_fit(lengths_of(corpus.ends), seq_length)
     train, end = split_corpus(corpus, config.validation_fraction, seq_length=seq_length)
-    sizes = {"seq_length": seq_length, "vocab_size": vocab_size}
+    sizes: dict[str, Any] = {"seq_length": seq_length, "vocab_size": vocab_size}
     return Data(
-        train=ShuffledWindows(train.tokens, seed=seed, counted=train.counted, **sizes),
-        validation=WindowsInOrder(end.tokens, counted=end.counted, **sizes) if end else None,
+        train=_samples(train, seed, **sizes),
+        validation=_samples(end, None, **sizes) if end else None,
         remarks=corpus.remarks,
-        identity={"": identity_of(corpus.tokens)},
+        identity={"": identity_of(corpus.tokens, corpus.ends)},
     )
+
+
+def _samples(corpus: Corpus, seed: int | None, **sizes: Any) -> Samples:
+    """The sequences of a split; seed: of the training order, None for validation."""
+    sizes["counted"] = corpus.counted
+    if corpus.ends is not None:
+        return WholeRecords(corpus.tokens, corpus.ends, seed=seed, **sizes)
+    if seed is None:
+        return WindowsInOrder(corpus.tokens, **sizes)
+    return ShuffledWindows(corpus.tokens, seed=seed, **sizes)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxptd.data.batches import Tokens, scan_ids
+from jaxptd.data.batches import BLOCK, Tokens, scan_ids
 from jaxptd.data.corpora import tokenize, tokenize_answers
 from jaxptd.data.token_files import is_token_file, layout_of, open_tokens
 from jaxptd.data.tokenizers import Tokenizer, spelling
@@ -26,15 +26,23 @@ class Corpus:
     Args:
         tokens: ids[N].
         counted: bool[N], False for the tokens of prompts; None without prompts.
+        ends: the token behind each document, int64; None unless documents stay whole.
         remarks: what a user should know about how the text was read, one line each.
     """
 
     tokens: Tokens
     counted: np.ndarray | None = None
+    ends: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
 
     def __getitem__(self, part: slice) -> "Corpus":
-        return Corpus(self.tokens[part], None if self.counted is None else self.counted[part])
+        start, stop, _ = part.indices(len(self.tokens))
+        ends = self.ends
+        return Corpus(
+            self.tokens[part],
+            None if self.counted is None else self.counted[part],
+            None if ends is None else ends[(ends > start) & (ends <= stop)] - start,
+        )
 
 
 def read_corpus(
@@ -50,12 +58,25 @@ def read_corpus(
     if not _are_token_files(files):
         return _read_text(files, config, tokenizer, vocab_size=vocab_size)
     _check_prompts(files, config)
-    if config.documents == "apart":
+    if config.apart:
         _check_end_of_document(files, config, tokenizer, vocab_size=vocab_size)
     tokens = open_tokens(files)
     scan_ids(tokens, vocab_size)
+    whole = config.documents == "whole"
+    ends = document_ends(tokens, tokenizer.end_of_document) if whole else None
     remarks = [remark for path in files for remark in about_ids(path, tokenizer)]
-    return Corpus(tokens, remarks=tuple(remarks))
+    return Corpus(tokens, ends=ends, remarks=tuple(remarks))
+
+
+def document_ends(tokens: Tokens, end_of_document: int) -> np.ndarray:
+    """The token behind each document, int64; reads all tokens."""
+    count = len(tokens)
+    found = [
+        np.flatnonzero(np.asarray(tokens[first : first + BLOCK]) == end_of_document) + first + 1
+        for first in range(0, count, BLOCK)
+    ]
+    ends = np.concatenate(found) if found else np.empty(0, np.int64)
+    return ends if len(ends) and ends[-1] == count else np.append(ends, count)
 
 
 def about_ids(path: Place, tokenizer: Tokenizer) -> Iterator[str]:
@@ -91,11 +112,14 @@ def split_corpus(
     """Splits off the end of a corpus for validation; None if the fraction is 0.
 
     Raises:
-        UserError: a split is shorter than one sequence.
+        UserError: a split is shorter than one sequence, or holds no document that stays whole.
     """
     if fraction == 0:
         return corpus, None
-    split = _validation_start(len(corpus.tokens), fraction, seq_length)
+    if corpus.ends is None:
+        split = _validation_start(len(corpus.tokens), fraction, seq_length)
+    else:
+        split = _between_documents(corpus.ends, fraction)
     return corpus[:split], corpus[split:]
 
 
@@ -146,11 +170,15 @@ def _read_text(
     spelled: Counter[str] = Counter()
     counted, field = None, config.text_field
     if config.prompt_field is None:
-        ids = np.concatenate(list(tokenize(files, tokenizer, spelled, text_field=field)))
+        documents = list(tokenize(files, tokenizer, spelled, text_field=field))
     else:
         fields = (config.prompt_field, field)
         pieces = tokenize_answers(files, tokenizer, fields, spelled=spelled)
-        ids, counted = map(np.concatenate, zip(*pieces, strict=True))
+        documents, masks = zip(*pieces, strict=True)
+        counted = np.concatenate(masks)
+    ids, ends = np.concatenate(documents), None
+    if config.documents == "whole":
+        ends = np.cumsum([len(each) for each in documents], dtype=np.int64)
     check_ids(ids, tokenizer, vocab_size)
     remarks = [*about_begin(tokenizer)]
     if config.special_tokens in (
@@ -158,7 +186,7 @@ def _read_text(
         tokenizer.special_tokens,
     ):  # otherwise the objective decides how
         remarks += about_spellings(spelled, tokenizer)
-    return Corpus(ids, counted, tuple(remarks))
+    return Corpus(ids, counted, ends, tuple(remarks))
 
 
 def check_ids(ids: np.ndarray, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -222,6 +250,17 @@ def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
                 f"sequence takes {shortest}; {_remedy(num_tokens, shortest)}"
             )
     return num_tokens - validation
+
+
+def _between_documents(ends: np.ndarray, fraction: float) -> int:
+    """Index of the first validation token: the document's that is nearest to the fraction."""
+    if len(ends) < 2:
+        raise UserError(
+            f"data.validation_fraction={fraction} holds out whole documents with data.documents="
+            "whole, but there is only one; use more data, or data.validation_fraction=0"
+        )
+    start = ends[-1] - round(int(ends[-1]) * fraction)
+    return int(ends[np.abs(ends[:-1] - start).argmin()])
 
 
 def _remedy(num_tokens: int, shortest: int) -> str:

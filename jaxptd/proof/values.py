@@ -138,7 +138,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.latent.rope_size": (None, 2),
     "model.latent.value_size": (None, 1, 5),
     "model.mtp.layers": (None, 1, 2),
-    "data.documents": ("joined", "apart"),
+    "data.documents": ("joined", "apart", "whole"),
     "data.restart_positions": (False, True),
     "optimizer.name": get_args(OptimizerName),
     "optimizer.decay": ("cosine", "linear", "wsd", "constant"),

@@ -60,6 +60,24 @@ def test_the_corpus_of_a_config(folder, capsys):
     assert json.loads(capsys.readouterr().out)["tokens"] == 13
 
 
+def test_padding_is_said_for_whole_records(folder, capsys):
+    """With --config alone, as only a config has the length of a sequence."""
+    (folder / "run.yaml").write_text(
+        "model: {seq_length: 12}\ndata: {source: [a.txt, b.jsonl], documents: whole}\n"
+    )
+    main(["--config", "run.yaml", "--out", "t.bin"])
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "3 whole records in 2 sequences of 12: 16.67% padding (one record per sequ"
+    )
+    (folder / "b.jsonl").write_text('{"text": "a long record of words"}\n')
+    main(["--config", "run.yaml", "--out", "u.bin"])
+    said = capsys.readouterr().err
+    assert said.startswith("warning: data.documents=whole: record 2 has 23 tokens, and a sequence ")
+    main(["--config", "run.yaml", "--source", "b.jsonl", "--out", "v.bin", "--quiet"])
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_quiet_prints_nothing(folder, capsys, monkeypatch, terminal):
     monkeypatch.setattr(command.sys.stderr, "isatty", lambda: terminal, raising=False)

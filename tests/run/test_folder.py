@@ -157,6 +157,7 @@ NEEDED = {
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
         "--data.documents=apart",
+        "--data.documents=whole",
         "--data.restart_positions=true --data.documents=apart",
         *("--data.special_tokens=text", "--data.begin_token=none"),
         *("--data.text_field=story", "--data.prompt_field=question"),

@@ -78,6 +78,20 @@ def test_the_sequences_are_those_of_a_disk(folder: Path, names: list[str]) -> No
     assert local[2] == stored[2]  # so that a run goes on with a copy of its data elsewhere
 
 
+@pytest.mark.parametrize("name", ["whole.bin", "whole.jsonl"])
+def test_whole_records_are_those_of_a_disk(folder: Path, name: str) -> None:
+    records = [b"%x" % (n * n * n) for n in range(1, 600)]
+    (folder / "whole.jsonl").write_text("\n".join(f'{{"text": "{x.decode()}"}}' for x in records))
+    ids = (np.array([*record, 256]) for record in records)
+    write_bin_arrays(folder / "whole.bin", ids, vocab_size=257, end_of_document=256)
+    upload(folder)
+    sources = str(folder / name), f"{URL}/{name}", str(folder / "whole.jsonl")
+    local, stored, text = (sequences(source, documents="whole") for source in sources)
+    for other in (stored, text):
+        assert all(np.array_equal(a, b) for a, b in zip(local[:2], other[:2], strict=True))
+        assert local[2] == other[2]
+
+
 def test_mixtures_and_parquet(folder: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
