@@ -87,7 +87,7 @@ class Writer:
         return Generator(self.program, vocab_size, self.sampling, self.tokenizer.ends, self.drafts)
 
     def __call__(self, prompt: str, tokens: int, *, many: bool = False) -> str:
-        """As `write_text`; many: shares compiled programs among prompts of similar lengths."""
+        """Writes on, as `write_text`; many: prompts of similar lengths share compiled programs."""
         tokenizer, continues, write = self.tokenizer, self._writing.continues, self._generator
         ids = with_begin(tokenizer, _ids(prompt, tokenizer, self._special))
         ids += [] if continues and ids else [tokenizer.end_of_document]
