@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxptd.data.batches import (
     NOT_COUNTED,
@@ -109,8 +109,8 @@ def open_data(
     Raises:
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer or
             an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, a split is
-            shorter than one sequence or holds only prompts, or the objective does not support
-            prompts or separate documents.
+            shorter than one sequence or holds only prompts, a chat is broken or its template
+            refuses it, or the objective does not support prompts, chats or separate documents.
     """
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
         check_range("jaxptd.open_data", name, value, least=1)
@@ -133,7 +133,7 @@ def open_data(
 
 def _about_prompts(config: "DataConfig") -> Iterator[str]:
     """Warns of prompts that records have and nothing reads; looks at the first file of a source."""
-    if config.prompt_field is None:
+    if config.prompt_field is None and not config.has_chats:
         names = [config.source] if isinstance(config.source, str) else list(config.source)
         firsts = [files[0] for files in find_each(names).values()]
         yield from about_prompts(firsts, config.text_field)
@@ -142,7 +142,13 @@ def _about_prompts(config: "DataConfig") -> Iterator[str]:
 def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int) -> None:
     """Raises UserError for too few ids, or for settings that need next-token prediction."""
     check_vocabulary(objective.vocab_size, vocab_size)
-    for name, value in (("prompt_field", None), ("documents", "joined")):
+    for name, value in (
+        ("prompt_field", None),
+        ("messages_field", None),
+        ("format", "auto"),
+        ("too_long", "split"),
+        ("documents", "joined"),
+    ):
         if (given := getattr(config, name)) != value:
             raise UserError(
                 f"data.{name}={given!r}: this model does not predict the next token; use "
@@ -181,14 +187,17 @@ def _open(
     seed: int,
 ) -> Data:
     """Opens the files of one source."""
-    corpus = read_corpus(files, config, tokenizer, vocab_size=vocab_size)
+    sizes: dict[str, Any] = {"seq_length": seq_length, "vocab_size": vocab_size}
+    corpus = read_corpus(files, config, tokenizer, **sizes)
     train, end = split_corpus(corpus, config.validation_fraction, seq_length=seq_length)
-    sizes = {"seq_length": seq_length, "vocab_size": vocab_size}
+    kept = {"counted": train.counted, "ends": train.ends, **sizes}
+    held_out = {"counted": end.counted, "ends": end.ends, **sizes} if end else {}
+    masks = (corpus.ends, corpus.counted if config.has_chats else None)
     return Data(
-        train=ShuffledWindows(train.tokens, seed=seed, counted=train.counted, **sizes),
-        validation=WindowsInOrder(end.tokens, counted=end.counted, **sizes) if end else None,
+        train=ShuffledWindows(train.tokens, seed=seed, **kept),
+        validation=WindowsInOrder(end.tokens, **held_out) if end else None,
         remarks=corpus.remarks,
-        identity={"": identity_of(corpus.tokens)},
+        identity={"": identity_of(corpus.tokens, *masks)},
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts, number_documents
+from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Writing
@@ -147,10 +147,12 @@ def losses_ahead(model: ModelConfig) -> dict[str, Loss]:
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
     """A field of the samples with these numbers, int32[B, T]."""
     if field == "targets":
-        targets: np.ndarray = samples.targets(number_B)
-        return targets
-    token_BT = samples.rows(number_B)[:, :-1]
-    return number_documents(token_BT, end_of_document) if field == SEGMENTS else token_BT
+        found: np.ndarray = samples.targets(number_B)
+    elif field == SEGMENTS:
+        found = samples.documents(number_B, end_of_document)
+    else:
+        found = samples.rows(number_B)[:, :-1]
+    return found
 
 
 def documents(batch: Mapping[str, Any]) -> Any:
