@@ -145,17 +145,17 @@ class DataConfig:
         if not self.has_chats:
             if alone := [name for name in _OF_CHATS if name in set_fields]:
                 raise UserError(
-                    f"data.{alone[0]}={getattr(self, alone[0])} is for chats; name their field with "
-                    "data.messages_field, or leave it out"
+                    f"data.{alone[0]}={getattr(self, alone[0])} is for chats; name their field "
+                    "with data.messages_field, or leave it out"
                 )
             return
         of_others = [name for name in _NOT_OF_CHATS if name in set_fields]
         of_others += ["messages_field"] if self.format == "alpaca" and self.messages_field else []
         if of_others:
             raise UserError(
-                f"data.{of_others[0]}={quoted(getattr(self, of_others[0]))} is not for records that "
-                f"hold chats (data.{'format' if self.format != 'auto' else 'messages_field'}); "
-                "leave one of them out"
+                f"data.{of_others[0]}={quoted(getattr(self, of_others[0]))} is not for records "
+                f"that hold chats (data.{'messages_field' if self.format == 'auto' else 'format'});"
+                " leave one of them out"
             )
         if self.chat_date is not None:
             _check_date(self.chat_date)

@@ -248,7 +248,10 @@ def change(now: Identity, before: Identity) -> str | None:
         if current == previous:
             continue
         if current["tokens"] == previous["tokens"]:
-            return f"{source} has other tokens now (the text, tokenizer or chat template has changed) than"
+            return (
+                f"{source} has other tokens now (the text, tokenizer or chat template has changed) "
+                "than"
+            )
         return f"{source} has {current['tokens']:,} tokens now, and had {previous['tokens']:,}"
     return None
 

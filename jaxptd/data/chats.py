@@ -135,7 +135,11 @@ class Chats:
         """The form of a source's chats, by its first message."""
         for form, keys, says in (
             (MESSAGES, ("role",), "messages with role and content"),
-            (SHAREGPT, ("from", "value"), "ShareGPT's from and value; human is user, gpt assistant"),
+            (
+                SHAREGPT,
+                ("from", "value"),
+                "ShareGPT's from and value; human is user, gpt assistant",
+            ),
         ):
             if all(key in message for key in keys):
                 field = json.dumps(self._config.messages_field)

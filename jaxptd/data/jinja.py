@@ -4,7 +4,8 @@ A template comes with a model, so it is not trusted: it reaches nothing but what
 the steps that it may take are counted. It is also a function of its inputs alone: there is no
 random filter, and the day that it may ask for is given to it.
 
-Needs Jinja2, the `hf` extra. Source of the names: transformers 5.24, `utils/chat_template_utils.py`.
+Needs Jinja2, the `hf` extra. Source of the names: `utils/chat_template_utils.py` of
+transformers 5.24.
 """
 
 import datetime
@@ -116,7 +117,7 @@ class _Generation(Extension):
 class _Names(Namespace):
     """A namespace without the names by which Python's objects lead to its interpreter."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805
+    def __init__(*args: Any, **kwargs: Any) -> None:
         for name in dict(*args[1:], **kwargs):
             _check_name(name)
         Namespace.__init__(*args, **kwargs)

@@ -42,9 +42,9 @@ class Records:
                 self.too_long += 1
                 if self._rule == "refuse":
                     raise UserError(
-                        f"data.too_long=refuse: record {self.number} of data.source has {len(ids)} "
-                        f"tokens, and a sequence {self._longest}; use a larger model.seq_length, or "
-                        "data.too_long=cut, drop or split"
+                        f"data.too_long=refuse: record {self.number} of data.source has "
+                        f"{len(ids)} tokens, and a sequence {self._longest}; use a larger "
+                        "model.seq_length, or data.too_long=cut, drop or split"
                     )
                 if self._rule == "drop":
                     continue
@@ -58,8 +58,8 @@ class Records:
             yield ids, counted
         if not left:
             raise UserError(
-                f"data.source has {self.number} {self._name} and none is left: {self._long_ones}, "
-                f"and {self.empty} have nothing that counts in the loss"
+                f"data.source: no {self._name} are left: {self._long_ones}"
+                f"{f', and {self.empty:,} have nothing that counts in the loss' * bool(self.empty)}"
             )
 
     @property
