@@ -27,7 +27,7 @@ class Records:
     def __init__(self, config: "DataConfig", seq_length: int) -> None:
         self._rule, self._longest, self._chats = config.too_long, seq_length + 1, config.has_chats
         self._name = "chats" if config.has_chats else "records"
-        self.number = self.too_long = self.empty = 0
+        self.number = self.left = self.too_long = self.empty = 0
 
     def fit(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yields the records that are left, none of which is longer than the config allows.
@@ -35,7 +35,6 @@ class Records:
         Raises:
             UserError: a record is too long and the config refuses that, or none is left.
         """
-        left = 0
         for ids, counted in pieces:
             self.number += 1
             if len(ids) > self._longest:
@@ -54,9 +53,9 @@ class Records:
             if counted is not None and not counted.any():
                 self.empty += 1
                 continue
-            left += 1
+            self.left += 1
             yield ids, counted
-        if not left:
+        if not self.left:
             raise UserError(
                 f"data.source: no {self._name} are left: {self._long_ones}"
                 f"{f', and {self.empty:,} have nothing that counts in the loss' * bool(self.empty)}"
@@ -73,8 +72,8 @@ class Records:
         """Says how many chats and tokens were read, and how many of these are learned."""
         learned = len(ids) if counted is None else int(counted.sum())
         yield (
-            f"{self.number - self.empty:,} chats with {len(ids):,} tokens, of which {learned:,} "
-            f"({learned / len(ids):.0%}) count in the loss"
+            f"{self.left:,} chat{'s' * (self.left != 1)} with {len(ids):,} tokens, of which "
+            f"{learned:,} ({learned / len(ids):.0%}) count in the loss"
         )
 
     def remarks(self) -> Iterator[str]:
