@@ -13,7 +13,7 @@ from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import DEFAULT, NAMED
 from jaxptd.data.tokenizers import BYTES, on_disk
 from jaxptd.errors import UserError, install, quoted, read_small
-from jaxptd.stores import place
+from jaxptd.stores import StorePath, place, size_of
 
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig
@@ -93,10 +93,13 @@ def load_chat_template(config: "DataConfig") -> ChatTemplate:
     folder = None if config.tokenizer == BYTES else str(on_disk(config.tokenizer))
     folder = folder if folder and os.path.isdir(folder) else None
     if config.chat_template is not None:
+        name = f"data.chat_template={quoted(config.chat_template)}"
         where = place(config.chat_template, field="data.chat_template")
         remedy = "name a Jinja file, or use null for the template of data.tokenizer's folder"
+        if isinstance(where, StorePath) and size_of(where) is None:
+            raise UserError(f"{name}: there is no such object; {remedy}")
         text = read_small(stores.on_disk(where), remedy=remedy, what="data.chat_template")
-        sources = {DEFAULT: (text, f"data.chat_template={quoted(config.chat_template)}")}
+        sources = {DEFAULT: (text, name)}
     else:
         sources = tokenizer_folders.chat_templates(folder) if folder else {}
     if not sources:
