@@ -110,11 +110,12 @@ def saved_config(checkpoints: Checkpoints, run_dir: Place) -> Config:
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
             config = described_config(str(run_dir), checkpoints.description(step))
-            return _with_tokenizer(config, run_dir / BASE)
+            return with_kept_files(config, run_dir / BASE)
     raise _all_damaged(run_dir)
 
 
-def _with_tokenizer(config: Config, kept: Place) -> Config:
+def with_kept_files(config: Config, kept: Place) -> Config:
+    """The config with the run's own copies of a tokenizer and a chat template that have gone."""
     data = config.data
     names = {"tokenizer": TOKENIZER, "chat_template": TEMPLATE}
     gone = {name: file for name, file in names.items() if _has_gone(getattr(data, name))}

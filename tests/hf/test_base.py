@@ -20,6 +20,7 @@ from jaxptd.hf.base import base_of, keep_base
 from jaxptd.hf.convert import main as convert
 from jaxptd.hf.sizes import config_json, config_over_base, read_sizes
 from jaxptd.run.folder import RunDir
+from jaxptd.run.saved import with_kept_files
 from jaxptd.train import main as train
 
 SIZES = ("hidden_size", "num_kv_heads", "head_size", "rope.theta", "vocab_size", "max_positions")
@@ -223,6 +224,21 @@ def test_the_chat_template_of_a_run_replaces_its_tokenizer_s(llama, tmp_path) ->
     own.unlink()
     with pytest.raises(UserError, match="data.chat_template .*own.jinja: No such file.*put the fi"):
         kept(tmp_path / "run", config_of(llama), [])
+
+
+def test_a_run_whose_chat_template_has_gone_has_its_copy(llama, tmp_path) -> None:
+    own, run = tmp_path / "own.jinja", tmp_path / "run"
+    own.write_text("{{ messages }} mine")
+    config = config_with(llama, llama)
+    chats = {"messages_field": "messages", "chat_template": str(own)}
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **chats))
+    run.mkdir()
+    kept(run, config, [])
+    assert with_kept_files(config, run / "base") == config
+    own.unlink()
+    data = with_kept_files(config, run / "base").data
+    assert data.chat_template == str(run / "base" / "chat_template.jinja")
+    assert data.tokenizer == str(llama)
 
 
 def test_a_base_is_kept_once_unless_the_run_begins_anew(llama, tmp_path, monkeypatch) -> None:
