@@ -169,10 +169,14 @@ def _open_sources(
             parts.append(make(files, seed=seed_of(seed, number)))
     mix = partial(Mixture, weights=tuple(config.source.values()), seq_length=sizes[0])
     held_out = tuple(part.validation for part in parts if part.validation)
+    remarks = [remark for part in parts for remark in part.remarks]
+    if config.has_chats or config.too_long != "split":  # these remarks count
+        named = zip(config.source, parts, strict=True)
+        remarks = [f"{name}: {remark}" for name, part in named for remark in part.remarks]
     return Data(
         train=mix(tuple(part.train for part in parts), seed=seed),
         validation=mix(held_out, seed=0) if held_out else None,
-        remarks=tuple(dict.fromkeys(remark for part in parts for remark in part.remarks)),
+        remarks=tuple(dict.fromkeys(remarks)),
         identity={name: part.identity[""] for name, part in zip(config.source, parts, strict=True)},
     )
 

@@ -325,7 +325,11 @@ def _there(record: Mapping[str, Any], fields: Fields, remedy: str | None = None)
     """Lists the fields that exist, in case one of them was meant."""
     texts = [str(name) for name, value in record.items() if isinstance(value, str | None)]
     if not texts and record:
-        return f"it has no text, only {', '.join(map(quoted, list(record)[:LISTED]))}"
+        lists = [name for name, value in record.items() if isinstance(value, list)]
+        chats = (
+            f"; if {quoted(lists[0])} is a chat, name it with data.messages_field" if lists else ""
+        )
+        return f"it has no text, only {', '.join(map(quoted, list(record)[:LISTED]))}{chats}"
     if remedy is None:
         remedy = "name the field of documents with data.text_field"
         if len(fields) > 1:

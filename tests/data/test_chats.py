@@ -203,7 +203,7 @@ def test_sources_of_a_mixture_may_have_other_forms():
     }
     data = opened(names)
     forms = [remark for remark in data.remarks if "have the form" in remark]
-    assert len(forms) == 2
+    assert [remark.partition(":")[0] for remark in forms] == ["a.jsonl", "b.jsonl"]
     assert [part.tokens.tolist() for part in data.train.parts] == [[*b"u:one;a:two;"]] * 2
     numbers = np.arange(6)
     apart = data.train.documents(numbers, 256)
@@ -311,6 +311,12 @@ def test_bad_chats_are_refused_in_a_line(chat, message):
         opened(written(chat))
     assert "\n" not in str(error.value)
     assert "c.jsonl line 1" in str(error.value)
+
+
+def test_chats_that_are_read_as_text_are_named():
+    hint = 'no string "text".*only messages; if messages is a chat, name it with data.messages_f'
+    with pytest.raises(UserError, match=hint):
+        opened(written(ONE), messages_field=None, chat_template=None)
 
 
 def test_a_record_without_the_field_lists_those_it_has():
