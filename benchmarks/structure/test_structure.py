@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 353,
-    "lines": 71_000,
+    "lines": 71_100,
 }
 
 

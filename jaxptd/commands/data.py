@@ -78,8 +78,8 @@ def _count(args: Any) -> None:
     config = named_config(args)
     if config is None:
         raise UserError(
-            "--out is required, the .bin file to write; or give --config F, to count what a run "
-            "would read"
+            "required: --out F, the .bin file to write, or --config F, to count what a run would "
+            "read; see --help"
         )
     source, data, _ = _corpus(args)
     config = dataclasses.replace(config, data=dataclasses.replace(data, source=source))

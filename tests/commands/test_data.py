@@ -151,7 +151,7 @@ def test_it_is_a_command_that_overwrites_nothing(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--source", "a.txt"], "--out is required, the .bin file to write; or give --config F"),
+        (["--source", "a.txt"], "required: --out F, the .bin file to write, or --config F, to"),
         (["--source", "a.txt", "--out", "tokens"], r"--out tokens: .*end it in \.bin"),
         (["--source", "a.txt", "--out", "no/t.bin"], "there is no folder no; make it first"),
         (["--source", "a.txt", "--out", "taken.bin"], r"taken\.idx exists; choose another"),
