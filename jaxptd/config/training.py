@@ -1,6 +1,7 @@
 """The sections `data`, `optimizer`, `train` and `checkpoint` of a config."""
 
 import dataclasses
+import datetime
 import math
 from collections import Counter
 from typing import Literal
@@ -17,6 +18,9 @@ from jaxptd.fields import check_fields, named_fields
 Documents = Literal["joined", "apart", "whole"]
 SpecialTokens = Literal["auto", "parse", "text"]
 BeginToken = Literal["auto", "none"]
+ChatFormat = Literal["auto", "messages", "sharegpt", "alpaca"]
+TrainOn = Literal["assistant", "last", "all"]
+TooLong = Literal["split", "cut", "drop", "refuse"]
 OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
 WHOLE_MATRICES: tuple[OptimizerName, ...] = ("muon", "adafactor")  # the others are elementwise
 Decay = Literal["cosine", "linear", "wsd", "constant"]
@@ -36,6 +40,9 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
     "muon": (),
     "adafactor": ("beta1", "beta2", "epsilon", "momentum"),
 }
+# Fields of the section `data` that only chats read, and that chats do not read.
+_OF_CHATS = ("tools_field", "chat_template", "chat_date", "train_on")
+_NOT_OF_CHATS = ("text_field", "prompt_field")
 RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
@@ -65,6 +72,20 @@ class DataConfig:
         text_field: field of records (jsonl, json, csv, parquet) that holds a document.
         prompt_field: field of records that holds a prompt, whose tokens are left out of the loss;
             null without prompts.
+        messages_field: field of records that holds a chat, a list of messages, which the chat
+            template writes as text; null without chats.
+        format: of chats: messages (each with role and content, in messages_field or "messages"),
+            sharegpt (from and value, in messages_field or "conversations"), alpaca (instruction,
+            input and output are fields of the record), or auto: messages or sharegpt, whichever
+            the first message of messages_field is.
+        tools_field: field of records with chats that may list tools, which the template is given;
+            null reads none.
+        chat_template: path of a Jinja file; null is the template in the tokenizer's folder.
+        chat_date: the day, such as 2026-12-31, that a template is told if it asks for today's.
+        train_on: tokens of chats that count in the loss: assistant (what the assistant says), last
+            (only its last turn), or all.
+        too_long: a record of more than model.seq_length + 1 tokens goes on in another sequence
+            (split), loses its end (cut), is left out (drop), or is an error (refuse).
         augment: rotates images by quarter turns and mirrors them; which one is a function of the
             seed and the image's number.
     """
@@ -80,6 +101,13 @@ class DataConfig:
     begin_token: BeginToken = "auto"
     text_field: str = dataclasses.field(default="text", metadata={"paths": False})
     prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
+    messages_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
+    format: ChatFormat = "auto"
+    tools_field: str | None = dataclasses.field(default="tools", metadata={"paths": False})
+    chat_template: str | None = dataclasses.field(default=None, metadata={"stores": True})
+    chat_date: str | None = dataclasses.field(default=None, metadata={"paths": False})
+    train_on: TrainOn = "assistant"
+    too_long: TooLong = "split"
     augment: bool = False
 
     @property
@@ -102,6 +130,51 @@ class DataConfig:
         if self.prompt_field in ("", self.text_field):
             what = "the field of the answers" if self.prompt_field else "empty"
             raise UserError(f"data.prompt_field is {what}; name the prompts' field, or use null")
+        self._check_chats()
+
+    @property
+    def has_chats(self) -> bool:
+        """True if records hold chats."""
+        return self.messages_field is not None or self.format != "auto"
+
+    @property
+    def counts_all(self) -> bool:
+        """True if every token of training counts in the loss."""
+        return self.prompt_field is None and not (self.has_chats and self.train_on != "all")
+
+    def _check_chats(self) -> None:
+        """Raises UserError for fields of chats without chats, or that exclude each other."""
+        for name in ("messages_field", "tools_field", "chat_template"):
+            if getattr(self, name) == "":
+                raise UserError(f"data.{name} is empty; name it, or use null")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        set_fields = [name for name, value in defaults.items() if getattr(self, name) != value]
+        if not self.has_chats:
+            if alone := [name for name in _OF_CHATS if name in set_fields]:
+                raise UserError(
+                    f"data.{alone[0]}={getattr(self, alone[0])} is for chats; name their field "
+                    "with data.messages_field, or leave it out"
+                )
+            return
+        of_others = [name for name in _NOT_OF_CHATS if name in set_fields]
+        of_others += ["messages_field"] if self.format == "alpaca" and self.messages_field else []
+        if of_others:
+            raise UserError(
+                f"data.{of_others[0]}={quoted(getattr(self, of_others[0]))} is not for records "
+                f"that hold chats (data.{'messages_field' if self.format == 'auto' else 'format'});"
+                " leave one of them out"
+            )
+        if self.chat_date is not None:
+            _check_date(self.chat_date)
+
+
+def _check_date(date: str) -> None:
+    try:
+        datetime.date.fromisoformat(date)
+    except ValueError as error:
+        raise UserError(
+            f"data.chat_date={quoted(date)} is not a day ({error}); write it as 2026-12-31"
+        ) from error
 
 
 def _check_weights(weights: dict[str, float]) -> None:

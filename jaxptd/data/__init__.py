@@ -113,8 +113,8 @@ def open_data(
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer or
             an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, a split is
             shorter than one sequence or holds only prompts, a document that stays whole is longer
-            than one, or the objective does not support
-            prompts or separate documents.
+            than one, a chat is broken or its template refuses it, or the objective does not support
+            prompts, chats or separate documents.
     """
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
         check_range("jaxptd.open_data", name, value, least=1)
@@ -137,7 +137,7 @@ def open_data(
 
 def _about_prompts(config: "DataConfig") -> Iterator[str]:
     """Warns of prompts that records have and nothing reads; looks at the first file of a source."""
-    if config.prompt_field is None:
+    if config.prompt_field is None and not config.has_chats:
         names = [config.source] if isinstance(config.source, str) else list(config.source)
         firsts = [files[0] for files in find_each(names).values()]
         yield from about_prompts(firsts, config.text_field)
@@ -146,7 +146,13 @@ def _about_prompts(config: "DataConfig") -> Iterator[str]:
 def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int) -> None:
     """Raises UserError for too few ids, or for settings that need next-token prediction."""
     check_vocabulary(objective.vocab_size, vocab_size)
-    for name, value in (("prompt_field", None), ("documents", "joined")):
+    for name, value in (
+        ("prompt_field", None),
+        ("messages_field", None),
+        ("format", "auto"),
+        ("too_long", "split"),
+        ("documents", "joined"),
+    ):
         if (given := getattr(config, name)) != value:
             raise UserError(
                 f"data.{name}={given!r}: this model does not predict the next token; use "
@@ -168,12 +174,15 @@ def _open_sources(
             parts.append(make(files, seed=seed_of(seed, number)))
     mix = partial(Mixture, weights=tuple(config.source.values()), seq_length=sizes[0])
     held_out = tuple(part.validation for part in parts if part.validation)
-    remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+    remarks = [remark for part in parts for remark in part.remarks]
+    if config.has_chats or config.too_long != "split":  # these remarks count
+        named = zip(config.source, parts, strict=True)
+        remarks = [f"{name}: {remark}" for name, part in named for remark in part.remarks]
     packed = {name: part.train for name, part in zip(config.source, parts, strict=True)}
     return Data(
         train=mix(tuple(part.train for part in parts), seed=seed),
         validation=mix(held_out, seed=0) if held_out else None,
-        remarks=(*remarks, *about_packing(packed)),
+        remarks=(*dict.fromkeys(remarks), *about_packing(packed)),
         identity={name: part.identity[""] for name, part in zip(config.source, parts, strict=True)},
     )
 
@@ -188,24 +197,30 @@ def _open(
     seed: int,
 ) -> Data:
     """Opens the files of one source."""
-    corpus = read_corpus(files, config, tokenizer, vocab_size=vocab_size)
-    if corpus.ends is not None:
-        require_fit(lengths_of(corpus.ends), seq_length)
-    train, end = split_corpus(corpus, config.validation_fraction, seq_length=seq_length)
     sizes: dict[str, Any] = {"seq_length": seq_length, "vocab_size": vocab_size}
+    corpus, whole = read_corpus(files, config, tokenizer, **sizes), config.documents == "whole"
+    if whole:
+        assert corpus.ends is not None
+        require_fit(lengths_of(corpus.ends), seq_length)
+    train, end = split_corpus(
+        corpus, config.validation_fraction, seq_length=seq_length, whole=whole
+    )
+    masks = (corpus.ends, corpus.counted if config.has_chats else None)
     return Data(
-        train=_samples(train, seed, **sizes),
-        validation=_samples(end, None, **sizes) if end else None,
+        train=_samples(train, seed, whole=whole, **sizes),
+        validation=_samples(end, None, whole=whole, **sizes) if end else None,
         remarks=corpus.remarks,
-        identity={"": identity_of(corpus.tokens, corpus.ends)},
+        identity={"": identity_of(corpus.tokens, *masks)},
     )
 
 
-def _samples(corpus: Corpus, seed: int | None, **sizes: Any) -> Samples:
+def _samples(corpus: Corpus, seed: int | None, *, whole: bool, **sizes: Any) -> Samples:
     """The sequences of a split; seed: of the training order, None for validation."""
     sizes["counted"] = corpus.counted
-    if corpus.ends is not None:
+    if whole:
+        assert corpus.ends is not None
         return WholeRecords(corpus.tokens, corpus.ends, seed=seed, **sizes)
+    sizes["ends"] = corpus.ends
     if seed is None:
         return WindowsInOrder(corpus.tokens, **sizes)
     return ShuffledWindows(corpus.tokens, seed=seed, **sizes)

@@ -218,14 +218,24 @@ PLACES, EACH = 16, 4096  # a digest reads 4096 tokens at 16 evenly spaced places
 Identity = Mapping[str, Mapping[str, Any]]
 
 
-def identity_of(tokens: Tokens, ends: np.ndarray | None = None) -> dict[str, Any]:
-    """The number of a source's tokens, and a digest of some of them, and of the ends of records."""
+def identity_of(
+    tokens: Tokens, ends: np.ndarray | None = None, counted: np.ndarray | None = None
+) -> dict[str, Any]:
+    """The number of a source's tokens, and a digest of some of them.
+
+    Args:
+        tokens: of the source.
+        ends: the token behind each document, if the ids do not show it; in the digest, all of it.
+        counted: whether each token is a target, if the template of chats says so; the same.
+    """
     count = len(tokens)
     digest = hashlib.sha256()
     for start in np.linspace(0, max(count - EACH, 0), PLACES).astype(np.int64).tolist():
         digest.update(np.asarray(tokens[start : start + EACH]).astype("<u4").tobytes())
     if ends is not None:
         digest.update(ends.astype("<i8").tobytes())
+    if counted is not None:
+        digest.update(np.packbits(counted).tobytes())
     return {"tokens": count, "digest": digest.hexdigest()[:16]}
 
 
@@ -238,7 +248,10 @@ def change(now: Identity, before: Identity) -> str | None:
         if current == previous:
             continue
         if current["tokens"] == previous["tokens"]:
-            return f"{source} has other tokens now (the text or the tokenizer has changed) than"
+            return (
+                f"{source} has other tokens now (the text, tokenizer or chat template has changed) "
+                "than"
+            )
         return f"{source} has {current['tokens']:,} tokens now, and had {previous['tokens']:,}"
     return None
 
@@ -325,6 +338,7 @@ class Windows(Samples):
         seq_length: T.
         vocab_size: ids are in [0, vocab_size).
         counted: bool[N], False for tokens that are no targets; None counts all.
+        ends: the token behind each document, int64, ascending; None: behind each end of document.
 
     Raises:
         UserError: the corpus is shorter than one sequence, or no token is counted.
@@ -334,11 +348,12 @@ class Windows(Samples):
     seq_length: int
     vocab_size: int
     counted: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+    ends: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.counted is not None and not self.counted[1:].any():
             raise UserError(
-                f"data.prompt_field: all of {len(self.tokens)} tokens are of prompts, none of an "
+                f"data.source: all of {len(self.tokens)} tokens are of prompts, none of an "
                 "answer; use more data, or another data.validation_fraction"
             )
         if len(self.tokens) < self.seq_length + 1:
@@ -365,9 +380,19 @@ class Windows(Samples):
         targets = self.rows(indices)[:, 1:]
         if self.counted is None:
             return targets
-        starts = self.starts(np.asarray(indices, dtype=np.int64))
-        counted = self.counted[starts[:, None] + np.arange(1, self.seq_length + 1)]
+        counted = self.counted[self._places(indices) + 1]
         return np.where(counted, targets, np.int32(NOT_COUNTED))
+
+    def documents(self, indices: np.ndarray, end_of_document: int) -> np.ndarray:
+        if self.ends is None:
+            return super().documents(indices, end_of_document)
+        document_BT = np.searchsorted(self.ends, self._places(indices), side="right")
+        return (document_BT - document_BT[:, :1]).astype(np.int32)
+
+    def _places(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n] -> the index of each of T tokens in the corpus, int64[n, T]."""
+        starts = self.starts(np.asarray(indices, dtype=np.int64))
+        return starts[:, None] + np.arange(self.seq_length)
 
     def first_tokens(self, count: int) -> np.ndarray:
         return np.asarray(self.tokens[:count])

@@ -119,8 +119,8 @@ def require_fit(tokens: np.ndarray, seq_length: int) -> None:
         raise UserError(
             f"data.documents=whole: record {int(too_long[0]) + 1} has "
             f"{int(tokens[too_long[0]]):,} tokens, and a sequence holds {seq_length + 1:,}; {many} "
-            f"too long, so use model.seq_length={longest - 1} or more, leave them out, or use "
-            "documents=apart, which cuts records"
+            f"too long, so use model.seq_length={longest - 1} or more, data.too_long=cut or drop, "
+            "or documents=apart, which splits records"
         )
 
 

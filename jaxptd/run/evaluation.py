@@ -45,13 +45,13 @@ def require_targets(windows: Samples, config: Config) -> None:
 
     Args:
         windows: the validation windows.
-        config: of the run. Without `data.prompt_field` every token is a target.
+        config: of the run.
     """
-    if config.data.prompt_field is None:
+    if config.data.counts_all:
         return
     number = evaluated_samples(windows, config.train)
     if not any((windows.targets(np.array([i])) != NOT_COUNTED).any() for i in range(number)):
         raise UserError(
-            f"data.prompt_field: the {number} sequences of an evaluation hold only prompts and no "
+            f"data.source: the {number} sequences of an evaluation hold only prompts and no "
             "answers; raise train.eval_batches, or use another data.validation_fraction"
         )

@@ -294,3 +294,19 @@ def test_records_without_a_prediction_are_left_out_and_said():
     assert "; 2 of one token are left out" in data.packing.summary
     with pytest.raises(UserError, match="no record has two tokens"):
         make([1, 1])
+
+
+@pytest.mark.parametrize(("too_long", "records"), [("cut", 3), ("drop", 2)])
+def test_records_that_are_too_long_are_cut_or_left_out(tmp_path, too_long, records) -> None:
+    texts = ["short", "much longer than that", "other"]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in texts))
+    config = DataConfig(
+        source=str(tmp_path / "a.jsonl"),
+        documents="whole",
+        too_long=too_long,
+        validation_fraction=0.0,
+    )
+    data = open_data(config, ByteTokenizer(), seq_length=8, vocab_size=257, seed=0)
+    assert isinstance(data.train, WholeRecords)
+    assert len(data.train.ends) == records
+    assert any("1 of 3 records" in remark for remark in data.remarks)

@@ -103,6 +103,8 @@ IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
 LATENT = ("q_rank=0", "kv_rank=64", "nope_size=96", "rope_size=32", "value_size=64")
 TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
 TARGETS += ("relative_distance=40", "output_scale=0.5")
+OF_CHATS = ("tools_field=functions", "chat_template=own.jinja", "chat_date=2026-12-31")
+OF_CHATS += ("train_on=last",)
 # Options that a field requires, without the field itself and those that need it.
 NEEDED = {
     "model.rope.scaling": ["--model.positions=rope"],
@@ -161,6 +163,8 @@ NEEDED = {
         "--data.restart_positions=true --data.documents=apart",
         *("--data.special_tokens=text", "--data.begin_token=none"),
         *("--data.text_field=story", "--data.prompt_field=question"),
+        *("--data.messages_field=chat", "--data.format=alpaca", "--data.too_long=cut"),
+        *(f"--data.{each} --data.messages_field=chat" for each in OF_CHATS),
         *("--optimizer.learning_rate=0.02", "--optimizer.warmup_steps=6"),
         "--optimizer.decay=linear",
         "--optimizer.decay_steps=20",

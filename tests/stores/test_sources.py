@@ -353,3 +353,23 @@ def test_an_object_that_was_replaced_is_one_line(
         np.asarray(tokens[2000:3000])
     where.store.write(where.key, data)
     assert np.array_equal(open_token_file(where), np.frombuffer(data[64:], "<u2"))
+
+
+def test_chats_and_their_template_are_read_from_a_store(folder):
+    chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "more"}]
+    (folder / "c.jsonl").write_text("".join(json.dumps({"chat": chat}) + "\n" for _ in range(99)))
+    (folder / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}"
+        "{{ 'assistant' if add_generation_prompt }}"
+    )
+    upload(folder)
+    fields = {"messages_field": "chat", "documents": "apart"}
+    found = [
+        sequences(f"{root}/c.jsonl", chat_template=f"{root}/t.jinja", **fields)
+        for root in (folder, URL)
+    ]
+    for disk, store in zip(*found, strict=True):
+        assert disk == store if isinstance(disk, dict) else (disk == store).all()
+    missing = f"data.chat_template={URL}/no.jinja: there is no such object; name a Jinja file"
+    with pytest.raises(UserError, match=missing):
+        sequences(f"{URL}/c.jsonl", chat_template=f"{URL}/no.jinja", **fields)
