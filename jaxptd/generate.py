@@ -7,15 +7,17 @@ files, each with an overlay, or prints the classes of whole images.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from jaxptd.commands.command_line import load_config
 from jaxptd.common_options import add_words, path_option, place_option
+from jaxptd.data.text_stream import pieces
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
@@ -37,7 +39,10 @@ from jaxptd.step import Program
 from jaxptd.stores import Place, StorePath, place
 from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
-__all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
+__all__ = [
+    *("Generator", "Sampling", "check_tokens", "generate", "main", "parser", "stream_text"),
+    "write_text",
+]
 
 MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
@@ -68,6 +73,58 @@ def write_text(
         UserError: the model does not write text, its vocabulary lacks an id of the prompt, or the
             prompt is too long; or with drafts, the model has no MTP modules.
     """
+    ids, vocab_size = _prompt_ids(program, tokenizer, prompt)
+    write = Generator(program, vocab_size, sampling, tokenizer.ends, drafts)
+    text = _decoder(program, tokenizer, ids)(write(params, ids, tokens))
+    return _begins(program, prompt) + until_stop(text, stop)
+
+
+def stream_text(
+    program: Program,
+    params: Params,
+    tokenizer: Tokenizer,
+    *,
+    prompt: str,
+    tokens: int,
+    sampling: Sampling,
+    stop: Sequence[str] = (),
+    with_prompt: bool = True,
+) -> Iterator[str]:
+    """What `write_text` returns, in pieces: the prompt at once, the rest as it is generated.
+
+    No piece ends within a character, or with the beginning of a stop that follows. The model writes
+    no more after a stop. Without `with_prompt` there is only what the model adds.
+
+    Raises:
+        UserError: as `write_text`, before the first piece.
+    """
+    ids, vocab_size = _prompt_ids(program, tokenizer, prompt)
+    chunks = Generator(program, vocab_size, sampling, tokenizer.ends).stream(params, ids, tokens)
+    written = pieces(chunks, _decoder(program, tokenizer, ids), stop)
+    begins = _begins(program, prompt) if with_prompt else ""
+    return itertools.chain([begins] if begins else [], written)
+
+
+def _continues(program: Program) -> bool:
+    """True for a model that continues its prompt; False if it answers the prompt."""
+    writing = family_of(program.config.model).writing
+    return writing is not None and writing.continues
+
+
+def _begins(program: Program, prompt: str) -> str:
+    """What a text begins with."""
+    return prompt if _continues(program) else ""
+
+
+def _decoder(
+    program: Program, tokenizer: Tokenizer, ids: Sequence[int]
+) -> Callable[[Sequence[int]], str]:
+    """Makes the function from the ids that follow a prompt's to their text."""
+    return partial(continuation, tokenizer, ids) if _continues(program) else tokenizer.decode
+
+
+def _prompt_ids(program: Program, tokenizer: Tokenizer, prompt: str) -> tuple[list[int], int]:
+    """The ids that a model reads first, and the number of ids that it may write."""
     family = family_of(program.config.model)
     if family.writing is None:
         name = program.config.model.family
@@ -75,23 +132,15 @@ def write_text(
             f"model.family={name} does not write text; use a decoder such as gpt or llama"
         )
     vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
-    continues, end = family.writing.continues, tokenizer.end_of_document
     ids = with_begin(tokenizer, _ids(prompt, tokenizer, family.special))
-    ids += [] if continues and ids else [end]
+    ids += [] if family.writing.continues and ids else [tokenizer.end_of_document]
     if max(ids) >= vocab_size:
         raise UserError(
             f"the prompt {quoted(repr(prompt))} has id {max(ids)}, but the model knows only 0 to "
             f"{vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or use the "
             "tokenizer that the model was trained with"
         )
-    write = Generator(program, vocab_size, sampling, tokenizer.ends, drafts)
-    tokens_written = write(params, ids, tokens)
-    text = (
-        continuation(tokenizer, ids, tokens_written)
-        if continues
-        else tokenizer.decode(tokens_written)
-    )
-    return (prompt if continues else "") + until_stop(text, stop)
+    return ids, vocab_size
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
@@ -200,11 +249,20 @@ def _sampling(args: Any) -> Sampling:
 
 def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
     """Yields what the command prints for text."""
-    prompt, tokens = args.prompt or "", args.tokens or DEFAULT_TOKENS
-    write = partial(write_text, program, params, tokenizer_of(program.config))
-    drafts = Drafts() if args.speculative else None
-    sampling, stop = _sampling(args), args.stop or ()
-    text = write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop, drafts=drafts)
+    asked = (program, params, tokenizer_of(program.config))
+    options: dict[str, Any] = {
+        "prompt": args.prompt or "",
+        "tokens": args.tokens or DEFAULT_TOKENS,
+        "sampling": _sampling(args),
+        "stop": args.stop or (),
+    }
+    prompt, drafts = options["prompt"], Drafts() if args.speculative else None
+    if not (drafts or args.json) and sys.stdout.isatty():
+        for piece in stream_text(*asked, **options, with_prompt=not args.quiet):
+            print(printable(piece, sys.stdout.encoding), end="", flush=True)
+        yield ""  # ends the last line
+        return
+    text = write_text(*asked, **options, drafts=drafts)
     if args.json:
         counts = {"drafts": dataclasses.asdict(drafts)} if drafts else {}
         yield json.dumps({"prompt": prompt, "text": text} | counts)
