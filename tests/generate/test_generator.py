@@ -415,8 +415,9 @@ def test_a_stream_ends_at_an_end_and_asks_the_model_for_no_more():
     prompt = PROMPTS["some"]
     whole = written_without_cache(prompt, 12)
     end = next(token for token in whole[2:] if token not in whole[:2])
+    assert whole.index(end) < CHUNK < LONGEST - len(prompt)  # a second chunk has room
     found = list(ending((end,)).stream(make_params(), prompt, 12 + LONGEST))
-    assert [token for ids in found for token in ids] == whole[: whole.index(end)]
+    assert found == [whole[: whole.index(end)]]
 
 
 # ---- text -----------------------------------------------------------------------------------
