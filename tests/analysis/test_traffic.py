@@ -463,7 +463,7 @@ MORE_COMPILED = [
     (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
     *((GATHER, {"remat": remat}) for remat in ("none", "full")),
     (Layout(row=2, col=2), FIVE | {"remat": "full", "micro_batches": 1}),
-    MIXED[7],
+    (Layout(tp=4), {"vocab_multiple": 32}),
 ]
 COMPILED += [slow(*each) for each in MORE_COMPILED]
 
