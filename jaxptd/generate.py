@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from jaxptd.commands.command_line import load_config
 from jaxptd.common_options import add_words, path_option, place_option
-from jaxptd.data.text_stream import pieces
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
+    pieces,
     spelling,
     until_stop,
     with_begin,
@@ -90,7 +90,7 @@ def stream_text(
     stop: Sequence[str] = (),
     with_prompt: bool = True,
 ) -> Iterator[str]:
-    """What `write_text` returns, in pieces: the prompt at once, the rest as it is generated.
+    """Writes the text of `write_text` in pieces: the prompt, and the rest as it is generated.
 
     No piece ends within a character, or with the beginning of a stop that follows. The model writes
     no more after a stop. Without `with_prompt` there is only what the model adds.
@@ -112,7 +112,7 @@ def _continues(program: Program) -> bool:
 
 
 def _begins(program: Program, prompt: str) -> str:
-    """What a text begins with."""
+    """The beginning of a text: the prompt, if the model continues it."""
     return prompt if _continues(program) else ""
 
 

@@ -71,7 +71,7 @@ class Steps(NamedTuple):
         write: (ids that are given or `NONE` `[N]`, position of the first, number of ids, the drawn
             ids, state) -> ids `[N, B]`, the drawn ids and the state behind them. When every text
             has ended, the loop stops and the remaining ids are `NONE`.
-        empty_state: of so many texts.
+        empty_state: number of texts -> the state before their first tokens.
     """
 
     forward: Callable[..., tuple[Array, Any]]

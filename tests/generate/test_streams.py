@@ -3,8 +3,7 @@
 import hypothesis
 import hypothesis.strategies as st
 
-from jaxptd.data.text_stream import pieces
-from jaxptd.data.tokenizers import UNKNOWN, ByteTokenizer, until_stop
+from jaxptd.data.tokenizers import UNKNOWN, ByteTokenizer, pieces, until_stop
 
 TOKENIZER = ByteTokenizer()
 
