@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 349,
-    "lines": 69_800,
+    "lines": 70_050,
 }
 
 
