@@ -7,10 +7,11 @@ files, each with an overlay, or prints the classes of whole images.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from jaxptd.common_options import add_words, path_option, place_option
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
+    pieces,
     spelling,
     until_stop,
     with_begin,
@@ -40,7 +42,10 @@ from jaxptd.step import Program
 from jaxptd.stores import Place, StorePath, place
 from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
-__all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
+__all__ = [
+    *("Generator", "Sampling", "check_tokens", "generate", "main", "parser", "stream_text"),
+    "write_text",
+]
 
 MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
@@ -88,20 +93,43 @@ class Writer:
 
     def __call__(self, prompt: str, tokens: int, *, many: bool = False) -> str:
         """Writes on, as `write_text`; many: prompts of similar lengths share compiled programs."""
-        tokenizer, continues, write = self.tokenizer, self._writing.continues, self._generator
+        ids, write = self._ids(prompt), self._generator
+        fits = len(ids) + tokens <= self.program.config.model.seq_length
+        shares = many and self._writing.continues and fits and self.drafts is None
+        found = (write.generate_many if shares else write)(self.params, ids, tokens)
+        return self._begins(prompt) + until_stop(self._decoder(ids)(found), self.stop)
+
+    def stream(self, prompt: str, tokens: int, *, with_prompt: bool = True) -> Iterator[str]:
+        """Writes on, as `stream_text`; without `with_prompt` only what the model adds."""
+        ids = self._ids(prompt)
+        chunks = self._generator.stream(self.params, ids, tokens)
+        written = pieces(chunks, self._decoder(ids), self.stop)
+        begins = self._begins(prompt) if with_prompt else ""
+        return itertools.chain([begins] if begins else [], written)
+
+    def _ids(self, prompt: str) -> list[int]:
+        """The ids that the model reads first."""
+        tokenizer, vocab_size = self.tokenizer, self._generator.vocab_size
         ids = with_begin(tokenizer, _ids(prompt, tokenizer, self._special))
-        ids += [] if continues and ids else [tokenizer.end_of_document]
-        if max(ids) >= write.vocab_size:
+        ids += [] if self._writing.continues and ids else [tokenizer.end_of_document]
+        if max(ids) >= vocab_size:
             raise UserError(
                 f"the prompt {quoted(repr(prompt))} has id {max(ids)}, but the model knows only 0 "
-                f"to {write.vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or "
+                f"to {vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or "
                 "use the tokenizer that the model was trained with"
             )
-        fits = len(ids) + tokens <= self.program.config.model.seq_length
-        shares = many and continues and fits and self.drafts is None
-        found = (write.generate_many if shares else write)(self.params, ids, tokens)
-        text = continuation(tokenizer, ids, found) if continues else tokenizer.decode(found)
-        return (prompt if continues else "") + until_stop(text, self.stop)
+        return ids
+
+    def _begins(self, prompt: str) -> str:
+        """The beginning of a text: the prompt, if the model continues it."""
+        return prompt if self._writing.continues else ""
+
+    def _decoder(self, ids: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Makes the function from the ids that follow a prompt's to their text."""
+        tokenizer = self.tokenizer
+        return (
+            partial(continuation, tokenizer, ids) if self._writing.continues else tokenizer.decode
+        )
 
     @property
     def _special(self) -> Sequence[str]:
@@ -130,6 +158,27 @@ def write_text(
             prompt is too long; or with drafts, the model has no MTP modules.
     """
     return Writer(program, params, tokenizer, sampling, stop, drafts)(prompt, tokens)
+
+
+def stream_text(
+    program: Program,
+    params: Params,
+    tokenizer: Tokenizer,
+    *,
+    prompt: str,
+    tokens: int,
+    sampling: Sampling,
+    stop: Sequence[str] = (),
+) -> Iterator[str]:
+    """Writes the text of `write_text` in pieces: the prompt, and the rest as it is generated.
+
+    No piece ends within a character, or with the beginning of a stop that follows. The model writes
+    no more after a stop.
+
+    Raises:
+        UserError: as `write_text`, before the first piece.
+    """
+    return Writer(program, params, tokenizer, sampling, stop).stream(prompt, tokens)
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
@@ -282,6 +331,11 @@ def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
     if args.prompts is not None:
         for each in args.prompts:
             yield json.dumps({"prompt": each, "text": write(each, tokens, many=True)})
+        return
+    if not (drafts or args.json) and sys.stdout.isatty():
+        for piece in write.stream(prompt, tokens, with_prompt=not args.quiet):
+            print(printable(piece, sys.stdout.encoding), end="", flush=True)
+        yield ""  # ends the last line
         return
     text = write(prompt, tokens)
     if args.json:

@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 356,
-    "lines": 71_600,
+    "lines": 71_900,
 }
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -17,7 +17,7 @@ from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
-from jaxptd.generate import Sampling, check_tokens, write_text
+from jaxptd.generate import Sampling, check_tokens, stream_text, write_text
 from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
 from jaxptd.run.checkpoints import RunCheckpoints
@@ -207,6 +207,50 @@ class Run:
         write = partial(write_text, self.program, self.arrays["params"], self.tokenizer)
         return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
 
+    @checked("jaxptd.Run.stream")
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        min_p: float = Sampling.min_p,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """The text of `sample` in pieces: the prompt, then what the model adds, as it is written.
+
+        No piece ends within a character. The model writes no more after a stop, or when the
+        iterator is dropped.
+
+        >>> for piece in run.stream("def ", stop=["return"]):  # doctest: +SKIP
+        ...     print(piece, end="", flush=True)
+
+        Args:
+            prompt: text to continue; empty starts a document.
+            tokens: to generate.
+            temperature: of the draws; 0 takes the most likely token.
+            top_k: draw from the k most likely tokens; 0 from all.
+            top_p: draw from the most likely tokens that together have this probability.
+            min_p: draw from tokens with this share of the most likely one's probability.
+            repetition_penalty: above 1, tokens that the text has already are less likely.
+            seed: of the draws.
+            stop: further texts before which the text ends.
+
+        Raises:
+            UserError: as `sample`, at once; or the run's state was trained on in between.
+        """
+        check_tokens("tokens", tokens)
+        check_unused(self.arrays)
+        sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
+        params = self.arrays["params"]
+        stream = partial(stream_text, self.program, params, self.tokenizer)
+        pieces = stream(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
+        return _while_unused(pieces, {"params": params})
+
     @checked("jaxptd.Run.classes")
     def classes(self, images: np.ndarray) -> np.ndarray:
         """The most likely class of each pixel, int32[B, rows, columns], or of each image, `[B]`.
@@ -358,3 +402,14 @@ def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
     if data.validation is not None:
         require_targets(data.validation, config)
     return data
+
+
+def _while_unused(pieces: Iterator[str], state: State) -> Iterator[str]:
+    """The pieces, as long as no step has donated the memory of the state that they come from."""
+    while True:
+        check_unused(state)
+        try:
+            piece = next(pieces)
+        except StopIteration:
+            return
+        yield piece

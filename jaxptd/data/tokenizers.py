@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -108,6 +108,46 @@ def until_stop(text: str, stops: Iterable[str]) -> str:
     """The text before the first of the stops; empty stops are ignored."""
     places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     return text[: min(places, default=len(text))]
+
+
+def pieces(
+    chunks: Iterable[Sequence[int]], decode: Callable[[Sequence[int]], str], stops: Sequence[str]
+) -> Iterator[str]:
+    """The text of all chunks before the first stop, in pieces that are not empty.
+
+    Held back until more is known: the bytes of an unfinished character, and a text that a stop may
+    begin with. After a stop no further chunk is asked for. Together the pieces are
+    `until_stop(decode(all ids), stops)`, for any way of cutting ids into chunks.
+
+    Args:
+        chunks: of ids.
+        decode: all ids so far -> their text; more ids add to it, but for unfinished characters.
+        stops: texts that end it; empty ones are ignored.
+    """
+    ids: list[int] = []
+    shown = ""
+    for chunk in chunks:
+        ids += chunk
+        text = decode(ids).rstrip(UNKNOWN)
+        end, stopped = _known(text, [stop for stop in stops if stop])
+        if end > len(shown):
+            yield text[len(shown) : end]
+            shown = text[:end]
+        if stopped:
+            return
+    if rest := until_stop(decode(ids), stops)[len(shown) :]:
+        yield rest
+
+
+def _known(text: str, stops: Sequence[str]) -> tuple[int, bool]:
+    """The number of characters before any stop, found or begun; whether one is found there."""
+    found = len(until_stop(text, stops))
+    begun = len(text)
+    for stop in stops:
+        first = max(len(text) - len(stop) + 1, 0)
+        begins = (place for place in range(first, len(text)) if stop.startswith(text[place:]))
+        begun = min(begun, next(begins, begun))
+    return min(found, begun), found < len(text) and found <= begun
 
 
 def spellings(tokenizer: Tokenizer) -> re.Pattern[str] | None:

@@ -5,9 +5,9 @@ Letters: B batch (one text), T position, V vocabulary, K most likely tokens, N g
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.collectives import as_same
+from jaxptd.collectives import as_same, varying_axes
 from jaxptd.config import Config, DataConfig, ModelConfig
 from jaxptd.data import Samples, Tokenizer
 from jaxptd.data.sources import STDLIB
@@ -32,8 +32,28 @@ from jaxptd.step import Batch, Program
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import ResolvedConfig, resolve_for_decoding
 
+Chunks = Iterator[list[int]]  # the ids of a text, some at a time
+Write = Callable[[Sequence[int], int, int], Chunks]  # (prompt, number, place) -> ids
+CHUNK = 8  # tokens that a stream waits for: each call gathers what ZeRO shards
 NONE = -1  # stands for "no id"
 SHAPES = 64  # prompt lengths are rounded to this many tokens, so that few programs are compiled
+
+
+class Steps(NamedTuple):
+    """The steps of a generation.
+
+    Args:
+        forward: (batch, position of its first token, state) -> the drawn ids `[B]`, and the state:
+            which ids a text has, if draws depend on them, and the model's caches.
+        write: (ids that are given or `NONE` `[N]`, position of the first, number of ids, the drawn
+            ids, state) -> ids `[N, B]`, the drawn ids and the state behind them. When every text
+            has ended, the loop stops and the remaining ids are `NONE`.
+        empty_state: number of texts -> the state before their first tokens.
+    """
+
+    forward: Callable[..., tuple[Array, Any]]
+    write: Callable[..., tuple[Array, Array, Any]]
+    empty_state: Callable[[int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,18 +106,37 @@ class Generator:
 
         An encoder-decoder's answer has at most model.encoder_decoder.seq_length tokens.
         """
+
+        def write(prompt: Sequence[int], count: int, place: int) -> Chunks:
+            yield self._write_on(params, prompt, count, place=place)
+
+        return list(itertools.chain.from_iterable(self._in_parts(write, prompt, tokens)))
+
+    def stream(self, params: Params, prompt: Sequence[int], tokens: int) -> Chunks:
+        """Generates the ids of a call, and yields them as they are drawn, `CHUNK` at a time.
+
+        Without drafts: they are not made.
+        """
+        return self._in_parts(partial(self._chunks, params), prompt, tokens)
+
+    def _in_parts(self, write: Write, prompt: Sequence[int], tokens: int) -> Chunks:
+        """The ids that follow the prompt; a text that is full goes on from its last half.
+
+        write: the ids after a prompt that leaves room for them, and fewer if the text ends.
+        """
         if not self._writing.continues:
-            return self._write_on(params, prompt, min(tokens, self._model.target_length))
+            yield from write(prompt, min(tokens, self._model.target_length), 0)
+            return
         text, longest = list(prompt), self.program.config.model.seq_length
         end = len(text) + tokens
         while len(text) < end:
             seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
-            count = min(end - len(text), longest - len(seen))
-            written = self._write_on(params, seen, count, place=len(text))
-            text += written
-            if len(written) < count:
+            full = len(text) + min(end - len(text), longest - len(seen))
+            for ids in write(seen, full - len(text), len(text)):
+                text += ids
+                yield ids
+            if len(text) < full:
                 break
-        return text[len(prompt) :]
 
     def generate_many(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates as a call does, for many prompts that the model continues.
@@ -135,13 +174,18 @@ class Generator:
         place: position of the first drawn id in the text, which keys its random numbers.
         """
         given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=NONE)
-        batch = self._writing.first(self._model, prompt)
-        key = jax.random.fold_in(jax.random.key(self.sampling.seed), place)
+        batch, key = self._first(prompt), self._key(place)
         if self.drafts is not None and count and not given:
             found = self._write_ahead(params, batch, key, np.zeros(count, np.int32))
             return self._counted(*found)[:count]
         written = np.asarray(self._write(params, batch, key, given_N))[:, 0]
         return [token for token in written.tolist() if token != NONE]
+
+    def _first(self, prompt: Sequence[int]) -> dict[str, np.ndarray]:
+        return self._writing.first(self._model, prompt)
+
+    def _key(self, place: int) -> Array:
+        return jax.random.fold_in(jax.random.key(self.sampling.seed), place)
 
     @cached_property
     def _write(self) -> Callable[..., Array]:
@@ -158,39 +202,108 @@ class Generator:
         A given id replaces the drawn one. When every text has ended, the loop stops and the
         remaining ids are `NONE`.
         """
+        steps, (size, length) = self._steps(params, key), batch[self._writing.field].shape
+        first = steps.forward(batch, jnp.int32(0), steps.empty_state(size))
+        return steps.write(given_N, length, len(given_N), *first)[0]
+
+    def _steps(self, params: Params, key: Array) -> "Steps":
+        """Makes the steps of a generation, inside `shard_map`."""
         passes, field = make_passes(self._resolved), self._writing.field
-        size, length = batch[field].shape
         params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
         compute = exact_products(passes.logits, self._model.dtype, self.program.mesh)
 
-        def forward(
-            batch: Batch, start: Array, text_BV: Array | None, state: Any
-        ) -> tuple[Array, Array | None, Any]:
+        def forward(batch: Batch, start: Array, state: Any) -> tuple[Array, Any]:
+            text_BV, caches = state
             if text_BV is not None:
                 text_BV |= self._tokens_in(batch[field])
-            logits_BTV, state = compute(params, batch, self._places(batch, start), state)
+            logits_BTV, caches = compute(params, batch, self._places(batch, start), caches)
             last = start + logits_BTV.shape[1] - 1  # the same however a prompt is read in parts
             ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, last), text_BV)
-            return as_same(ids_B), text_BV, state  # typed as varying where ZeRO gathered parameters
+            return as_same(ids_B), (text_BV, caches)  # typed as varying where ZeRO gathered
 
-        def goes_on(carry: tuple[Array, Array, Array, Array | None, Any]) -> Array:
-            i, _, drawn_B, *_ = carry
-            end_B = jnp.isin(drawn_B, jnp.array(self.ends, jnp.int32))
-            return (i < len(given_N)) & ~(jnp.all(end_B) & (given_N[i] == NONE))
+        def write(
+            given_N: Array, length: int | Array, count: int | Array, drawn_B: Array, state: Any
+        ) -> tuple[Array, Array, Any]:
+            def goes_on(carry: tuple[Array, Array, Array, Any]) -> Array:
+                i, _, drawn_B, _ = carry
+                end_B = jnp.isin(drawn_B, jnp.array(self.ends, jnp.int32))
+                return (i < count) & ~(jnp.all(end_B) & (given_N[i] == NONE))
 
-        def advance(
-            carry: tuple[Array, Array, Array, Array | None, Any],
-        ) -> tuple[Array, Array, Array, Array | None, Any]:
-            i, ids_NB, drawn_B, text_BV, state = carry
-            token_B = jnp.where(given_N[i] == NONE, drawn_B, given_N[i])
-            new = forward({field: token_B[:, None]}, length + i, text_BV, state)
-            return i + 1, ids_NB.at[i].set(token_B), *new
+            def advance(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
+                i, ids_NB, drawn_B, state = carry
+                token_B = jnp.where(given_N[i] == NONE, drawn_B, given_N[i])
+                drawn_B, state = forward({field: token_B[:, None]}, length + i, state)
+                return i + 1, ids_NB.at[i].set(token_B), drawn_B, state
 
-        reads = self.sampling.reads_text
-        none_BV = jnp.zeros((size, self.vocab_size), bool) if reads else None
-        first = forward(batch, jnp.int32(0), none_BV, passes.empty_state(params, size))
-        none_NB = jnp.full((len(given_N), size), NONE, jnp.int32)
-        return lax.while_loop(goes_on, advance, (jnp.int32(0), none_NB, *first))[1]
+            none_NB = jnp.full((len(given_N), len(drawn_B)), NONE, jnp.int32)
+            first = (jnp.int32(0), none_NB, drawn_B, state)
+            return lax.while_loop(goes_on, advance, first)[1:]
+
+        def empty_state(size: int) -> Any:
+            reads = self.sampling.reads_text
+            text_BV = jnp.zeros((size, self.vocab_size), bool) if reads else None
+            return text_BV, passes.empty_state(params, size)
+
+        return Steps(forward, write, empty_state)
+
+    # ---- a few tokens at a time -----------------------------------------------------------------
+
+    def _chunks(self, params: Params, prompt: Sequence[int], count: int, place: int) -> Chunks:
+        """Generates as `_write_on` does, `CHUNK` ids at a time."""
+        begin, go_on = self._chunk_functions
+        batch, key = self._first(prompt), self._key(place)
+        length = batch[self._writing.field].shape[1]
+        drawn_B, state = begin(params, batch, key)
+        for first in range(0, count, CHUNK):
+            size = min(CHUNK, count - first)
+            numbers = np.int32(length + first), np.int32(size)
+            ids_NB, drawn_B, state = go_on(params, key, *numbers, drawn_B, state)
+            ids = [token for token in np.asarray(ids_NB)[:, 0].tolist() if token != NONE]
+            yield ids
+            if len(ids) < size:
+                return
+
+    @cached_property
+    def _chunk_functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """(params, first batch, key) -> drawn, state; `_go_on` with the state's specs.
+
+        Each device's part of the state is a row of an array, split over the axes along which it
+        differs. So its type in the next call is the one that it had, and nothing is sent.
+        """
+        mapped = partial(jax.shard_map, mesh=self.program.mesh, check_vma=True)
+        in_specs = (self.program.states.specs["params"], P(), P())
+        specs: Any = None
+
+        def look(params: Params, batch: Batch, key: Array) -> Array:
+            nonlocal specs
+            drawn_B, state = self._begin(params, batch, key)
+            specs = jax.tree.map(lambda x: P(tuple(sorted(varying_axes(x)))), state)
+            return drawn_B
+
+        params, key = self.program.abstract_state["params"], jax.random.key(0)
+        jax.eval_shape(
+            mapped(look, in_specs=in_specs, out_specs=P()), params, self._first([0]), key
+        )
+        begin = mapped(self._begin, in_specs=in_specs, out_specs=(P(), specs))
+        in_specs = (in_specs[0], *[P()] * 4, specs)
+        go_on = mapped(self._go_on, in_specs=in_specs, out_specs=(P(), P(), specs))
+        return jax.jit(begin), jax.jit(go_on, donate_argnames="state")
+
+    def _begin(self, params: Params, batch: Batch, key: Array) -> tuple[Array, Any]:
+        """First batch -> the drawn ids behind it `[B]`, and the state as rows."""
+        steps, size = self._steps(params, key), len(batch[self._writing.field])
+        drawn_B, state = steps.forward(batch, jnp.int32(0), steps.empty_state(size))
+        return drawn_B, jax.tree.map(lambda x: x[None], state)
+
+    def _go_on(
+        self, params: Params, key: Array, length: Array, count: Array, drawn_B: Array, state: Any
+    ) -> tuple[Array, Array, Any]:
+        """Drawn ids and the state before them -> up to `CHUNK` ids, and both behind these."""
+        none_N = jnp.full(CHUNK, NONE, jnp.int32)
+        state = jax.tree.map(lambda x: x[0], state)
+        write = self._steps(params, key).write
+        ids_NB, drawn_B, state = write(none_N, length, count, drawn_B, state)
+        return ids_NB, drawn_B, jax.tree.map(lambda x: x[None], state)
 
     # ---- with drafts ----------------------------------------------------------------------------
 

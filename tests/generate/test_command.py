@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -82,6 +83,23 @@ def test_the_text_ends_at_an_end_of_the_tokenizer_and_at_a_stop(ask, monkeypatch
     )
     monkeypatch.setattr(ByteTokenizer, "ends", (256, ord(added[3])))
     assert ask(*options)[0] == "def " + added[: added.index(added[3])] + "\n"
+
+
+def test_a_terminal_shows_the_text_of_a_pipe_as_it_is_written(ask, monkeypatch):
+    options = ("--prompt", "def ", "--tokens", 20, "--temperature", 0)
+    stop = ask(*options)[0][9:11]
+    ways = [(), ("--quiet",), ("--stop", stop)]
+    piped = [ask(*options, *way) for way in ways]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    calls = []
+
+    def show(*words, **how):
+        calls.append(how)
+        print(*words, **how)
+
+    monkeypatch.setattr(generate, "print", show, raising=False)
+    assert [ask(*options, *way) for way in ways] == piped
+    assert sum(how.get("flush", False) for how in calls) > 2 * len(ways)
 
 
 @pytest.mark.slow

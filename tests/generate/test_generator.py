@@ -19,7 +19,7 @@ from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis, make_mesh
 from jaxptd.models.model import run_layers
 from jaxptd.params import shardings
-from jaxptd.run.generator import NONE
+from jaxptd.run.generator import CHUNK, NONE
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
@@ -416,6 +416,41 @@ def test_tokens_of_prompt_and_text_are_penalised(sampling):
 def test_every_layout_draws_the_same_with_all_settings(layout):
     sampling = Sampling(1.2, 30, 3, top_p=0.9, min_p=0.02, repetition_penalty=1.3)
     assert write(FULL, 12, *layout, sampling=sampling) == write(FULL, 12, sampling=sampling)
+
+
+# ---- streams ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ((), ()),
+        ((), PIPELINE),
+        *(slow((), x) for x in (TP3, SEQUENCE, GRID, CP2_TP2, FOLDED, BLOCKS, ULYSSES)),
+        *(slow(EXPERTS, x) for x in (ZERO3, REPLICAS, SEQUENCE)),
+        *(slow(LATENT, x) for x in (TP2, PIPELINE)),
+    ],
+    ids=str,
+)
+def test_a_stream_gives_the_tokens_of_a_call_on_every_layout(model, layout):
+    """A full text goes on from its half, so that two texts of several chunks are met."""
+    sampling, prompt = Sampling(temperature=1), PROMPTS["some"]
+    tokens, options = two_halves_more(prompt), (*model, *layout)
+    stream = generator(sampling, *options).stream
+    chunks = list(stream(make_params(*options), prompt, tokens))
+    found = [token for ids in chunks for token in ids]
+    assert found == write(prompt, tokens, *model, sampling=sampling)
+    assert max(map(len, chunks)) == CHUNK < len(found)
+    assert len(set(found)) > 5
+
+
+def test_a_stream_ends_at_an_end_and_asks_the_model_for_no_more():
+    prompt = PROMPTS["some"]
+    whole = written_without_cache(prompt, 12)
+    end = next(token for token in whole[2:] if token not in whole[:2])
+    assert whole.index(end) < CHUNK < LONGEST - len(prompt)  # a second chunk has room
+    found = list(ending((end,)).stream(make_params(), prompt, 12 + LONGEST))
+    assert found == [whole[: whole.index(end)]]
 
 
 # ---- text -----------------------------------------------------------------------------------
