@@ -37,6 +37,7 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
     "adafactor": ("beta1", "beta2", "epsilon", "momentum"),
 }
 RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
+WARMUP_STEPS = 100
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
@@ -123,6 +124,8 @@ class OptimizerConfig:
             row and column). All decouple weight decay from the gradient.
         learning_rate: peak learning rate, after warm-up.
         warmup_steps: steps of linear warm-up.
+        warmup_fraction: instead, the fraction of decay_steps (null: of train.steps) that is
+            warm-up, rounded up to whole steps; null is warmup_steps.
         decay: how the rate falls from its peak to min_learning_rate: cosine or linear after
             warm-up, wsd (stable, then linear over cooldown_steps), or constant.
         decay_steps: step at which the decay ends; null is train.steps. Set a number to be able to
@@ -140,7 +143,8 @@ class OptimizerConfig:
 
     name: OptimizerName = "adamw"
     learning_rate: float = 3e-4
-    warmup_steps: int = 100
+    warmup_steps: int = WARMUP_STEPS
+    warmup_fraction: float | None = None
     decay: Decay = "cosine"
     decay_steps: int | None = None
     cooldown_steps: int | None = None
@@ -159,13 +163,25 @@ class OptimizerConfig:
         require_positive("optimizer", self, "epsilon")
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
         require_not_negative("optimizer", self, "skip_above", "min_learning_rate")
-        require_below_one("optimizer", self, "beta1", "beta2", "momentum")
+        require_below_one("optimizer", self, "beta1", "beta2", "momentum", "warmup_fraction")
+        if self.warmup_fraction is not None and self.warmup_steps != WARMUP_STEPS:
+            raise UserError(
+                f"optimizer.warmup_fraction={self.warmup_fraction} with optimizer.warmup_steps="
+                f"{self.warmup_steps}: both say how long warm-up is; leave one of them out"
+            )
         self._require_effects()
         if (self.min_learning_rate or 0) > self.learning_rate:
             raise UserError(
                 f"optimizer.min_learning_rate={self.min_learning_rate} is above "
                 f"optimizer.learning_rate={self.learning_rate}, the peak; use a smaller one"
             )
+
+    def warmup(self, steps: int) -> int:
+        """Steps of warm-up in a run of `steps`."""
+        if self.warmup_fraction is None:
+            return self.warmup_steps
+        exact = self.warmup_fraction * (self.decay_steps or steps)
+        return math.ceil(round(exact, 6))  # 0.07 * 100 is a little above 7
 
     def _require_effects(self) -> None:
         """Raises UserError for a field that was set and that these choices do not read."""

@@ -204,6 +204,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.validation_fraction": "verify reads no data",
     "data.prompt_field": "verify reads no data",
     "data.augment": "verify reads no data",
+    "optimizer.warmup_fraction": "affects only the learning rate, and warm-up is 3 steps",
     "optimizer.decay_steps": "affects only the learning rate, which all devices compute alike",
     "optimizer.cooldown_steps": "affects only the learning rate",
     "optimizer.min_learning_rate": "affects only the learning rate",

@@ -161,6 +161,7 @@ NEEDED = {
         *("--data.special_tokens=text", "--data.begin_token=none"),
         *("--data.text_field=story", "--data.prompt_field=question"),
         *("--optimizer.learning_rate=0.02", "--optimizer.warmup_steps=6"),
+        "--optimizer.warmup_fraction=0.1 --optimizer.warmup_steps=100",
         "--optimizer.decay=linear",
         "--optimizer.decay_steps=20",
         "--optimizer.cooldown_steps=3 --optimizer.decay=wsd",
