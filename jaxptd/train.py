@@ -246,7 +246,7 @@ class Training:
     def _row(self, step: int, meter: Meter, *, last: bool) -> Row | None:
         """This step's row of metrics.jsonl if one is due, with an evaluation if one is due."""
         train = self.config.train
-        evaluating = self.run.data.validation is not None and _due(step, train.eval_every, last)
+        evaluating = bool(self.run.data.evaluated) and _due(step, train.eval_every, last)
         if not evaluating and not _due(step, train.log_every, last):
             return None
         row = meter.row() | self.slowest.row()
@@ -340,7 +340,7 @@ def make_run(
     bad = dangerous(versions(), kinds, on_gpus=on_gpus(program.mesh))
     for remark in (*bad, *remarks(program)):
         display.say(f"warning: {remark}")
-    if data.validation is not None and (warning := without_best(config)):
+    if data.evaluated and (warning := without_best(config)):
         display.say(warning)
     return Run(program, tokenizer, lambda: data, run_dir, display.say, watchdog)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from typing import Literal
 
@@ -38,6 +39,7 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
 }
 RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
 WARMUP_STEPS = 100
+SET_NAME = r"[A-Za-z0-9][\w.-]*"
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
@@ -54,6 +56,8 @@ class DataConfig:
         tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
             one (needs the hf extra).
         validation_fraction: fraction of the corpus, taken from its end, held out for evaluation.
+        validation: further data to evaluate on, a path or glob (or a list) for each name, such as
+            {law: law.jsonl, code: code/*.py}; their losses are validation_loss/law and so on.
         documents: joined, or apart (attention never crosses a document boundary within a sequence).
         restart_positions: learned positions begin at 0 in each document; with documents=apart.
         special_tokens: parse (a special token's spelling in a text, such as </s>, is read as the
@@ -73,6 +77,9 @@ class DataConfig:
     )
     tokenizer: str = dataclasses.field(default="bytes", metadata={"stores": True})
     validation_fraction: float = 0.05
+    validation: dict[str, str | list[str]] | None = dataclasses.field(
+        default=None, metadata={"stores": True}
+    )
     documents: Documents = "joined"
     restart_positions: bool = False
     special_tokens: SpecialTokens = "auto"
@@ -92,10 +99,26 @@ class DataConfig:
             _check_weights(self.source)
             # Sources are numbered by their names, so that their order in a file is no matter.
             object.__setattr__(self, "source", dict(sorted(self.source.items())))
+        if self.validation is not None:
+            _check_sets(self.validation)
+            object.__setattr__(self, "validation", dict(sorted(self.validation.items())))
         require_not_empty("data", self, "text_field")
         if self.prompt_field in ("", self.text_field):
             what = "the field of the answers" if self.prompt_field else "empty"
             raise UserError(f"data.prompt_field is {what}; name the prompts' field, or use null")
+
+
+def _check_sets(sets: dict[str, str | list[str]]) -> None:
+    if not sets:
+        raise UserError("data.validation={}; name a set, as {law: law.jsonl}, or leave it out")
+    for name, source in sets.items():
+        if not re.fullmatch(SET_NAME, name):
+            raise UserError(
+                f"data.validation: {quoted(repr(name))} names a set; use letters, digits, '.', "
+                "'_' and '-', since it is part of the names of metrics"
+            )
+        if not source or (isinstance(source, list) and "" in source):
+            raise UserError(f"data.validation.{name} is empty; name paths or globs of files")
 
 
 def _check_weights(weights: dict[str, float]) -> None:

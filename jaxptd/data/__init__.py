@@ -7,12 +7,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxptd.data.batches import (
     NOT_COUNTED,
+    VALIDATION,
     Derived,
     Field,
     Identity,
@@ -69,12 +70,19 @@ class Data:
         validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
         remarks: what a user should know about how the text was read, one line each.
         identity: distinguishes this data from other data, see `batches.py`. Empty for images.
+        sets: those of `data.validation`, whole and in order, by name.
     """
 
     train: Samples
     validation: Samples | None
     remarks: tuple[str, ...] = ()
     identity: Identity = dataclasses.field(default_factory=dict)
+    sets: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
+
+    @property
+    def evaluated(self) -> dict[str, Samples]:
+        """All that an evaluation reads, by name; the held-out part of the corpus is ""."""
+        return ({"": self.validation} if self.validation else {}) | dict(self.sets)
 
 
 @checked("jaxptd.open_data")
@@ -118,16 +126,17 @@ def open_data(
     if config.augment:
         raise UserError("data.augment=true is for images, but this is text; leave it out")
     if objective is None:
-        data = _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
+        data = _open_all(config, tokenizer, (seq_length, vocab_size), seed)
         return dataclasses.replace(data, remarks=(*data.remarks, *_about_prompts(config)))
     _check_objective(objective, config, vocab_size)
     config = dataclasses.replace(config, special_tokens="parse")  # no remark may suggest otherwise
-    data = _open_sources(config, tokenizer, (objective.window, vocab_size), seed)
+    data = _open_all(config, tokenizer, (objective.window, vocab_size), seed)
     return Data(
         train=Prepared(data.train, objective, seed),
         validation=data.validation and Prepared(data.validation, objective, seed=0),
         remarks=data.remarks,
         identity=data.identity,
+        sets={name: Prepared(each, objective, seed=0) for name, each in data.sets.items()},
     )
 
 
@@ -148,6 +157,42 @@ def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int
                 f"data.{name}={given!r}: this model does not predict the next token; use "
                 f"data.{name}={value or 'null'}"
             )
+
+
+def _open_all(
+    config: "DataConfig", tokenizer: Tokenizer, sizes: tuple[int, int], seed: int
+) -> Data:
+    """Opens the sources and the sets of `data.validation`; sizes are seq_length and vocab_size."""
+    data = _open_sources(config, tokenizer, sizes, seed)
+    sets, remarks, identity = {}, [*data.remarks], {**data.identity}
+    trained = [config.source] if isinstance(config.source, str) else [*config.source]
+    for name, source in (config.validation or {}).items():
+        with _naming_set(name):
+            named = [source] if isinstance(source, str) else source
+            find_each([*trained, *named])  # no file may be in both
+            corpus = read_corpus(find_files(named), config, tokenizer, vocab_size=sizes[1])
+            seq_length, vocab_size = sizes
+            sets[name] = WindowsInOrder(
+                corpus.tokens, seq_length, vocab_size=vocab_size, counted=corpus.counted
+            )
+        remarks += corpus.remarks
+        identity[f"{VALIDATION}.{name}"] = identity_of(corpus.tokens)
+    return dataclasses.replace(
+        data, sets=sets, remarks=tuple(dict.fromkeys(remarks)), identity=identity
+    )
+
+
+@contextlib.contextmanager
+def _naming_set(name: str) -> Iterator[None]:
+    """Names the set in errors about its files, which speak of a source."""
+    field = f"{VALIDATION}.{name}"
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        own = text.startswith("data.source")
+        text = text.replace("data.source", field, 1) if own else f"{field}: {text}"
+        raise UserError(text) from error
 
 
 def _open_sources(

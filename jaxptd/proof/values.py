@@ -202,6 +202,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.begin_token": "verify reads no data",
     "data.text_field": "verify reads no data",
     "data.validation_fraction": "verify reads no data",
+    "data.validation": "verify reads no data",
     "data.prompt_field": "verify reads no data",
     "data.augment": "verify reads no data",
     "optimizer.warmup_fraction": "affects only the learning rate, and warm-up is 3 steps",

@@ -14,12 +14,16 @@ from jaxptd.models.families import family_of
 LARGEST_LOSS = 700.0  # the exponential of larger losses overflows
 
 
-def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def mean_losses(
+    model: ModelConfig, batches: Sequence[Mapping[str, Any]], name: str = ""
+) -> dict[str, float]:
     """`validation_loss` in nats per target, `perplexity` for token ids, and each of several losses.
 
     Args:
         model: the evaluated model.
         batches: what `Program.eval_step` returned for each batch.
+        name: of the evaluated set, which ends the names as in `validation_loss/law`; "" for the
+            held-out part of the corpus.
     """
     family = family_of(model)
     terms = {name: term for name, term in family.losses(model).items() if term.evaluated}
@@ -32,7 +36,13 @@ def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dic
     first = next(iter(means.values()))
     each = {f"validation_{name}": mean for name, mean in means.items()} if len(means) > 1 else {}
     perplexity = {"perplexity": math.exp(min(first, LARGEST_LOSS))} if family.has_vocabulary else {}
-    return {"validation_loss": loss, **perplexity, **each}
+    found = {"validation_loss": loss, **perplexity, **each}
+    return {metric_of(key, name): value for key, value in found.items()}
+
+
+def metric_of(key: str, name: str) -> str:
+    """The name of an evaluated set's metric; "" is the held-out part of the corpus."""
+    return f"{key}/{name}" if name else key
 
 
 def evaluated_samples(windows: Samples, train: TrainConfig) -> int:
@@ -40,18 +50,20 @@ def evaluated_samples(windows: Samples, train: TrainConfig) -> int:
     return min(train.eval_batches * train.global_batch_size, windows.windows_per_epoch)
 
 
-def require_targets(windows: Samples, config: Config) -> None:
+def require_targets(windows: Samples, config: Config, name: str) -> None:
     """Raises UserError unless an evaluation, which reads the same samples each time, has targets.
 
     Args:
         windows: the validation windows.
-        config: of the run. Without `data.prompt_field` every token is a target.
+        config: of the run.
+        name: of the set, or "". Without `data.prompt_field` every token is a target.
     """
     if config.data.prompt_field is None:
         return
     number = evaluated_samples(windows, config.train)
     if not any((windows.targets(np.array([i])) != NOT_COUNTED).any() for i in range(number)):
+        of_set = f" of data.validation.{name}" if name else ""
         raise UserError(
-            f"data.prompt_field: the {number} sequences of an evaluation hold only prompts and no "
-            "answers; raise train.eval_batches, or use another data.validation_fraction"
+            f"data.prompt_field: the {number} sequences of an evaluation{of_set} hold only prompts "
+            "and no answers; raise train.eval_batches, or use another data.validation_fraction"
         )

@@ -65,6 +65,8 @@ def check_alike(config: Config, facts: dict[str, Any]) -> None:
     """
     fields = flat(config)
     source = fields.pop("data.source")  # each host may have its own copy of the data
+    if fields["data.validation"] is not None:
+        fields["data.validation"] = [*fields["data.validation"]]
     del fields["checkpoint.memory_dir"]  # and its own disk
     if isinstance(source, dict):
         facts = {"the weights of data.source": list(source.values())} | facts

@@ -156,6 +156,7 @@ NEEDED = {
         "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
+        '--data.validation={"law":"other.txt"}',
         "--data.documents=apart",
         "--data.restart_positions=true --data.documents=apart",
         *("--data.special_tokens=text", "--data.begin_token=none"),
