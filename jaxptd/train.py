@@ -32,7 +32,7 @@ from jaxptd.hf.base import keep_base
 from jaxptd.hf.load import first_state
 from jaxptd.mesh import make_mesh, on_gpus
 from jaxptd.models.families import family_of, tokenizer_of, with_vocabulary
-from jaxptd.run.checkpoints import failed_saves_explained, without_best
+from jaxptd.run.checkpoints import failed_saves_explained, require_metric, without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.generator import final_sample
@@ -324,6 +324,7 @@ def make_run(
     """
     for name in ("resume", "start"):
         place(str(getattr(config.checkpoint, name)), field=f"checkpoint.{name}")
+    require_metric(config)
     tokenizer = tokenizer_of(config)
     config = with_vocabulary(config)
     run_dir = RunDir(config.train.run_dir, say=display.say, may_write=may_write)

@@ -39,6 +39,7 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
 }
 RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
 WARMUP_STEPS = 100
+VALIDATION_LOSS = "validation_loss"  # the metric of an evaluation that every model has
 SET_NAME = r"[A-Za-z0-9][\w.-]*"
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
@@ -296,16 +297,18 @@ class CheckpointConfig:
     Args:
         every: steps between checkpoints; 0 is never.
         keep: number of newest checkpoints to keep.
-        keep_best: how many more checkpoints to keep, by lowest validation loss.
+        keep_best: how many more checkpoints to keep, the best ones.
+        best_metric: what makes a checkpoint the best: the lowest validation_loss (of the held-out
+            part), validation_loss/law (of the set law of data.validation), or any other metric of
+            evaluations; of accuracy and Dice the highest.
         asynchronous: keep training while a checkpoint is written.
         memory_every: steps between states kept in memory_dir, from which a run whose process has
             died goes on without checkpoints; 0 is never.
         memory_dir: folder of each host for these states, in memory or on a disk of its own, which
             outlives processes.
         resume: auto (the newest valid checkpoint in run_dir, or the newest state in memory_dir if
-            it is newer), best (the one with
-            the lowest validation loss; later ones are set aside), never, or the path of a
-            checkpoint.
+            it is newer), best (the best by best_metric; later ones are set aside), never, or the
+            path of a checkpoint.
         start: initial weights of a new run: the path of a Hugging Face directory, a checkpoint or a
             run; random and null initialise them at random.
         data: same (a run resumes only with the data it began with; data that has grown or been
@@ -315,6 +318,7 @@ class CheckpointConfig:
     every: int = 500
     keep: int = 2
     keep_best: int = 1
+    best_metric: str = dataclasses.field(default=VALIDATION_LOSS, metadata={"paths": False})
     asynchronous: bool = True
     memory_every: int = 0
     memory_dir: str = "/dev/shm"
@@ -326,7 +330,7 @@ class CheckpointConfig:
         check_fields(self, "checkpoint")
         require_not_negative("checkpoint", self, "every", "keep_best", "memory_every")
         require_positive("checkpoint", self, "keep")
-        require_not_empty("checkpoint", self, "resume", "memory_dir")
+        require_not_empty("checkpoint", self, "resume", "memory_dir", "best_metric")
         if self.start is None:
             return
         require_not_empty("checkpoint", self, "start")

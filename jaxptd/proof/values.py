@@ -220,7 +220,10 @@ NOT_DRAWN: Mapping[str, str] = {
     "train.loggers": "verify writes nothing",
     "train.profile": "verify writes nothing",
     **dict.fromkeys(
-        (f"checkpoint.{name}" for name in ("every", "keep", "keep_best", "asynchronous", "data")),
+        (
+            f"checkpoint.{name}"
+            for name in ("every", "keep", "keep_best", "best_metric", "asynchronous", "data")
+        ),
         "verify saves nothing",
     ),
     "checkpoint.memory_every": "verify saves nothing",

@@ -77,6 +77,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--train.run_dir=elsewhere",
         *("--train.platform=auto", "--train.loggers=[csv]", "--train.profile=[1,2]"),
         *("--checkpoint.every=1", "--checkpoint.keep=9", "--checkpoint.keep_best=2"),
+        "--checkpoint.best_metric=perplexity",
         *("--checkpoint.asynchronous=false", "--checkpoint.resume=never"),
         "--checkpoint.start=elsewhere",
         "--checkpoint.data=any",

@@ -5,6 +5,7 @@ import pytest
 from runs import CONTEXT, DP2_TP2, Killed, kill_after, numbers
 
 import jaxptd
+from jaxptd.api import Run
 from jaxptd.run.evaluation import evaluated_samples
 from jaxptd.train import main
 
@@ -51,3 +52,26 @@ def test_a_resumed_run_has_the_same_sets(train) -> None:
     assert "data.validation.law has 351 tokens now, and had 601 when" in train.refused(
         "--train.steps=3", option, *few
     )
+
+
+def test_the_best_by_a_set_is_kept_and_resumed_from(train, monkeypatch) -> None:
+    """The held-out loss falls, the set's rises: the first checkpoint is the set's best."""
+    losses = {"validation_loss": [3.0, 2.0, 1.0, 0.5], "validation_loss/law": [1.0, 2.0, 3.0, 4.0]}
+    rows = iter(
+        [dict(zip(losses, each, strict=True)) for each in zip(*losses.values(), strict=True)]
+    )
+    monkeypatch.setattr(Run, "evaluate", lambda *_: next(rows))
+    options = [*train.options, sets(train.folder), "--train.steps=6", "--train.eval_every=2"]
+    options += ["--checkpoint.every=2", "--checkpoint.keep=1"]
+    options += ["--checkpoint.best_metric=validation_loss/law"]
+    main(options)
+    assert train.steps == [2, 6]
+    main([*options, "--checkpoint.resume=best", "--train.steps=4"])
+    assert [row["step"] for row in train.run_dir.metrics()] == [1, 2, 3, 4]
+    assert (train.run_dir.checkpoints / "00000006.aside").is_dir()
+
+
+def test_a_metric_that_is_not_measured_is_refused_before_anything_is_written(train) -> None:
+    err = train.refused("--checkpoint.best_metric=validation_loss/law")
+    assert "checkpoint.best_metric=validation_loss/law: no evaluation measures it" in err
+    assert not train.run_dir.path.exists()
