@@ -23,7 +23,7 @@ CEILINGS = {
     "files of at most 60 lines": 49,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 349,
+    "files": 350,
     "lines": 70_300,
 }
 

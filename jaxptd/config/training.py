@@ -237,6 +237,9 @@ class TrainConfig:
         log_every: steps between log lines; 0 is never.
         eval_every: steps between evaluations; 0 is never.
         eval_batches: global batches per evaluation.
+        patience: the run ends after this many evaluations in a row without a better
+            checkpoint.best_metric; 0 never ends it early.
+        min_improvement: a metric is better only if it improves by more than this.
         sample_tokens: tokens of sample text to generate at the end; 0 is none.
         run_dir: folder for everything the run writes, or its URL in a store.
         loggers: where metrics go besides metrics.jsonl: tensorboard, csv, wandb, mlflow; null is
@@ -254,6 +257,8 @@ class TrainConfig:
     log_every: int = 10
     eval_every: int = 100
     eval_batches: int = 8
+    patience: int = 0
+    min_improvement: float = 0.0
     sample_tokens: int = 200
     run_dir: str = dataclasses.field(default="runs/default", metadata={"stores": True})
     loggers: list[LoggerName] | None = None
@@ -265,7 +270,18 @@ class TrainConfig:
         require_positive("train", self, "steps", "global_batch_size", "micro_batches")
         require_positive("train", self, "max_skipped", "eval_batches")
         require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
+        require_not_negative("train", self, "patience", "min_improvement")
         require_not_empty("train", self, "run_dir")
+        if self.patience and not self.eval_every:
+            raise UserError(
+                f"train.patience={self.patience} counts evaluations, and train.eval_every=0 has "
+                "none; leave one of them out"
+            )
+        if self.min_improvement and not self.patience:
+            raise UserError(
+                f"train.min_improvement={self.min_improvement} has no effect without "
+                "train.patience; set that as well, or leave it out"
+            )
         if repeated := [name for name, n in Counter(self.loggers or ()).items() if n > 1]:
             raise UserError(f"train.loggers names {repeated[0]} twice; name it once")
         self._check_window()

@@ -215,6 +215,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "train.log_every": "affects only runs of many steps",
     "train.eval_every": "affects only runs of many steps",
     "train.eval_batches": "affects only evaluations",
+    **dict.fromkeys(("train.patience", "train.min_improvement"), "verify evaluates nothing"),
     "train.sample_tokens": "affects only the end of a run",
     "train.run_dir": "verify writes nothing",
     "train.loggers": "verify writes nothing",

@@ -266,14 +266,18 @@ def saved_config(where: str, description: dict[str, Any]) -> Config:
 def require_metric(config: Config) -> None:
     """Raises UserError if no evaluation measures `checkpoint.best_metric`.
 
-    The default may be missing: most runs without evaluations do not care.
+    The default may be missing, unless `train.patience` needs it.
     """
     metric, measured = config.checkpoint.best_metric, metrics_of(config)
-    if metric == VALIDATION_LOSS:
+    patience = config.train.patience
+    if metric == VALIDATION_LOSS and not patience:
         return
     if metric not in measured:
         remedy = f"use one of {', '.join(measured)}" if measured else "set data.validation"
-        raise UserError(f"checkpoint.best_metric={metric}: no evaluation measures it; {remedy}")
+        waits = f"train.patience={patience} with " if patience else ""
+        raise UserError(
+            f"{waits}checkpoint.best_metric={metric}: no evaluation measures it; {remedy}"
+        )
     if not config.train.eval_every:
         raise UserError(
             f"checkpoint.best_metric={metric} with train.eval_every=0: nothing is evaluated; "

@@ -73,6 +73,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--train.log_every=0",
         "--train.eval_every=7",
         "--train.eval_batches=3",
+        *("--train.patience=3", "--train.min_improvement=0.1 --train.patience=3"),
         "--train.sample_tokens=0",
         "--train.run_dir=elsewhere",
         *("--train.platform=auto", "--train.loggers=[csv]", "--train.profile=[1,2]"),
