@@ -180,7 +180,7 @@ class Training:
             out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
             self.stop.listening(),
-            run.checkpoints.keeping(),
+            run.checkpoints.keeping(run.arrays, done),
             run.checkpoints.store,
             StepTrace(self.config, run.path, self.watchdog, say=self._say_of_files) as trace,
         ):

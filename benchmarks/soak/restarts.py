@@ -5,13 +5,16 @@
 Runs `jaxptd train` in float64 in several processes, as `jaxptd launch` does, but each on a host of
 its own: a folder that stands for the host's memory, with copies at the partner's over loopback.
 Processes are killed at random moments, half of them while a state is written or sent, and with
-every second one goes the memory of its host. In the last row the number of processes changes with
-each kill. With `--store` the run directory is in an S3 store, a server on this machine that fails
-one request in fifty. Every logged loss must equal that of an undisturbed run on one device.
-Programs are cached. `work` is the processor time of a process from its start to that step, which
-depends less on what else runs on the machine. Exit code 1 means that something was lost.
+every second one goes the memory of its host, unless that had the only copy of a shard. With
+`--elastic` the number of processes changes with each kill, on as many hosts as the fewest. With
+`--store` the run directory is in an S3 store, a server on this machine that fails one request in
+fifty. Every logged loss must equal that of an undisturbed run on one device. Programs are cached.
+`work` is the processor time of a process from its start to that step, which depends less on what
+else runs on the machine. Exit code 1 means that something was lost.
 """
 
+import collections
+import contextlib
 import dataclasses
 import json
 import math
@@ -19,6 +22,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +38,7 @@ from benchmarks.lib.pages import head, write
 from benchmarks.soak.__main__ import EQUAL, MODEL
 from jaxptd import stores
 from jaxptd.analysis.report import table, versions
+from jaxptd.checkpoint.memory import NAME
 from jaxptd.errors import Parser, run_command
 
 EVERY = 10  # steps between states in memory
@@ -61,7 +66,7 @@ PROCESS = """
 import os, sys
 from jaxptd.errors import run_command
 from jaxptd.train import main
-host = os.path.join(os.environ["HOSTS"], os.environ["RANK"])
+host = os.path.join(os.environ["HOSTS"], str(int(os.environ["RANK"]) % int(os.environ["NUMBER"])))
 os.makedirs(host, exist_ok=True)
 sys.argv = [each.replace("HOST", host) for each in sys.argv]
 run_command(main)
@@ -88,10 +93,19 @@ class Kill:
 
 
 class Launched:
-    """A supervised run, whose output is read as it comes."""
+    """A supervised run, whose output is read as it comes.
 
-    def __init__(self, folder: Path, options: Sequence[str], count: int) -> None:
-        self.folder, self.hosts = folder, folder / "hosts"
+    Args:
+        folder: where it writes.
+        options: of `jaxptd train`.
+        count: its processes.
+        number: of hosts. None: one for each process.
+    """
+
+    def __init__(
+        self, folder: Path, options: Sequence[str], count: int, number: int | None = None
+    ) -> None:
+        self.folder, self.hosts, self._number = folder, folder / "hosts", number or count
         self.hosts.mkdir(exist_ok=True)
         self._available = folder / "available"
         self.resize(count)
@@ -100,7 +114,12 @@ class Launched:
             [sys.executable, "-c", SUPERVISOR, str(self._available), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "HOSTS": str(self.hosts), "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                "HOSTS": str(self.hosts),
+                "NUMBER": str(self._number),
+                "PYTHONUNBUFFERED": "1",
+            },
             text=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -169,18 +188,37 @@ class Launched:
             found.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
         return statistics.mean(found) if found else 0.0
 
-    def kill(self, draw: random.Random, *, host: bool) -> bool:
-        """Kills one of the processes, and removes its host's memory; False if there is none."""
-        if not (children := self.children()):
-            return False
-        rank = draw.randrange(len(children))
-        if host:
-            shutil.rmtree(self.hosts / str(rank), ignore_errors=True)
+    def kill(self, draw: random.Random, *, host: bool) -> tuple[bool, bool] | None:
+        """Kills one of the processes, and with it its host's memory if `host` and others suffice.
+
+        Returns:
+            Whether a state was being written, and whether the memory was lost. None if no process
+            was there any more.
+        """
+        children = self.children()
         try:
-            os.kill(children[rank], 9)
-        except ProcessLookupError:
-            return False
-        return True
+            for each in children:  # so that what is found here still holds when one is killed
+                os.kill(each, signal.SIGSTOP)
+            rank = draw.randrange(len(children))
+            writing, lost = self.writes(), str(rank % self._number)
+            if host := host and self.is_whole_without(lost):
+                shutil.rmtree(self.hosts / lost)
+            os.kill(children[rank], signal.SIGKILL)
+        except (ProcessLookupError, ValueError):
+            return None
+        finally:
+            for each in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGCONT)
+        return writing, host
+
+    def is_whole_without(self, host: str) -> bool:
+        """True if the other hosts have every file of some state."""
+        found = collections.defaultdict(set)
+        for path in self.hosts.glob("*/jaxptd-*/*"):
+            if path.parts[-3] != host and (match := re.fullmatch(NAME, path.name)):
+                found[match[1], match[2], int(match[4])].add(match[3])
+        return any(len(ranks) == count for (*_, count), ranks in found.items())
 
     def writes(self) -> bool:
         """True while a state is written or sent: not every process has its file and its copy."""
@@ -243,7 +281,7 @@ class Restarts:
             folder = Path(tempfile.mkdtemp(dir=self.folder))
             for steps in (2 * EVERY + 2, 2 * EVERY + 4):  # the second one restores a state
                 words = [*self.options(folder), "--train.steps", str(steps)]
-                run = Launched(folder, words, count)
+                run = Launched(folder, words, count, min(self.counts))
                 if run.end():
                     self.wrong.append(run.said()[-2000:])
 
@@ -258,7 +296,8 @@ class Restarts:
 
     def _run(self, goes_on: Callable[[], bool]) -> None:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        run = Launched(folder, self.options(folder), self.draw.choice(self.counts))
+        count = self.draw.choice(self.counts)
+        run = Launched(folder, self.options(folder), count, min(self.counts))
         while goes_on() and run.running:
             self._kill(run)
         if self.wrong:
@@ -297,8 +336,8 @@ class Restarts:
             time.sleep(self.draw.uniform(0, 0.05))
         run.resize(self.draw.choice(self.counts))
         before, begin = run.found(STEP), len(run.lines)
-        begun, writing = time.monotonic(), run.writes()
-        if not run.kill(self.draw, host=host):
+        begun = time.monotonic()
+        if (killed := run.kill(self.draw, host=host)) is None:
             return
         if not _wait(lambda: run.next_step(begin) or not run.running):
             self.wrong.append(f"no step after a kill: {run.said()[-2000:]}")
@@ -306,7 +345,7 @@ class Restarts:
             return
         work, resumed = run.work(), run.first(RESUMED, begin)  # None before the first state
         lost = max(0, (before[1] if before else 0) - (resumed[1] if resumed else 0))
-        self.kills.append(Kill(writing, host, step[0] - begun, work, lost))
+        self.kills.append(Kill(*killed, step[0] - begun, work, lost))
         if lost > LOST:
             self.wrong.append(f"{self.name}: {lost} steps lost: {run.said()[-2000:]}")
         print(f"{self.name}: {self.kills[-1]}", flush=True)
@@ -345,16 +384,8 @@ def row(each: Restarts) -> list[str]:
     ]
 
 
-HEADS = [
-    "processes",
-    "runs",
-    "kills",
-    "while writing",
-    "with its host",
-    "seconds: median",
-    "longest",
-]
-HEADS += ["work", "steps lost: mean", "most", "difference"]
+HEADS = ["processes", "runs", "kills", "while writing", "with its host"]
+HEADS += ["seconds: median", "longest", "work", "steps lost: mean", "most", "difference"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -102,13 +102,19 @@ class RunCheckpoints:
         return {"config": to_dict(self.program.config), **data, **rows}
 
     @contextlib.contextmanager
-    def keeping(self) -> Iterator[None]:
-        """States may be kept in memory inside; they go once the last step's is in the store."""
+    def keeping(self, state: State, step: int) -> Iterator[None]:
+        """States may be kept in memory inside; they go once the last step's is in the store.
+
+        The state that a run resumes from is kept first: all hosts of this start then have their
+        parts of it, also if a host was lost or their number has changed.
+        """
         memory = self.memory
         if memory is None:
             yield
             return
         with contextlib.closing(memory):
+            if step > 0:
+                self.keep(state, step)
             yield
             memory.wait()
             newest = run_on_first("memory.ended", lambda: max(self.store.steps(), default=-1))

@@ -274,8 +274,9 @@ def test_the_only_state_stays_when_a_run_ends_without_saving(tmp_path, state):
     first.keep(state | {"step": state["step"] + 5}, 5)
     first.memory.wait()
     second = RunCheckpoints(program(*memory), RunDir(tmp_path), lambda line: None)
-    assert int(second.start()["step"]) == 5
-    with second.keeping():
-        second.begin(5)
+    restored = second.start()
+    second.begin(5)
+    with second.keeping(restored, 5):
+        pass
     third = RunCheckpoints(program(*memory), RunDir(tmp_path), lambda line: None)
     assert int(third.start()["step"]) == 5

@@ -28,8 +28,8 @@ def counted():
     return eval(count)
 sys.exit(Supervisor(command, count=counted, restarts=int(restarts), say=say).run())
 """
-# Each process is on a host of its own. One dies in a step, once a state of the step `kept` is
-# complete; the disk of its host is gone with it.
+# Each process is on a host of its own. In each attempt that `deaths` names one of them dies in a
+# step, once a state of the step `kept` is complete; the disk of its host is gone with it.
 DIES = """
 import shutil
 from jaxptd.checkpoint import memory
@@ -42,10 +42,10 @@ def files(rank):
     return [name for _, _, names in os.walk(f"{{FOLDER}}/host{{rank}}") for name in names]
 
 def dies(self, step, meter, *, last):
-    if (ATTEMPT, RANK, step) == (0, {rank}, {step}):
+    if (RANK, step) == ({deaths}.get(ATTEMPT), {step}):
         while sum(name.startswith(f"{kept:08d}.") for name in {files}) < {count}:
             time.sleep(0.01)
-        shutil.rmtree(f"{{FOLDER}}/host{rank}")
+        shutil.rmtree(f"{{FOLDER}}/host{{RANK}}")
         os.kill(os.getpid(), 9)
     return after_step(self, step, meter, last=last)
 
@@ -54,10 +54,14 @@ Training._after_step = dies
 
 
 def patches_that_kill(
-    rank: int = 1, step: int = 9, *, files: str = "files(0) + files(1)", count: int = 4
+    *deaths: int, step: int = 9, files: str = "files(0) + files(1)", count: int = 4
 ) -> str:
-    """Patches that kill a process in a step, once so many files of step 8 are there."""
-    return DIES.format(rank=rank, step=step, kept=8, files=files, count=count)
+    """Patches that kill a process in a step, once so many files of step 8 are there.
+
+    deaths: the process that is killed in each attempt, one after the other.
+    """
+    by_attempt = dict(enumerate(deaths))
+    return DIES.format(deaths=by_attempt, step=step, kept=8, files=files, count=count)
 
 
 def run(folder: Path, patches: str, *overrides: str, count: str = "2", restarts: int = 1):
@@ -84,15 +88,17 @@ def check_curve(folder: Path, whole: list[dict]) -> None:
 MEMORY = ("--checkpoint.memory_every=2", "--checkpoint.memory_dir=HOST")
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_host_is_lost_and_the_run_goes_on_from_its_partners_copy(tmp_path, whole, rank):
-    patches = patches_that_kill(rank)
-    ended = run(tmp_path, patches, "--layout.tp=2", *MEMORY)
+@pytest.mark.parametrize("deaths", [[1, 0], pytest.param([0, 1, 1, 0], marks=pytest.mark.slow)])
+def test_a_host_is_lost_and_the_run_goes_on_from_its_partners_copy(tmp_path, whole, deaths):
+    """Then the other one is lost before the run has made a step, so the copies were made again."""
+    patches = patches_that_kill(*deaths)
+    ended = run(tmp_path, patches, "--layout.tp=2", *MEMORY, restarts=len(deaths))
     assert ended.returncode == 0, ended.stderr
     assert [line for line in ended.stderr.splitlines() if "launch: " in line] == [
-        f"launch: process {rank} of 2 was killed by SIGKILL; restart 1 of 1"
+        f"launch: process {rank} of 2 was killed by SIGKILL; restart {number} of {len(deaths)}"
+        for number, rank in enumerate(deaths, 1)
     ]
-    assert f"resuming at step 8 from {tmp_path}/host0/jaxptd-" in ended.stdout
+    assert ended.stdout.count(f"resuming at step 8 from {tmp_path}/host0/jaxptd-") == len(deaths)
     check_curve(tmp_path, whole)
     # The store has the last state, so memory has none.
     assert [os.listdir(tmp_path / f"host{rank}") for rank in (0, 1)] == [[], []]
@@ -161,7 +167,7 @@ LAYOUTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
 def test_on_every_kind_of_layout(tmp_path, whole, layout):
-    patches = patches_that_kill()
+    patches = patches_that_kill(1)
     ended = run(tmp_path, patches, *layout, *MEMORY)
     assert ended.returncode == 0, ended.stderr
     assert "resuming at step 8 from " in ended.stdout
@@ -170,7 +176,7 @@ def test_on_every_kind_of_layout(tmp_path, whole, layout):
 
 @pytest.mark.slow
 def test_with_a_newer_checkpoint_memory_is_not_read(tmp_path, whole):
-    patches = patches_that_kill(step=11)
+    patches = patches_that_kill(1, step=11)
     ended = run(
         tmp_path,
         patches,
@@ -229,7 +235,7 @@ def test_under_a_launcher_that_starts_a_run_again(tmp_path, whole, launcher, cou
     fields += ["--checkpoint.memory_every=4", f"--checkpoint.memory_dir={tmp_path}"]
     for attempt, count in enumerate(counts):
         port = free_port()
-        dies = patches_that_kill(files="os.listdir(self.run.checkpoints.memory.folder)", count=2)
+        dies = patches_that_kill(1, files="os.listdir(self.run.checkpoints.memory.folder)", count=2)
         patches = f"ATTEMPT = {attempt}\n{dies}"
         code = trainer(f"FOLDER = {str(tmp_path)!r}\n{patches}")
         code = code.replace('os.environ["RANK"]', 'os.environ["NUMBER"]')
