@@ -11,7 +11,7 @@ from benchmarks.structure import paths
 from jaxptd.errors import UserError
 
 CEILINGS = {
-    "files from read_batch to the update": 30,
+    "files from read_batch to the update": 31,
     "functions from read_batch to the update": 157,
     "files of one dense block on tp=2": 11,
     "functions of one dense block on tp=2": 48,
@@ -23,8 +23,8 @@ CEILINGS = {
     "files of at most 60 lines": 49,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 356,
-    "lines": 71_900,
+    "files": 357,
+    "lines": 72_300,
 }
 
 

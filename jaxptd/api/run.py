@@ -153,12 +153,17 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """Mean loss, nats a token, over the first `eval_batches` batches of the validation part.
 
-        Empty without one (`data.validation_fraction` 0).
+        Also of each set of `data.validation`, as `validation_loss/NAME`. Empty without any
+        (`data.validation_fraction` 0).
         """
-        windows = self.data.validation
         check_unused(self.arrays)
-        if windows is None:
-            return {}
+        found: dict[str, float] = {}
+        for name, windows in self.data.evaluated.items():
+            found |= mean_losses(self.config.model, self._evaluated(windows), name)
+        return found
+
+    def _evaluated(self, windows: Samples) -> list[dict[str, Any]]:
+        """The sums of losses and targets of each batch of an evaluation."""
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
         batches = math.ceil(evaluated_samples(windows, self.config.train) / size)
         sums = []
@@ -167,7 +172,7 @@ class Run:
             program, params = self.program.eval_step, self.arrays["params"]
             with self.programs.ready("eval_step", program, params, batch) as eval_step:
                 sums.append(eval_step(params, batch))
-        return mean_losses(self.config.model, sums)
+        return sums
 
     @checked("jaxptd.Run.sample")
     def sample(
@@ -381,8 +386,12 @@ class Run:
         devices = self.program.mesh.devices
         kind = f"{devices.size} x {devices.flat[0].device_kind}"
         rows = self.run_dir.metrics()
-        shown = ("loss", "validation_loss")
-        losses = {name: row[name] for row in rows for name in shown if row.get(name) is not None}
+        losses = {
+            name: value
+            for row in rows
+            for name, value in row.items()
+            if name.partition("/")[0] in ("loss", "validation_loss") and value is not None
+        }
         layers = self.config.model.num_layers
         return [
             ("model", f"{count_text(parameters)} parameters, {layers} layers"),
@@ -399,8 +408,8 @@ def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
         UserError: as `open_data`, or an evaluation has no targets.
     """
     data = open_data_of(config, tokenizer)
-    if data.validation is not None:
-        require_targets(data.validation, config)
+    for name, windows in data.evaluated.items():
+        require_targets(windows, config, name)
     return data
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import math
+import re
 from collections import Counter
 from typing import Literal
 
@@ -44,6 +45,9 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
 _OF_CHATS = ("tools_field", "chat_template", "chat_date", "train_on")
 _NOT_OF_CHATS = ("text_field", "prompt_field")
 RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
+WARMUP_STEPS = 100
+VALIDATION_LOSS = "validation_loss"  # the metric of an evaluation that every model has
+SET_NAME = r"[A-Za-z0-9][\w.-]*"
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
@@ -60,6 +64,8 @@ class DataConfig:
         tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
             one (needs the hf extra).
         validation_fraction: fraction of the corpus, taken from its end, held out for evaluation.
+        validation: further data to evaluate on, a path or glob (or a list) for each name, such as
+            {law: law.jsonl, code: code/*.py}; their losses are validation_loss/law and so on.
         documents: joined; apart (attention never crosses a document boundary within a sequence); or
             whole (apart, and no document is cut: sequences are packed from whole documents and
             padded, and learned positions begin at 0 in each).
@@ -95,6 +101,9 @@ class DataConfig:
     )
     tokenizer: str = dataclasses.field(default="bytes", metadata={"stores": True})
     validation_fraction: float = 0.05
+    validation: dict[str, str | list[str]] | None = dataclasses.field(
+        default=None, metadata={"stores": True}
+    )
     documents: Documents = "joined"
     restart_positions: bool = False
     special_tokens: SpecialTokens = "auto"
@@ -126,6 +135,9 @@ class DataConfig:
             _check_weights(self.source)
             # Sources are numbered by their names, so that their order in a file is no matter.
             object.__setattr__(self, "source", dict(sorted(self.source.items())))
+        if self.validation is not None:
+            _check_sets(self.validation)
+            object.__setattr__(self, "validation", dict(sorted(self.validation.items())))
         require_not_empty("data", self, "text_field")
         if self.prompt_field in ("", self.text_field):
             what = "the field of the answers" if self.prompt_field else "empty"
@@ -177,6 +189,19 @@ def _check_date(date: str) -> None:
         ) from error
 
 
+def _check_sets(sets: dict[str, str | list[str]]) -> None:
+    if not sets:
+        raise UserError("data.validation={}; name a set, as {law: law.jsonl}, or leave it out")
+    for name, source in sets.items():
+        if not re.fullmatch(SET_NAME, name):
+            raise UserError(
+                f"data.validation: {quoted(repr(name))} names a set; use letters, digits, '.', "
+                "'_' and '-', since it is part of the names of metrics"
+            )
+        if not source or (isinstance(source, list) and "" in source):
+            raise UserError(f"data.validation.{name} is empty; name paths or globs of files")
+
+
 def _check_weights(weights: dict[str, float]) -> None:
     for name, weight in weights.items():
         if not 0 < weight < math.inf:
@@ -203,6 +228,8 @@ class OptimizerConfig:
             row and column). All decouple weight decay from the gradient.
         learning_rate: peak learning rate, after warm-up.
         warmup_steps: steps of linear warm-up.
+        warmup_fraction: instead, the fraction of decay_steps (null: of train.steps) that is
+            warm-up, rounded up to whole steps; null is warmup_steps.
         decay: how the rate falls from its peak to min_learning_rate: cosine or linear after
             warm-up, wsd (stable, then linear over cooldown_steps), or constant.
         decay_steps: step at which the decay ends; null is train.steps. Set a number to be able to
@@ -220,7 +247,8 @@ class OptimizerConfig:
 
     name: OptimizerName = "adamw"
     learning_rate: float = 3e-4
-    warmup_steps: int = 100
+    warmup_steps: int = WARMUP_STEPS
+    warmup_fraction: float | None = None
     decay: Decay = "cosine"
     decay_steps: int | None = None
     cooldown_steps: int | None = None
@@ -239,13 +267,25 @@ class OptimizerConfig:
         require_positive("optimizer", self, "epsilon")
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
         require_not_negative("optimizer", self, "skip_above", "min_learning_rate")
-        require_below_one("optimizer", self, "beta1", "beta2", "momentum")
+        require_below_one("optimizer", self, "beta1", "beta2", "momentum", "warmup_fraction")
+        if self.warmup_fraction is not None and self.warmup_steps != WARMUP_STEPS:
+            raise UserError(
+                f"optimizer.warmup_fraction={self.warmup_fraction} with optimizer.warmup_steps="
+                f"{self.warmup_steps}: both say how long warm-up is; leave one of them out"
+            )
         self._require_effects()
         if (self.min_learning_rate or 0) > self.learning_rate:
             raise UserError(
                 f"optimizer.min_learning_rate={self.min_learning_rate} is above "
                 f"optimizer.learning_rate={self.learning_rate}, the peak; use a smaller one"
             )
+
+    def warmup(self, steps: int) -> int:
+        """Steps of warm-up in a run of `steps`."""
+        if self.warmup_fraction is None:
+            return self.warmup_steps
+        exact = self.warmup_fraction * (self.decay_steps or steps)
+        return math.ceil(round(exact, 6))  # 0.07 * 100 is a little above 7
 
     def _require_effects(self) -> None:
         """Raises UserError for a field that was set and that these choices do not read."""
@@ -277,6 +317,9 @@ class TrainConfig:
         log_every: steps between log lines; 0 is never.
         eval_every: steps between evaluations; 0 is never.
         eval_batches: global batches per evaluation.
+        patience: the run ends after this many evaluations in a row without a better
+            checkpoint.best_metric; 0 never ends it early.
+        min_improvement: a metric is better only if it improves by more than this.
         sample_tokens: tokens of sample text to generate at the end; 0 is none.
         run_dir: folder for everything the run writes, or its URL in a store.
         loggers: where metrics go besides metrics.jsonl: tensorboard, csv, wandb, mlflow; null is
@@ -294,6 +337,8 @@ class TrainConfig:
     log_every: int = 10
     eval_every: int = 100
     eval_batches: int = 8
+    patience: int = 0
+    min_improvement: float = 0.0
     sample_tokens: int = 200
     run_dir: str = dataclasses.field(default="runs/default", metadata={"stores": True})
     loggers: list[LoggerName] | None = None
@@ -305,7 +350,18 @@ class TrainConfig:
         require_positive("train", self, "steps", "global_batch_size", "micro_batches")
         require_positive("train", self, "max_skipped", "eval_batches")
         require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
+        require_not_negative("train", self, "patience", "min_improvement")
         require_not_empty("train", self, "run_dir")
+        if self.patience and not self.eval_every:
+            raise UserError(
+                f"train.patience={self.patience} counts evaluations, and train.eval_every=0 has "
+                "none; leave one of them out"
+            )
+        if self.min_improvement and not self.patience:
+            raise UserError(
+                f"train.min_improvement={self.min_improvement} has no effect without "
+                "train.patience; set that as well, or leave it out"
+            )
         if repeated := [name for name, n in Counter(self.loggers or ()).items() if n > 1]:
             raise UserError(f"train.loggers names {repeated[0]} twice; name it once")
         self._check_window()
@@ -337,16 +393,18 @@ class CheckpointConfig:
     Args:
         every: steps between checkpoints; 0 is never.
         keep: number of newest checkpoints to keep.
-        keep_best: how many more checkpoints to keep, by lowest validation loss.
+        keep_best: how many more checkpoints to keep, the best ones.
+        best_metric: what makes a checkpoint the best: the lowest validation_loss (of the held-out
+            part), validation_loss/law (of the set law of data.validation), or any other metric of
+            evaluations; of accuracy and Dice the highest.
         asynchronous: keep training while a checkpoint is written.
         memory_every: steps between states kept in memory_dir, from which a run whose process has
             died goes on without checkpoints; 0 is never.
         memory_dir: folder of each host for these states, in memory or on a disk of its own, which
             outlives processes.
         resume: auto (the newest valid checkpoint in run_dir, or the newest state in memory_dir if
-            it is newer), best (the one with
-            the lowest validation loss; later ones are set aside), never, or the path of a
-            checkpoint.
+            it is newer), best (the best by best_metric; later ones are set aside), never, or the
+            path of a checkpoint.
         start: initial weights of a new run: the path of a Hugging Face directory, a checkpoint or a
             run; random and null initialise them at random.
         data: same (a run resumes only with the data it began with; data that has grown or been
@@ -356,6 +414,7 @@ class CheckpointConfig:
     every: int = 500
     keep: int = 2
     keep_best: int = 1
+    best_metric: str = dataclasses.field(default=VALIDATION_LOSS, metadata={"paths": False})
     asynchronous: bool = True
     memory_every: int = 0
     memory_dir: str = "/dev/shm"
@@ -367,7 +426,7 @@ class CheckpointConfig:
         check_fields(self, "checkpoint")
         require_not_negative("checkpoint", self, "every", "keep_best", "memory_every")
         require_positive("checkpoint", self, "keep")
-        require_not_empty("checkpoint", self, "resume", "memory_dir")
+        require_not_empty("checkpoint", self, "resume", "memory_dir", "best_metric")
         if self.start is None:
             return
         require_not_empty("checkpoint", self, "start")

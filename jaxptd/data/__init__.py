@@ -8,12 +8,13 @@ memory-map.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jaxptd.data.batches import (
     NOT_COUNTED,
+    VALIDATION,
     Derived,
     Field,
     Identity,
@@ -72,12 +73,19 @@ class Data:
         validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
         remarks: what a user should know about how the text was read, one line each.
         identity: distinguishes this data from other data, see `batches.py`. Empty for images.
+        sets: those of `data.validation`, whole and in order, by name.
     """
 
     train: Samples
     validation: Samples | None
     remarks: tuple[str, ...] = ()
     identity: Identity = dataclasses.field(default_factory=dict)
+    sets: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
+
+    @property
+    def evaluated(self) -> dict[str, Samples]:
+        """All that an evaluation reads, by name; the held-out part of the corpus is ""."""
+        return ({"": self.validation} if self.validation else {}) | dict(self.sets)
 
 
 @checked("jaxptd.open_data")
@@ -122,16 +130,17 @@ def open_data(
     if config.augment:
         raise UserError("data.augment=true is for images, but this is text; leave it out")
     if objective is None:
-        data = _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
+        data = _open_all(config, tokenizer, (seq_length, vocab_size), seed)
         return dataclasses.replace(data, remarks=(*data.remarks, *_about_prompts(config)))
     _check_objective(objective, config, vocab_size)
     config = dataclasses.replace(config, special_tokens="parse")  # no remark may suggest otherwise
-    data = _open_sources(config, tokenizer, (objective.window, vocab_size), seed)
+    data = _open_all(config, tokenizer, (objective.window, vocab_size), seed)
     return Data(
         train=Prepared(data.train, objective, seed),
         validation=data.validation and Prepared(data.validation, objective, seed=0),
         remarks=data.remarks,
         identity=data.identity,
+        sets={name: Prepared(each, objective, seed=0) for name, each in data.sets.items()},
     )
 
 
@@ -160,11 +169,44 @@ def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int
             )
 
 
+def _open_all(
+    config: "DataConfig", tokenizer: Tokenizer, sizes: tuple[int, int], seed: int
+) -> Data:
+    """Opens the sources and the sets of `data.validation`; sizes are seq_length and vocab_size."""
+    data = _open_sources(config, tokenizer, sizes, seed)
+    sets, remarks, identity = {}, [*data.remarks], {**data.identity}
+    trained = [config.source] if isinstance(config.source, str) else [*config.source]
+    for name, source in (config.validation or {}).items():
+        with _naming_set(name):
+            named = [source] if isinstance(source, str) else source
+            find_each([*trained, *named])  # no file may be in both
+            corpus = _read(find_files(named), config, tokenizer, sizes)
+            sets[name] = _samples(corpus, config, sizes)
+        remarks += corpus.remarks
+        identity[f"{VALIDATION}.{name}"] = _identity(corpus, config)
+    return dataclasses.replace(
+        data, sets=sets, remarks=tuple(dict.fromkeys(remarks)), identity=identity
+    )
+
+
+@contextlib.contextmanager
+def _naming_set(name: str) -> Iterator[None]:
+    """Names the set in errors about its files, which speak of a source."""
+    field = f"{VALIDATION}.{name}"
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        own = text.startswith("data.source")
+        text = text.replace("data.source", field, 1) if own else f"{field}: {text}"
+        raise UserError(text) from error
+
+
 def _open_sources(
     config: "DataConfig", tokenizer: Tokenizer, sizes: tuple[int, int], seed: int
 ) -> Data:
     """Opens the windows of one source or of a mixture; sizes are seq_length and vocab_size."""
-    make = partial(_open, config, tokenizer, seq_length=sizes[0], vocab_size=sizes[1])
+    make = partial(_open, config, tokenizer, sizes)
     if not isinstance(config.source, dict):
         data = make(find_files(config.source), seed=seed)
         return dataclasses.replace(data, remarks=(*data.remarks, *about_packing({"": data.train})))
@@ -190,40 +232,58 @@ def _open_sources(
 def _open(
     config: "DataConfig",
     tokenizer: Tokenizer,
+    sizes: tuple[int, int],
     files: Sequence[Place],
     *,
-    seq_length: int,
-    vocab_size: int,
     seed: int,
 ) -> Data:
-    """Opens the files of one source."""
-    sizes: dict[str, Any] = {"seq_length": seq_length, "vocab_size": vocab_size}
-    corpus, whole = read_corpus(files, config, tokenizer, **sizes), config.documents == "whole"
-    if whole:
-        assert corpus.ends is not None
-        require_fit(lengths_of(corpus.ends), seq_length)
-    train, end = split_corpus(
-        corpus, config.validation_fraction, seq_length=seq_length, whole=whole
-    )
-    masks = (corpus.ends, corpus.counted if config.has_chats else None)
+    """Opens the files of one source; sizes are seq_length and vocab_size."""
+    corpus, whole = _read(files, config, tokenizer, sizes), config.documents == "whole"
+    train, end = split_corpus(corpus, config.validation_fraction, seq_length=sizes[0], whole=whole)
     return Data(
-        train=_samples(train, seed, whole=whole, **sizes),
-        validation=_samples(end, None, whole=whole, **sizes) if end else None,
+        train=_samples(train, config, sizes, seed=seed),
+        validation=_samples(end, config, sizes) if end else None,
         remarks=corpus.remarks,
-        identity={"": identity_of(corpus.tokens, *masks)},
+        identity={"": _identity(corpus, config)},
     )
 
 
-def _samples(corpus: Corpus, seed: int | None, *, whole: bool, **sizes: Any) -> Samples:
-    """The sequences of a split; seed: of the training order, None for validation."""
-    sizes["counted"] = corpus.counted
-    if whole:
+def _read(
+    files: Sequence[Place], config: "DataConfig", tokenizer: Tokenizer, sizes: tuple[int, int]
+) -> Corpus:
+    """Reads files; sizes are seq_length and vocab_size."""
+    corpus = read_corpus(files, config, tokenizer, seq_length=sizes[0], vocab_size=sizes[1])
+    if config.documents == "whole":
         assert corpus.ends is not None
-        return WholeRecords(corpus.tokens, corpus.ends, seed=seed, **sizes)
-    sizes["ends"] = corpus.ends
+        require_fit(lengths_of(corpus.ends), sizes[0])
+    return corpus
+
+
+def _identity(corpus: Corpus, config: "DataConfig") -> dict[str, Any]:
+    masks = (corpus.ends, corpus.counted if config.has_chats else None)
+    return identity_of(corpus.tokens, *masks)
+
+
+def _samples(
+    corpus: Corpus, config: "DataConfig", sizes: tuple[int, int], seed: int | None = None
+) -> Samples:
+    """The sequences of a corpus.
+
+    Args:
+        corpus: of a split, or of a set.
+        config: says whether documents stay whole.
+        sizes: seq_length and vocab_size.
+        seed: of the training order. None: in order, for evaluation.
+    """
+    options: dict[str, Any] = {"seq_length": sizes[0], "vocab_size": sizes[1]}
+    options["counted"] = corpus.counted
+    if config.documents == "whole":
+        assert corpus.ends is not None
+        return WholeRecords(corpus.tokens, corpus.ends, seed=seed, **options)
+    options["ends"] = corpus.ends
     if seed is None:
-        return WindowsInOrder(corpus.tokens, **sizes)
-    return ShuffledWindows(corpus.tokens, seed=seed, **sizes)
+        return WindowsInOrder(corpus.tokens, **options)
+    return ShuffledWindows(corpus.tokens, seed=seed, **options)
 
 
 @contextlib.contextmanager

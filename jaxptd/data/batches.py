@@ -214,7 +214,9 @@ class Samples(abc.ABC):
 
 PLACES, EACH = 16, 4096  # a digest reads 4096 tokens at 16 evenly spaced places
 
-# Name of each source of a mixture, else "" -> its tokens and digest. Hosts may have other names.
+VALIDATION = "data.validation"  # with a dot, before the name of an evaluated set
+# Name of each source of a mixture, else "", and of each evaluated set -> its tokens and digest.
+# Hosts may have other names.
 Identity = Mapping[str, Mapping[str, Any]]
 
 
@@ -245,6 +247,7 @@ def change(now: Identity, before: Identity) -> str | None:
         return f"data.source has {len(now)} sources, not {len(before)}"
     for name, current, previous in zip(now, now.values(), before.values(), strict=True):
         source = f"data.source {name}" if name else "data.source"
+        source = name if name.startswith(f"{VALIDATION}.") else source
         if current == previous:
             continue
         if current["tokens"] == previous["tokens"]:

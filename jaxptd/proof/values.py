@@ -202,6 +202,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.begin_token": "verify reads no data",
     "data.text_field": "verify reads no data",
     "data.validation_fraction": "verify reads no data",
+    "data.validation": "verify reads no data",
     "data.prompt_field": "verify reads no data",
     "data.messages_field": "verify reads no data",
     "data.format": "verify reads no data",
@@ -211,6 +212,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.train_on": "verify reads no data",
     "data.too_long": "verify reads no data",
     "data.augment": "verify reads no data",
+    "optimizer.warmup_fraction": "affects only the learning rate, and warm-up is 3 steps",
     "optimizer.decay_steps": "affects only the learning rate, which all devices compute alike",
     "optimizer.cooldown_steps": "affects only the learning rate",
     "optimizer.min_learning_rate": "affects only the learning rate",
@@ -220,12 +222,16 @@ NOT_DRAWN: Mapping[str, str] = {
     "train.log_every": "affects only runs of many steps",
     "train.eval_every": "affects only runs of many steps",
     "train.eval_batches": "affects only evaluations",
+    **dict.fromkeys(("train.patience", "train.min_improvement"), "verify evaluates nothing"),
     "train.sample_tokens": "affects only the end of a run",
     "train.run_dir": "verify writes nothing",
     "train.loggers": "verify writes nothing",
     "train.profile": "verify writes nothing",
     **dict.fromkeys(
-        (f"checkpoint.{name}" for name in ("every", "keep", "keep_best", "asynchronous", "data")),
+        (
+            f"checkpoint.{name}"
+            for name in ("every", "keep", "keep_best", "best_metric", "asynchronous", "data")
+        ),
         "verify saves nothing",
     ),
     "checkpoint.memory_every": "verify saves nothing",
