@@ -373,33 +373,33 @@ def parser() -> Parser:
     )
     parser = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
     add = parser.add_argument
-    help_text = "train.run_dir of the run, or a Hugging Face directory; or a URL"
+    help_text = "directory or URL of a run, or a Hugging Face folder"
     add("--run-dir", type=place_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
     add("--prompt", help="text to continue; empty starts a document")
-    help_text = "file with a prompt on each line, or of JSON lines; prints a JSON line for each"
+    help_text = "file with a prompt on each line, or of JSON lines"
     add("--prompts", type=path_option, metavar="F", help=help_text)
     add("--tokens", type=int, metavar="N", help=f"tokens to generate; default: {DEFAULT_TOKENS}")
     help_text = f"0 always takes the most likely token; default: {Sampling.temperature}"
     add("--temperature", type=float, metavar="X", help=help_text)
-    help_text = f"sample from the k most likely tokens, 0 from all; default: {Sampling.top_k}"
+    help_text = f"only the k likeliest tokens, 0 for all; default: {Sampling.top_k}"
     add("--top-k", type=int, metavar="N", help=help_text)
-    help_text = "sample from the likeliest tokens with this probability together; default: 1, all"
+    help_text = "only the likeliest, with X together; default: 1, all"
     add("--top-p", type=float, metavar="X", help=help_text)
-    help_text = "sample from tokens with this share of the likeliest one's probability; default: 0"
+    help_text = "only those with X of the likeliest's; default: 0"
     add("--min-p", type=float, metavar="X", help=help_text)
-    help_text = "above 1, tokens that the text has already are less likely; default: 1"
+    help_text = "above 1, fewer repetitions; default: 1"
     add("--repetition-penalty", type=float, metavar="X", help=help_text)
     add("--seed", type=int, metavar="N", help=f"seed of the sampling; default: {Sampling.seed}")
-    help_text = "stop before this text, as at the model's end tokens; repeatable"
+    help_text = "end before this text as well; repeatable"
     add("--stop", action="append", metavar="TEXT", help=help_text)
-    help_text = "let the modules of model.mtp draft tokens that the model checks; the same text"
+    help_text = "modules of model.mtp draft tokens; the same text"
     add("--speculative", action="store_true", default=None, help=help_text)
-    help_text = "image models: .npz, .npy or .png files, or folders of them"
+    help_text = "image models: .npz, .npy, .png files or folders"
     add("--images", type=path_option, nargs="+", metavar="F", help=help_text)
-    help_text = f"image models: number of held-out images to use; default: {DEFAULT_IMAGES}"
+    help_text = f"image models: held-out images; default: {DEFAULT_IMAGES}"
     add("--samples", type=int, metavar="N", help=help_text)
-    help_text = "folder for masks and overlays (.png); default: masks in the run's directory"
+    help_text = "folder for masks; default: masks in the run's"
     add("--out", type=path_option, metavar="D", help=help_text)
     for axis in AXES:
         names = ("--tp", "--layout.tp") if axis == "tp" else (f"--layout.{axis}",)

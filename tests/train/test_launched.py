@@ -107,7 +107,7 @@ def test_a_host_is_lost_and_the_run_goes_on_from_its_partners_copy(tmp_path, who
 def test_all_processes_end_early_at_the_step_of_a_run_that_was_not_killed(tmp_path):
     """The second evaluation, after the kill, is compared with the first, before it."""
     early = ("--train.patience=1", "--train.min_improvement=10", "--train.eval_every=5")
-    ended = run(tmp_path, patches_that_kill(), "--layout.tp=2", *MEMORY, *early)
+    ended = run(tmp_path, patches_that_kill(1), "--layout.tp=2", *MEMORY, *early)
     assert ended.returncode == 0, ended.stderr
     assert "resuming at step 8 from" in ended.stdout
     assert "ended at step 10: validation_loss has not improved by more than 10 on" in ended.stdout
