@@ -65,7 +65,7 @@ class DataConfig:
             one (needs the hf extra).
         validation_fraction: fraction of the corpus, taken from its end, held out for evaluation.
         validation: further data to evaluate on, a path or glob (or a list) for each name, such as
-            {law: law.jsonl, code: code/*.py}; their losses are validation_loss/law and so on.
+            {law: law.jsonl, code: code.jsonl}; their losses are validation_loss/law and so on.
         documents: joined; apart (attention never crosses a document boundary within a sequence); or
             whole (apart, and no document is cut: sequences are packed from whole documents and
             padded, and learned positions begin at 0 in each).
