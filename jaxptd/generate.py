@@ -42,10 +42,7 @@ from jaxptd.step import Program
 from jaxptd.stores import Place, StorePath, place
 from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
-__all__ = [
-    *("Generator", "Sampling", "check_tokens", "generate", "main", "parser", "stream_text"),
-    "write_text",
-]
+__all__ = ["Generator", "Sampling", "Writer", "check_tokens", "generate", "main", "parser"]
 
 MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
@@ -59,6 +56,10 @@ AXES = ("tp", "pp", "row", "col", "cp", "ep")  # devices along cp and ep generat
 @dataclasses.dataclass(frozen=True)
 class Writer:
     """Writes texts with a program's model; programs are compiled once for all of them.
+
+    A text ends before the first end token or the first of the texts in `stop`. A model that
+    continues its prompt starts a new document after an empty one. An encoder-decoder answers
+    instead, and its prompt may name special tokens such as <extra_id_0>.
 
     Args:
         program: has the model.
@@ -92,7 +93,17 @@ class Writer:
         return Generator(self.program, vocab_size, self.sampling, self.tokenizer.ends, self.drafts)
 
     def __call__(self, prompt: str, tokens: int, *, many: bool = False) -> str:
-        """Writes on, as `write_text`; many: prompts of similar lengths share compiled programs."""
+        """The prompt and the text that the model adds; of an encoder-decoder the answer alone.
+
+        Args:
+            prompt: text that the model reads.
+            tokens: to write at most.
+            many: prompts of similar lengths share compiled programs; for many prompts.
+
+        Raises:
+            UserError: the model does not write text, its vocabulary lacks an id of the prompt, or
+                the prompt is too long; or with drafts, the model has no MTP modules.
+        """
         ids, write = self._ids(prompt), self._generator
         fits = len(ids) + tokens <= self.program.config.model.seq_length
         shares = many and self._writing.continues and fits and self.drafts is None
@@ -100,7 +111,14 @@ class Writer:
         return self._begins(prompt) + until_stop(self._decoder(ids)(found), self.stop)
 
     def stream(self, prompt: str, tokens: int, *, with_prompt: bool = True) -> Iterator[str]:
-        """Writes on, as `stream_text`; without `with_prompt` only what the model adds."""
+        """The text of a call in pieces: the prompt, and the rest as it is generated.
+
+        Characters and stops are never split between pieces, and the model stops at a stop. Without
+        `with_prompt` there is only what the model adds.
+
+        Raises:
+            UserError: as a call, before the first piece.
+        """
         ids = self._ids(prompt)
         chunks = self._generator.stream(self.params, ids, tokens)
         written = pieces(chunks, self._decoder(ids), self.stop)
@@ -134,51 +152,6 @@ class Writer:
     @property
     def _special(self) -> Sequence[str]:
         return family_of(self.program.config.model).special
-
-
-def write_text(
-    program: Program,
-    params: Params,
-    tokenizer: Tokenizer,
-    *,
-    prompt: str,
-    tokens: int,
-    sampling: Sampling,
-    stop: Sequence[str] = (),
-    drafts: Drafts | None = None,
-) -> str:
-    """The prompt and the text that the model adds. An empty prompt starts a new document.
-
-    The text ends before the first end token or the first of the texts in `stop`. For an
-    encoder-decoder only the answer is returned, and the prompt may name special tokens such as
-    <extra_id_0>. `drafts` counts those of MTP modules; None: they make none.
-
-    Raises:
-        UserError: the model does not write text, its vocabulary lacks an id of the prompt, or the
-            prompt is too long; or with drafts, the model has no MTP modules.
-    """
-    return Writer(program, params, tokenizer, sampling, stop, drafts)(prompt, tokens)
-
-
-def stream_text(
-    program: Program,
-    params: Params,
-    tokenizer: Tokenizer,
-    *,
-    prompt: str,
-    tokens: int,
-    sampling: Sampling,
-    stop: Sequence[str] = (),
-) -> Iterator[str]:
-    """Writes the text of `write_text` in pieces: the prompt, and the rest as it is generated.
-
-    No piece ends within a character, or with the beginning of a stop that follows. The model writes
-    no more after a stop.
-
-    Raises:
-        UserError: as `write_text`, before the first piece.
-    """
-    return Writer(program, params, tokenizer, sampling, stop).stream(prompt, tokens)
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
@@ -250,9 +223,9 @@ def generate(
     program, params = load_model(
         place(run_dir), layout=layout, platform=platform, modules=speculative
     )
-    write = partial(write_text, program, params, tokenizer_of(program.config))
     drafts = Drafts() if speculative else None
-    return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop, drafts=drafts)
+    tokenizer = tokenizer_of(program.config)
+    return Writer(program, params, tokenizer, sampling, stop, drafts)(prompt, tokens)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -17,7 +17,7 @@ from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
-from jaxptd.generate import Sampling, check_tokens, stream_text, write_text
+from jaxptd.generate import Sampling, Writer, check_tokens
 from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
 from jaxptd.run.checkpoints import RunCheckpoints
@@ -207,10 +207,8 @@ class Run:
             UserError: the model's vocabulary lacks an id of the prompt.
         """
         check_tokens("tokens", tokens)
-        check_unused(self.arrays)
         sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
-        write = partial(write_text, self.program, self.arrays["params"], self.tokenizer)
-        return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
+        return self._writer(sampling, stop)(prompt, tokens)
 
     @checked("jaxptd.Run.stream")
     def stream(
@@ -228,8 +226,8 @@ class Run:
     ) -> Iterator[str]:
         """The text of `sample` in pieces: the prompt, then what the model adds, as it is written.
 
-        No piece ends within a character. The model writes no more after a stop, or when the
-        iterator is dropped.
+        Characters are never split between pieces. The model stops at a stop, and when the iterator
+        is dropped.
 
         >>> for piece in run.stream("def ", stop=["return"]):  # doctest: +SKIP
         ...     print(piece, end="", flush=True)
@@ -249,12 +247,13 @@ class Run:
             UserError: as `sample`, at once; or the run's state was trained on in between.
         """
         check_tokens("tokens", tokens)
-        check_unused(self.arrays)
         sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
-        params = self.arrays["params"]
-        stream = partial(stream_text, self.program, params, self.tokenizer)
-        pieces = stream(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
-        return _while_unused(pieces, {"params": params})
+        write = self._writer(sampling, stop)
+        return _while_unused(write.stream(prompt, tokens), {"params": write.params})
+
+    def _writer(self, sampling: Sampling, stop: Sequence[str]) -> Writer:
+        check_unused(self.arrays)
+        return Writer(self.program, self.arrays["params"], self.tokenizer, sampling, stop)
 
     @checked("jaxptd.Run.classes")
     def classes(self, images: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@
 - `alpaca`: the record's own `instruction`, `input` (maybe empty) and `output`.
 
 The ids are those of transformers' `apply_chat_template`: special tokens in the text are read as
-tokens, and nothing is added to what the template writes, neither at the begin nor at the end.
+tokens, and nothing is added to what the template writes, neither at the beginning nor at the end.
 """
 
 import contextlib

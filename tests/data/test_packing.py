@@ -310,3 +310,28 @@ def test_records_that_are_too_long_are_cut_or_left_out(tmp_path, too_long, recor
     assert isinstance(data.train, WholeRecords)
     assert len(data.train.ends) == records
     assert any("1 of 3 records" in remark for remark in data.remarks)
+
+
+def test_chats_stay_whole_and_only_answers_are_targets(tmp_path) -> None:
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role[0] ~ m.content ~ '.' }}{% endfor %}"
+        "{{ 'a' if add_generation_prompt }}"
+    )
+    chats = [
+        [{"role": "user", "content": "q" * n}, {"role": "assistant", "content": "z" * n}]
+        for n in (1, 2, 3)
+    ]
+    lines = [json.dumps({"messages": chat}) for chat in chats]
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    config = DataConfig(
+        source=str(tmp_path / "c.jsonl"),
+        messages_field="messages",
+        chat_template=str(tmp_path / "t.jinja"),
+        documents="whole",
+        validation_fraction=0.0,
+    )
+    data = open_data(config, ByteTokenizer(), seq_length=20, vocab_size=257, seed=0)
+    numbers = np.arange(data.train.windows_per_epoch)
+    targets = data.train.targets(numbers)
+    assert bytes(sorted(targets[targets >= 0].tolist())) == b"...zzzzzz"
+    assert sorted(n for each in numbers for n in data.train.records(each)) == [0, 1, 2]

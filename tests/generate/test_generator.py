@@ -14,7 +14,7 @@ from turns import slow
 from jaxptd.commands.command_line import load_config
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
-from jaxptd.generate import Generator, Sampling, write_text
+from jaxptd.generate import Generator, Sampling, Writer
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis, make_mesh
 from jaxptd.models.model import run_layers
@@ -444,6 +444,12 @@ def test_a_stream_gives_the_tokens_of_a_call_on_every_layout(model, layout):
     assert len(set(found)) > 5
 
 
+def test_a_stream_draws_with_all_settings():
+    sampling = Sampling(1.2, 30, 3, top_p=0.9, min_p=0.02, repetition_penalty=1.3)
+    chunks = generator(sampling, *TP2).stream(make_params(*TP2), FULL, 12)
+    assert [token for ids in chunks for token in ids] == write(FULL, 12, sampling=sampling)
+
+
 def test_a_stream_ends_at_an_end_and_asks_the_model_for_no_more():
     prompt = PROMPTS["some"]
     whole = written_without_cache(prompt, 12)
@@ -457,8 +463,7 @@ def test_a_stream_ends_at_an_end_and_asks_the_model_for_no_more():
 
 
 def text(prompt: str, tokens: int = 5) -> str:
-    options = {"prompt": prompt, "tokens": tokens, "sampling": GREEDY}
-    return write_text(make_program(), make_params(), ByteTokenizer(), **options)
+    return Writer(make_program(), make_params(), ByteTokenizer(), GREEDY)(prompt, tokens)
 
 
 @pytest.mark.slow
@@ -476,4 +481,4 @@ def test_a_prompt_that_the_model_has_no_ids_for():
     with pytest.raises(
         UserError, match="has id 102, but the model knows only 0 to 63; leave 'f' out"
     ):
-        write_text(program, {}, ByteTokenizer(), prompt="def ", tokens=1, sampling=GREEDY)
+        Writer(program, {}, ByteTokenizer(), GREEDY)("def ", 1)
