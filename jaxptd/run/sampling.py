@@ -88,7 +88,7 @@ class Sampling:
         share_BK = jax.nn.softmax(scores_BK)
         before_BK = jnp.cumsum(share_BK, 1) - share_BK
         keeps_BK = (before_BK < self.top_p) & (share_BK >= self.min_p * share_BK[:, :1])
-        return jnp.where(keeps_BK.at[:, 0].set(True), scores_BK, -jnp.inf), ids_BK
+        return jnp.where(keeps_BK, scores_BK, -jnp.inf), ids_BK
 
     def _less_likely(self, logits_BV: Array) -> Array:
         by = jnp.float32(self.repetition_penalty)

@@ -335,3 +335,13 @@ def test_chats_stay_whole_and_only_answers_are_targets(tmp_path) -> None:
     targets = data.train.targets(numbers)
     assert bytes(sorted(targets[targets >= 0].tolist())) == b"...zzzzzz"
     assert sorted(n for each in numbers for n in data.train.records(each)) == [0, 1, 2]
+
+
+def test_the_record_that_is_too_long_is_numbered_in_its_whole_source(tmp_path) -> None:
+    """It is in the part for validation."""
+    texts = ["a", "b", "c", "d" * 40]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in texts))
+    source = str(tmp_path / "a.jsonl")
+    config = DataConfig(source=source, documents="whole", validation_fraction=0.5)
+    with pytest.raises(UserError, match="record 4 has 41 tokens"):
+        open_data(config, ByteTokenizer(), seq_length=20, vocab_size=257, seed=0)

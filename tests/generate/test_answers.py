@@ -67,7 +67,7 @@ def without_cache() -> list[list[int]]:
         logits,
         mesh=program.mesh,
         in_specs=ins,
-        out_specs=P(("dp", "ep"), ("cp", "ulysses"), "tp"),
+        out_specs=P(SAMPLE_AXES, SEQUENCE_AXES, Axis.TP),
         check_vma=True,
     )
     run, source = jax.jit(whole), np.zeros((2, 16), np.int32)
