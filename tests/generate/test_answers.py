@@ -16,6 +16,7 @@ from jaxptd import Layout, UserError
 from jaxptd.data.objectives import SPAN_TOKENS
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.generate import Generator, Sampling, Writer
+from jaxptd.mesh import SAMPLE_AXES, SEQUENCE_AXES, Axis
 from jaxptd.models.model import run_layers
 from jaxptd.params import shardings
 from jaxptd.step import Program
