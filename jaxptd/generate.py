@@ -185,6 +185,7 @@ def generate(
     tp: int = 1,
     stop: Sequence[str] = (),
     speculative: bool = False,
+    ema: bool = False,
     layout: Layout | None = None,
     platform: Literal["auto", "cpu"] = "auto",
 ) -> str:
@@ -211,6 +212,7 @@ def generate(
         stop: strings that also end the text; they are left out.
         speculative: whether the modules of `model.mtp` draft tokens that the model checks, several
             in one pass; the text is the same.
+        ema: generate with the moving average of the parameters (`optimizer.ema_decay`).
         layout: layout with other axes than tp.
         platform: as `train.platform`.
 
@@ -221,7 +223,7 @@ def generate(
     sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
     layout = layout or Layout(tp=tp)
     program, params = load_model(
-        place(run_dir), layout=layout, platform=platform, modules=speculative
+        place(run_dir), layout=layout, platform=platform, modules=speculative, ema=ema
     )
     drafts = Drafts() if speculative else None
     tokenizer = tokenizer_of(program.config)
@@ -233,9 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     check_options(args)
     layout = Layout(**{axis: getattr(args, axis) for axis in AXES})
-    program, params = load_model(
-        _run_dir(args), layout=layout, platform=args.platform, modules=bool(args.speculative)
-    )
+    chosen = {"platform": args.platform, "modules": bool(args.speculative), "ema": args.ema}
+    program, params = load_model(_run_dir(args), layout=layout, **chosen)
     family = family_of(program.config.model)
     unused, words = (OF_TEXT, "text") if family.classes else (OF_IMAGES, "images")
     if given := [name for name in unused if getattr(args, name) is not None]:
@@ -368,6 +369,8 @@ def parser() -> Parser:
     add("--stop", action="append", metavar="TEXT", help=help_text)
     help_text = "modules of model.mtp draft tokens; the same text"
     add("--speculative", action="store_true", default=None, help=help_text)
+    help_text = "use the moving average (optimizer.ema_decay)"
+    add("--ema", action="store_true", help=help_text)
     help_text = "image models: .npz, .npy, .png files or folders"
     add("--images", type=path_option, nargs="+", metavar="F", help=help_text)
     help_text = f"image models: held-out images; default: {DEFAULT_IMAGES}"

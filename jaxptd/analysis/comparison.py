@@ -169,8 +169,8 @@ _ELEMENTWISE: Mapping[OptimizerName, Formula] = {"adamw": _adam, "lion": _lion, 
 class Outcome:
     """The results of one step; gradients and updated parameters are canonical, by layer.
 
-    again: the parameters after a second step from the first's moments, with the first step's
-    parameters, batch and seed.
+    again: the parameters, or their moving averages if the optimizer has these, after a second step
+    from the first's moments, with the first step's parameters, batch and seed.
     """
 
     loss: float

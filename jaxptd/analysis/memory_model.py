@@ -43,8 +43,8 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
         return shard(name) if zero.plans[name].reduce == "each_layer" else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
-    name = config.optimizer.name
-    moments = [moment for each in zero.stored.values() for moment in kept(name, each)]
+    rule = config.optimizer
+    moments = [moment for each in zero.stored.values() for moment in kept(rule, each)]
     # Names of the parameters that are gathered and held for a step.
     gathered = [n for n, plan in zero.plans.items() if plan.gather in ("step", "first_microbatch")]
     joined = [n for n, plan in zero.plans.items() if zero.split and plan.gather == "layer"]

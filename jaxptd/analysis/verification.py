@@ -338,7 +338,7 @@ class OneStep:
             learning_rate=float(metrics["learning_rate"]),
             gradients=self._by_layer(grads),
             parameters=self._by_layer(state["params"]),
-            again=self._by_layer(again["params"]),
+            again=self._by_layer(self.program.states.averaged(again)),
         )
 
     @cached_property

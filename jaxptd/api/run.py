@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxptd.api.whole_batches import LossAndGradients, WholeBatches
 from jaxptd.config import Config
+from jaxptd.config.training import VALIDATION_LOSS
 from jaxptd.data import Data, Samples, Tokenizer
 from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
@@ -20,8 +21,9 @@ from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, Writer, check_tokens
 from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
+from jaxptd.params import Params
 from jaxptd.run.checkpoints import RunCheckpoints
-from jaxptd.run.evaluation import evaluated_samples, mean_losses, require_targets
+from jaxptd.run.evaluation import EMA, evaluated_samples, mean_losses, require_targets
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
 from jaxptd.run.metrics import columns
@@ -153,23 +155,27 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """Mean loss, nats a token, over the first `eval_batches` batches of the validation part.
 
-        Also of each set of `data.validation`, as `validation_loss/NAME`. Empty without any
+        Also of each set of `data.validation`, as `validation_loss/NAME`, and of the parameters'
+        moving average, as `validation_loss_ema`. Empty without any data
         (`data.validation_fraction` 0).
         """
         check_unused(self.arrays)
-        found: dict[str, float] = {}
+        found, model = dict[str, float](), self.config.model
         for name, windows in self.data.evaluated.items():
-            found |= mean_losses(self.config.model, self._evaluated(windows), name)
+            found |= mean_losses(model, self._evaluated(windows, self.arrays["params"]), name)
+            if self.config.optimizer.ema_decay:
+                average = self.program.states.averaged(self.arrays)
+                found |= mean_losses(model, self._evaluated(windows, average), name, EMA)
         return found
 
-    def _evaluated(self, windows: Samples) -> list[dict[str, Any]]:
+    def _evaluated(self, windows: Samples, params: Params) -> list[dict[str, Any]]:
         """The sums of losses and targets of each batch of an evaluation."""
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
         batches = math.ceil(evaluated_samples(windows, self.config.train) / size)
         sums = []
         for i in range(batches):
             batch = self.read_batch(windows, i * size, beyond=number)
-            program, params = self.program.eval_step, self.arrays["params"]
+            program = self.program.eval_step
             with self.programs.ready("eval_step", program, params, batch) as eval_step:
                 sums.append(eval_step(params, batch))
         return sums
@@ -389,7 +395,7 @@ class Run:
             name: value
             for row in rows
             for name, value in row.items()
-            if name.partition("/")[0] in ("loss", "validation_loss") and value is not None
+            if (name == "loss" or name.startswith(VALIDATION_LOSS)) and value is not None
         }
         layers = self.config.model.num_layers
         return [

@@ -243,6 +243,8 @@ class OptimizerConfig:
         momentum: decay of the running mean of gradients, for muon's matrices.
         grad_clip: largest global gradient norm; 0 never clips.
         skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
+        ema_decay: decay of the exponential moving average of the parameters, which is evaluated
+            and saved beside them; 0 keeps none.
     """
 
     name: OptimizerName = "adamw"
@@ -260,6 +262,7 @@ class OptimizerConfig:
     momentum: float = 0.95
     grad_clip: float = 1.0
     skip_above: float = 0.0
+    ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")
@@ -268,6 +271,7 @@ class OptimizerConfig:
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
         require_not_negative("optimizer", self, "skip_above", "min_learning_rate")
         require_below_one("optimizer", self, "beta1", "beta2", "momentum", "warmup_fraction")
+        require_below_one("optimizer", self, "ema_decay")
         if self.warmup_fraction is not None and self.warmup_steps != WARMUP_STEPS:
             raise UserError(
                 f"optimizer.warmup_fraction={self.warmup_fraction} with optimizer.warmup_steps="

@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             "--out is required with --from-hf and --to-hf, and not allowed with --check"
         )
-    if args.to_hf is None and (args.dtype or args.shard_size):
-        raise UserError("--dtype and --shard-size need --to-hf; leave them out")
+    if args.to_hf is None and (args.dtype or args.shard_size or args.ema):
+        raise UserError("--dtype, --shard-size and --ema need --to-hf; leave them out")
     if not launchers.find(ProcessesConfig(), os.environ).alone:
         raise UserError("convert runs in one process; start it without srun, mpirun or torchrun")
     if args.check is not None:
@@ -74,6 +74,8 @@ def parser() -> Parser:
     command.add_argument("--out", type=path_option, metavar="D", help=help_text)
     help_text = "precision of the tensors; default: the checkpoint's"
     command.add_argument("--dtype", choices=list(DTYPES), help=help_text)
+    help_text = "export the moving average (optimizer.ema_decay)"
+    command.add_argument("--ema", action="store_true", help=help_text)
     help_text = "maximum size of a file, such as 500MB; default: 5GB"
     command.add_argument("--shard-size", type=_bytes, metavar="SIZE", help=help_text)
     add_words(command, json="what was done", quiet="print nothing")
@@ -107,7 +109,7 @@ def _from_hf(args: Any) -> dict[str, Any]:
 
 
 def _to_hf(args: Any) -> dict[str, Any]:
-    saved = SavedParams(args.to_hf)
+    saved = SavedParams(args.to_hf, ema=args.ema)
     sizes = {"shard_size": args.shard_size} if args.shard_size else {}
     shards = write_directory(saved, args.out, dtype=args.dtype, **sizes)
     return {

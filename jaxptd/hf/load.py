@@ -196,18 +196,25 @@ def program_of(directory: Directory, run_dir: Place) -> Program:
 
 
 def load_model(
-    path: Place, *, layout: Layout, platform: Any, modules: bool = False
+    path: Place, *, layout: Layout, platform: Any, modules: bool = False, ema: bool = False
 ) -> tuple[Program, Params]:
     """Loads the model of a Hugging Face directory, or of a run's newest good checkpoint.
 
-    modules: whether a directory's layers behind the last are read too, which predict further
-    tokens; a run's are its model's.
+    Args:
+        path: of either.
+        layout: to load onto.
+        platform: as `train.platform`.
+        modules: whether a directory's layers behind the last are read too, which predict further
+            tokens; a run's are its model's.
+        ema: take the moving averages of a run's parameters.
 
     Raises:
         UserError: it is neither of these, it is damaged, or there are too few devices.
     """
     if not is_directory(path):
-        return load_run(path, layout=layout, platform=platform)
+        return load_run(path, layout=layout, platform=platform, ema=ema)
+    if ema:
+        raise UserError(f"{path} is no run, and keeps no moving average; leave ema out")
     directory = Directory(path)
     further: dict[str, Any] = {"mtp": {"layers": directory.config.get(FURTHER) or 0}}
     config = config_of(directory, **(further if modules else {}))

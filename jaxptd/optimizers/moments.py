@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxptd.config import OptimizerName
+from jaxptd.config import OptimizerConfig, OptimizerName
 from jaxptd.shapes import ParamShape, StoredShape
 
 
@@ -13,6 +13,13 @@ class Factors(NamedTuple):
 
     rows: Any
     columns: Any
+
+
+class Average(NamedTuple):
+    """The moving average of parameters. steps: that it has seen, int32. average: by parameter."""
+
+    steps: Any
+    average: Any
 
 
 def factors(stored: StoredShape) -> Factors:
@@ -44,9 +51,13 @@ class Moments:
     kept: Callable[[StoredShape], tuple[StoredShape, ...]]
 
 
-def kept(optimizer: OptimizerName, stored: StoredShape) -> tuple[StoredShape, ...]:
-    """The moments of a parameter; none of one that counts tokens, which no optimizer updates."""
-    return () if stored.info.counts else MOMENTS[optimizer].kept(stored)
+def kept(optimizer: OptimizerConfig, stored: StoredShape) -> tuple[StoredShape, ...]:
+    """The moments of a parameter, and its average if there is one.
+
+    A parameter that counts tokens has none of them: no optimizer updates it.
+    """
+    average = (stored,) if optimizer.ema_decay else ()
+    return () if stored.info.counts else (*MOMENTS[optimizer.name].kept(stored), *average)
 
 
 MOMENTS: Mapping[OptimizerName, Moments] = {

@@ -15,11 +15,12 @@ from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Loss
 
+EMA = "_ema"  # ends the names of metrics of the parameters' moving average
 LARGEST_LOSS = 700.0  # the exponential of larger losses overflows
 
 
 def mean_losses(
-    model: ModelConfig, batches: Sequence[Mapping[str, Any]], name: str = ""
+    model: ModelConfig, batches: Sequence[Mapping[str, Any]], name: str = "", weights: str = ""
 ) -> dict[str, float]:
     """`validation_loss` in nats per target, `perplexity` for token ids, and each of several losses.
 
@@ -28,6 +29,7 @@ def mean_losses(
         batches: what `Program.eval_step` returned for each batch.
         name: of the evaluated set, which ends the names as in `validation_loss/law`; "" for the
             held-out part of the corpus.
+        weights: `EMA` if the batches are of the moving average.
     """
     terms = _terms(model)
     means = {
@@ -40,7 +42,7 @@ def mean_losses(
     perplexity = math.exp(min(first, LARGEST_LOSS))
     each = {f"validation_{name}": mean for name, mean in means.items()}
     found = {VALIDATION_LOSS: loss, "perplexity": perplexity, **each}
-    return {metric_of(key, name): found[key] for key in _keys(model)}
+    return {metric_of(f"{key}{weights}", name): found[key] for key in _keys(model)}
 
 
 def _terms(model: ModelConfig) -> dict[str, Loss]:
@@ -60,6 +62,8 @@ def metrics_of(config: Config) -> list[str]:
     """The names of all metrics that the evaluations of a run have."""
     data, keys = config.data, _keys(config.model)
     sets = [*([""] if data.validation_fraction else []), *(data.validation or {})]
+    if config.optimizer.ema_decay:
+        keys += [f"{key}{EMA}" for key in keys]
     return [metric_of(key, name) for name in sets for key in keys]
 
 
@@ -70,7 +74,7 @@ def evaluation_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def rises(metric: str) -> bool:
     """True for a metric that is higher for a better model: accuracy and Dice coefficients."""
-    return re.fullmatch(r"validation_(accuracy|dice(_\d+)?)(/.*)?", metric) is not None
+    return re.fullmatch(rf"validation_(accuracy|dice(_\d+)?)({EMA})?(/.*)?", metric) is not None
 
 
 def metric_of(key: str, name: str) -> str:

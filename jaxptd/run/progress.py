@@ -25,6 +25,7 @@ from jaxptd.distributed.coordination import is_first
 from jaxptd.errors import discard
 from jaxptd.models.families import family_of, work_of
 from jaxptd.pipeline.statistics import bubble
+from jaxptd.run.evaluation import EMA
 from jaxptd.step import Program
 
 # ---- the time that a run has left ----------------------------------------------------------------
@@ -55,7 +56,7 @@ class TimeLeft:
             "evaluation": train.eval_every if sets else 0,
             "save": config.checkpoint.every,
         }
-        self._batches = train.eval_batches * sets
+        self._batches = train.eval_batches * sets * (1 + (config.optimizer.ema_decay > 0))
         self._steps, self._seconds = deque[float](), 0.0
         self._pauses: dict[Pause, list[float]] = {"evaluation": [], "save": []}
 
@@ -247,8 +248,8 @@ def _validation(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _losses(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names each evaluated set's loss as a line shows it, and as a row has it."""
-    names = [name for name in row if name.partition("/")[0] == LOSS]
-    return [(f"validation{name.removeprefix(LOSS).replace('/', ' ')}", name) for name in names]
+    found = {name: name.removeprefix(LOSS) for name in row if name.startswith(LOSS)}
+    return [(f"validation{x.replace(EMA, ' ema').replace('/', ' ')}", n) for n, x in found.items()]
 
 
 # ---- times and metrics of steps ------------------------------------------------------------------

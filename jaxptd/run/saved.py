@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,11 @@ from jaxptd.checkpoint import (
     read_tensors,
     restore_part,
 )
-from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
+from jaxptd.checkpoint.canonical import (
+    abstract_canonical,
+    from_canonical,
+    params_from_canonical,
+)
 from jaxptd.checkpoint.manifest import MANIFEST
 from jaxptd.config import Config, Kernels, ModelConfig, flat, option
 from jaxptd.data.tokenizer_folders import TEMPLATE, TOKENIZER
@@ -45,7 +50,8 @@ from jaxptd.run.upcycle import (
 from jaxptd.step import Program
 from jaxptd.stores import Place, StorePath, is_url, local_copy, size_of
 
-PARAMS = "params."  # prefix of parameter names in a checkpoint
+# Names of parameters, and of their moving averages, in a checkpoint: where, key there, parameter.
+PARAMS, AVERAGES = r"(params)\.((.+))", r"(optimizer)\.(\d+\.average\.(.+))"
 
 # Model fields that change how the weights are used, not the weights.
 _NO_WEIGHTS = frozenset(
@@ -59,18 +65,33 @@ _NO_WEIGHTS = frozenset(
 )
 
 
-def load_run(run_dir: Place, *, layout: Layout, platform: Any) -> tuple[Program, Params]:
+def load_run(
+    run_dir: Place, *, layout: Layout, platform: Any, ema: bool = False
+) -> tuple[Program, Params]:
     """Loads the model of a run's newest good checkpoint, to generate.
 
+    ema: take the moving averages of its parameters.
+
     Raises:
-        UserError: there is no run, no good checkpoint, or too few devices.
+        UserError: there is no run, no good checkpoint, no average, or too few devices.
     """
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
-    program = program_to_generate(
-        saved_config(checkpoints, run_dir), layout=layout, platform=platform
-    )
+    saved = _with_average(saved_config(checkpoints, run_dir), run_dir, ema)
+    program = program_to_generate(saved, layout=layout, platform=platform)
     canonical = restore_newest(checkpoints, run_dir, abstract_canonical(program))
+    if ema:
+        return program, program.states.averaged(from_canonical(program, canonical))
     return program, params_from_canonical(program, canonical)
+
+
+def _with_average(config: Config, run_dir: Place, ema: bool) -> Config:
+    """The config of a run. Raises UserError if a moving average is asked for and it keeps none."""
+    if ema and not config.optimizer.ema_decay:
+        raise UserError(
+            f"{run_dir} keeps no moving average of its parameters (optimizer.ema_decay=0.0); "
+            "leave ema out"
+        )
+    return config
 
 
 def program_to_generate(saved: Config, *, layout: Layout, platform: Any) -> Program:
@@ -233,22 +254,24 @@ class SavedParams:
 
     Args:
         run_dir: of the run.
+        ema: read the moving averages of the parameters.
 
     Raises:
-        UserError: there is no run, or no good checkpoint.
+        UserError: there is no run, no good checkpoint, or no average.
     """
 
-    def __init__(self, run_dir: Place) -> None:
+    def __init__(self, run_dir: Place, *, ema: bool = False) -> None:
         checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
         self.run_dir = run_dir
-        self.config = saved_config(checkpoints, run_dir)
+        self.config = _with_average(saved_config(checkpoints, run_dir), run_dir, ema)
         self.step = _newest_undamaged(checkpoints, run_dir)
         self._path = _folder(run_dir, self.step)
-        tensors = {
-            name.removeprefix(PARAMS): each
-            for name, each in read_tensors(self._path).items()
-            if name.startswith(PARAMS)
-        }
+        saved, tensors = read_tensors(self._path), dict[str, Any]()
+        self._places: dict[str, tuple[str, str]] = {}
+        for form in (PARAMS, AVERAGES)[: 1 + ema]:
+            for found in filter(None, (re.fullmatch(form, name) for name in saved)):
+                tensors[found[3]] = saved[found[0]]
+                self._places[found[3]] = found[1], found[2]
         self.shapes = {name: tuple(each["shape"]) for name, each in tensors.items()}
         self.dtypes = {name: each["dtype"] for name, each in tensors.items()}
 
@@ -257,7 +280,8 @@ class SavedParams:
         wide = self.dtypes[name] == "float64"
         with _in_float64() if wide else contextlib.nullcontext():
             x: Any = jax.ShapeDtypeStruct(self.shapes[name], self.dtypes[name])
-            return np.asarray(load_part(self._path, {"params": {name: x}})["params"][name])
+            where, key = self._places[name]
+            return np.asarray(load_part(self._path, {where: {key: x}})[where][key])
 
 
 @contextlib.contextmanager

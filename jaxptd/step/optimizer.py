@@ -21,7 +21,7 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.config import Config, OptimizerConfig, OptimizerName
 from jaxptd.optimizers.adafactor import scale_by_factors
-from jaxptd.optimizers.moments import is_orthogonalised
+from jaxptd.optimizers.moments import Average, is_orthogonalised
 from jaxptd.optimizers.muon import orthogonal_direction, running_mean
 from jaxptd.params import Params, Stored
 from jaxptd.zero.shards import computed_on_host, is_on_host, on_device
@@ -119,19 +119,47 @@ DIRECTIONS: Mapping[OptimizerName, Direction] = {
 
 
 def make_optimizer(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Update:
-    """The direction plus the weight decay of parameters; scale it by minus the rate.
+    """The step that is subtracted from parameters: the rate times direction plus weight decay.
 
-    `update` takes all parameters, or some of them with their moments, and also `sound`: whether the
-    step is taken. If it is not, moments stay as they were, and the direction means nothing.
+    `update` takes all parameters, or some of them with their moments, the learning rate as `rate`,
+    and `sound`: whether the step is taken. If it is not, moments and averages stay as they were,
+    and the step means nothing.
     """
     stored = {name: each for name, each in stored.items() if not each.info.counts}
     decays = {name: each.info.decay for name, each in stored.items()}
-    return optax.chain(
+    parts = [
         DIRECTIONS[config.name](config, stored),
         optax.add_decayed_weights(
             config.weight_decay, mask=lambda some: {name: decays[name] for name in some}
         ),
-    )
+        optax.GradientTransformationExtraArgs(
+            lambda _: optax.EmptyState(),
+            lambda steps, state, _=None, *, rate=1.0, **__: (
+                {name: jnp.asarray(rate, x.dtype) * x for name, x in steps.items()},
+                state,
+            ),
+        ),
+    ]
+    if config.ema_decay:
+        parts.append(keeping(_moving_average(config.ema_decay)))
+    return optax.chain(*parts)
+
+
+def _moving_average(decay: float) -> optax.GradientTransformation:
+    """The exponential moving average of parameters: decay^age weighs those after each step.
+
+    The weights' sum is 1 (as Adam corrects its means), so random initial parameters have no part.
+    """
+
+    @jax.named_scope("optimizer")
+    def update(steps: Params, state: Average, params: Any = None) -> tuple[Params, Average]:
+        number, average = state.steps + 1, {}
+        for name, old in state.average.items():
+            share = (decay - 1) / jnp.expm1(math.log(decay) * number.astype(old.dtype))
+            average[name] = old + share * (params[name] - steps[name] - old)
+        return steps, Average(number, average)
+
+    return optax.GradientTransformation(lambda p: Average(jnp.zeros((), jnp.int32), p), update)
 
 
 @jax.named_scope("optimizer")
@@ -222,8 +250,8 @@ def updated(
 def _updated(rule: Update, name: str, old: Params, kept: Any, *others: Array) -> tuple[Array, Any]:
     """A new parameter and its moments; others: gradient, rate, whether the step is taken."""
     gradient, rate, sound = others
-    direction, new = rule.update({name: gradient}, kept, old, sound=sound)
-    step = rate.astype(old[name].dtype) * direction[name]
+    steps, new = rule.update({name: gradient}, kept, old, sound=sound, rate=rate)
+    step = steps[name]
     with jax.named_scope("optimizer"):
         return jnp.where(sound, old[name] - step, old[name]), new
 

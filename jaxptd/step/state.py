@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Dtype
 from jaxptd.mesh import Layout
-from jaxptd.optimizers.moments import Factors, factors
+from jaxptd.optimizers.moments import Average, Factors, factors
 from jaxptd.params import Params, Stored
 from jaxptd.zero.shards import on_device, on_host
 
@@ -152,6 +152,15 @@ class States:
         )
         rest = {name: jax.tree.map(other, state[name]) for name in ("step", "guard")}
         return {"params": params, "optimizer": optimizer, **rest}
+
+    def averaged(self, state: State) -> Params:
+        """The parameters, the moving average of each in its place if the state has one.
+
+        They are in the same memory. Biases of experts, which no optimizer updates, have no average.
+        """
+        params, last = dict(state["params"]), state["optimizer"][-1]
+        average = last.average if isinstance(last, Average) else {}
+        return params | {n: jax.device_put(x, params[n].sharding) for n, x in average.items()}
 
     @cached_property
     def trained(self) -> Mapping[str, Stored]:

@@ -305,7 +305,7 @@ ACTIVATIONS = {("silu", True): "SwiGLU", ("gelu-tanh", False): "GELU", ("gelu", 
 
 def check_decoder(framework: Framework, workload: Workload) -> None:
     """Raises UserError for a model that is no plain decoder, or that its flags cannot express."""
-    model, options = workload.model, workload.model.block
+    model, options, optimizer = workload.model, workload.model.block, workload.config.optimizer
     title, family = framework.title.split(" (")[0], family_of(model)
     next_tokens = family.has_vocabulary and family.objective is None
     wrong = {
@@ -339,9 +339,8 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         f"model.qk_norm={options.qk_norm}": options.qk_norm == "whole",
         f"model.dtype={model.dtype}": model.dtype != "bfloat16",
         f"model.products={model.products}": model.products != "native",
-        f"optimizer.name={workload.config.optimizer.name}": (
-            workload.config.optimizer.name != "adamw"
-        ),
+        f"optimizer.name={optimizer.name}": optimizer.name != "adamw",
+        f"optimizer.ema_decay={optimizer.ema_decay}": optimizer.ema_decay != 0,
     }
     for words, bad in wrong.items():
         if bad:

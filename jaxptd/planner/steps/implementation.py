@@ -20,6 +20,7 @@ from jaxptd.zero.plan import layers_plan
 # Bytes that an optimizer moves per parameter: parameter and moments read and written, the gradient
 # read, and read twice more for its norm and its factor.
 UPDATE = {"adamw": 40, "lion": 32, "sgd": 32, "adafactor": 32}
+AVERAGED = 8  # bytes more: a moving average read and written
 NARROW = 6  # bytes fewer if that gradient has 16 bits
 # Read off steps compiled for H200s, kernel by kernel (`python -m benchmarks.gpu.compiled`):
 ADDED = 10  # bytes: a float32 sum and a 16-bit gradient read, the sum written
@@ -43,6 +44,7 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
     model, layout, kernels = config.model, config.layout, config.kernels_on_gpus
     unsummed = config.train.micro_batches * layout.batch_shards == 1
     _check(config, accelerator)
+    update = UPDATE[config.optimizer.name] + AVERAGED * (config.optimizer.ema_decay > 0)
     return Implementation(
         "jaxptd",
         attention="flash" if sizes_of(config).is_fused else "unfused",
@@ -51,7 +53,7 @@ def implementation_of(config: Config, accelerator: Accelerator) -> Implementatio
         rotary=model.block.positions == "rope",
         accumulate=ADDED if config.train.micro_batches > 1 else 0,
         gradient=4,
-        update=UPDATE[config.optimizer.name] - NARROW * (layers_plan(config).narrows and unsummed),
+        update=update - NARROW * (layers_plan(config).narrows and unsummed),
         logit=LOGIT,
         tp_under="nothing",
         dp_under="nothing",
