@@ -132,11 +132,16 @@ class FirstSteps:
 
     def _one_layer(self, name: str, shape: tuple[int, ...]) -> ParamInfo:
         """A parameter of one layer, held whole: a stack of one."""
-        info = self.infos[re.sub(r"^(\w+)\.\d+\.", r"\1.", name)]
+        info = self.infos[whole_name(name)]
         whole = (1, *shape) if info.stack else shape
         return ParamInfo(
             whole, whole, (None,) * len(whole), False, stack=info.stack, matrix=info.matrix
         )
+
+
+def whole_name(name: str) -> str:
+    """The parameter that a layer's is part of: `blocks.mlp.up.w` of `blocks.0.mlp.up.w`."""
+    return re.sub(r"^(\w+)\.\d+\.", r"\1.", name)
 
 
 Formula = Callable[[np.ndarray, np.ndarray, float], tuple[np.ndarray, np.ndarray | float]]
@@ -257,7 +262,7 @@ def compare(
         differences = [
             _update_difference(
                 (outcomes[0][name], outcomes[1][name]),
-                rate=expected.learning_rate,
+                rate=expected.learning_rate * steps.config.rate_of(whole_name(name)),
                 moved=moved[name] * growth,
                 steps=steps,
             )

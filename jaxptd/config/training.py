@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import fnmatch
 import math
 import re
 from collections import Counter
@@ -245,6 +246,8 @@ class OptimizerConfig:
         skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
         ema_decay: decay of the exponential moving average of the parameters, which is evaluated
             and saved beside them; 0 keeps none.
+        rates: factors of the learning rate by names of parameters, with * for any letters, such as
+            {tokens.table: 0.1}; of parameters that none names it is 1.
     """
 
     name: OptimizerName = "adamw"
@@ -263,6 +266,7 @@ class OptimizerConfig:
     grad_clip: float = 1.0
     skip_above: float = 0.0
     ema_decay: float = 0.0
+    rates: dict[str, float] | None = dataclasses.field(default=None, metadata={"paths": False})
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")
@@ -278,11 +282,28 @@ class OptimizerConfig:
                 f"{self.warmup_steps}: both say how long warm-up is; leave one of them out"
             )
         self._require_effects()
+        if self.rates == {}:
+            raise UserError(
+                "optimizer.rates={}; name parameters, as {tokens.table: 0.1}, or leave it out"
+            )
+        for pattern, factor in (self.rates or {}).items():
+            if not 0 < factor < math.inf:
+                words = f"optimizer.rates: {quoted(repr(pattern))} has the factor {factor}"
+                raise UserError(f"{words}; use a number above 0, or leave the pattern out")
         if (self.min_learning_rate or 0) > self.learning_rate:
             raise UserError(
                 f"optimizer.min_learning_rate={self.min_learning_rate} is above "
                 f"optimizer.learning_rate={self.learning_rate}, the peak; use a smaller one"
             )
+
+    def rates_of(self, name: str) -> dict[str, float]:
+        """The entries of `rates` that name a parameter: one at most in a run."""
+        rates = (self.rates or {}).items()
+        return {each: rate for each, rate in rates if fnmatch.fnmatchcase(name, each)}
+
+    def rate_of(self, name: str) -> float:
+        """The factor of a parameter's learning rate."""
+        return next(iter(self.rates_of(name).values()), 1.0)
 
     def warmup(self, steps: int) -> int:
         """Steps of warm-up in a run of `steps`."""

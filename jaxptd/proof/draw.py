@@ -41,6 +41,7 @@ from jaxptd.proof.values import (
 
 _FIELD = re.compile(r"\b(?:model|layout|data|optimizer|train)(?:\.[a-z0-9_]+)+")
 _NUMBER = re.compile(r"(?<![A-Za-z_])\d+(?:\.\d+)?(?:e-?\d+)?")
+FACTOR = 3.0  # of the learning rate, in `optimizer.rates`
 _PARTS: Mapping[str, int] = {"interleaved": 2, "zb-v": 2, "own-v.csv": 2}  # of each stage
 
 
@@ -66,6 +67,8 @@ def made(values: Values, folder: Path) -> Config:
         )
     if fields["layout.stage_layers"] == UNEVEN:
         fields["layout.stage_layers"] = uneven(values)
+    if pattern := fields["optimizer.rates"]:
+        fields["optimizer.rates"] = {pattern: FACTOR}
     config = from_dict(nested(fields))
     family_of(config.model).check(config)
     if config.layout.pp > 1:

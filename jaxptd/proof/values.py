@@ -149,6 +149,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "optimizer.momentum": (0.95, 0.5),
     "optimizer.grad_clip": (1.0, 0.0, 0.01),
     "optimizer.ema_decay": (0.0, 0.8),
+    "optimizer.rates": (None, "*.w"),  # a pattern, drawn without its factor
     "train.global_batch_size": (8, 4, 6, 12, 24),
     "train.seed": (0, 7),
 }

@@ -546,6 +546,12 @@ def summary(program: Program, devices: str, data: Data) -> str:
     return (
         f"{parameters / 1e6:.2f} M parameters on {devices}, layout {layout}; "
         f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "
-        f"{'kernels: triton; ' * (resolved.model.kernels == 'triton')}"
+        f"{'kernels: triton; ' * (resolved.model.kernels == 'triton')}{_rates(program.config)}"
         f"{data.train.amount}"
     )
+
+
+def _rates(config: Config) -> str:
+    """The factors of the learning rate, by patterns of names."""
+    rates = (config.optimizer.rates or {}).items()
+    return "".join(f"learning rate x {factor:g}: {pattern}; " for pattern, factor in rates)

@@ -121,12 +121,13 @@ DIRECTIONS: Mapping[OptimizerName, Direction] = {
 def make_optimizer(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Update:
     """The step that is subtracted from parameters: the rate times direction plus weight decay.
 
-    `update` takes all parameters, or some of them with their moments, the learning rate as `rate`,
-    and `sound`: whether the step is taken. If it is not, moments and averages stay as they were,
-    and the step means nothing.
+    The rate is the learning rate times the parameter's factor. `update` takes all parameters, or
+    some of them with their moments, the learning rate as `rate`, and `sound`: whether the step is
+    taken. If it is not, moments and averages stay as they were, and the step means nothing.
     """
     stored = {name: each for name, each in stored.items() if not each.info.counts}
     decays = {name: each.info.decay for name, each in stored.items()}
+    rates = {name: config.rate_of(name) for name in stored}
     parts = [
         DIRECTIONS[config.name](config, stored),
         optax.add_decayed_weights(
@@ -135,7 +136,7 @@ def make_optimizer(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Upd
         optax.GradientTransformationExtraArgs(
             lambda _: optax.EmptyState(),
             lambda steps, state, _=None, *, rate=1.0, **__: (
-                {name: jnp.asarray(rate, x.dtype) * x for name, x in steps.items()},
+                {n: jnp.asarray(rate, x.dtype) * rates[n] * x for n, x in steps.items()},
                 state,
             ),
         ),

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple, Self
 
-from jaxptd.config import Config, Dtype, itemsize
+from jaxptd.config import Config, Dtype, OptimizerConfig, itemsize
+from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.layout import ZERO_AXES, Axis, ZeroStage
 from jaxptd.shapes import ParamShape, Spec, StoredShape
 
@@ -435,6 +436,25 @@ class ShardShape:
         return (*self.info.spec[: self.lead], (*axes, *self.holders))
 
 
+def check_rates(optimizer: OptimizerConfig, infos: Mapping[str, ParamShape]) -> None:
+    """Raises UserError if a pattern of `optimizer.rates` names no parameter, or two name one."""
+    names = [name for name, info in infos.items() if not info.counts]
+    found = {name: [*optimizer.rates_of(name)] for name in names}
+    for pattern in optimizer.rates or ():
+        if not any(pattern in each for each in found.values()):
+            remedy = did_you_mean(pattern, names, otherwise="* stands for any letters")
+            raise UserError(
+                f"optimizer.rates: {quoted(repr(pattern))} names no parameter that the optimizer "
+                f"updates; {remedy}"
+            )
+    for name, (first, *others) in ((name, each) for name, each in found.items() if each):
+        if others:
+            raise UserError(
+                f"optimizer.rates: {quoted(repr(first))} and {quoted(repr(others[0]))} both name "
+                f"{name}; let one pattern name each parameter"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class StateShapes:
     """The forms in which a state holds its parameters.
@@ -456,6 +476,7 @@ class StateShapes:
     @classmethod
     def of(cls, config: Config, infos: Mapping[str, ParamShape]) -> Self:
         """The state of a config with these parameters."""
+        check_rates(config.optimizer, infos)
         plans = {name: plan_of(config, info) for name, info in infos.items()}
         split = (Axis.REPLICAS,) if config.layout.splits_state else ()
         return cls(infos, config.layout.sizes, plans, layers_plan(config), split)

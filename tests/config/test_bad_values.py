@@ -138,6 +138,8 @@ VALUES = [
     (OptimizerConfig, {"grad_clip": -(10**30)}, "optimizer.grad_clip=-1000", "above -2147483648"),
     (OptimizerConfig, {"grad_clip": math.inf}, "optimizer.grad_clip=inf must be a number, 0 or"),
     (OptimizerConfig, {"ema_decay": 1.0}, "optimizer.ema_decay=1.0 must be in [0, 1)"),
+    (OptimizerConfig, {"rates": {"*": 0}}, "optimizer.rates: '*' has the factor 0.0; use a number"),
+    (OptimizerConfig, {"rates": ["*"]}, "optimizer.rates=['*']: use a dict from a text to a numb"),
     (OptimizerConfig, {"warmup_steps": 0.5}, "optimizer.warmup_steps=0.5: use a whole number"),
     (TrainConfig, {"steps": "100"}, "train.steps='100': use a whole number"),
     (TrainConfig, {"steps": 1e3}, "train.steps=1000.0: use a whole number"),

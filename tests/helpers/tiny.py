@@ -90,13 +90,15 @@ def config(
     restart_positions: bool = False,
     optimizer: OptimizerName = "adamw",
     ema_decay: float = 0.0,
+    rates: tuple[tuple[str, float], ...] = (),
     **model: Any,
 ) -> Config:
     """The tiny model's config; `model` sets fields of the model, such as `images.size`."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = with_fields(BASES.get(model.get("family"), MODEL), model)
     data = DataConfig(documents=documents, restart_positions=restart_positions)
-    rule = dataclasses.replace(OPTIMIZER, name=optimizer, ema_decay=ema_decay)
+    fields: Any = {"name": optimizer, "ema_decay": ema_decay, "rates": dict(rates) or None}
+    rule = dataclasses.replace(OPTIMIZER, **fields)
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)
 
 

@@ -179,7 +179,7 @@ NEEDED = {
         "--optimizer.name=lion",
         "--optimizer.momentum=0.9 --optimizer.name=muon",
         *("--optimizer.beta1=0.8", "--optimizer.beta2=0.8", "--optimizer.grad_clip=2"),
-        "--optimizer.ema_decay=0.9",
+        *("--optimizer.ema_decay=0.9", '--optimizer.rates={"tokens.*":0.5}'),
         *("--train.global_batch_size=16", "--train.seed=1"),
     ],
 )

@@ -341,6 +341,7 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         f"model.products={model.products}": model.products != "native",
         f"optimizer.name={optimizer.name}": optimizer.name != "adamw",
         f"optimizer.ema_decay={optimizer.ema_decay}": optimizer.ema_decay != 0,
+        "optimizer.rates": bool(optimizer.rates),
     }
     for words, bad in wrong.items():
         if bad:
