@@ -120,6 +120,19 @@ def test_two_processes_pack_whole_records_as_one(start, tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_average_parameters_as_one(start, tmp_path):
+    """An evaluation copies the averages to host memory, where the parameters are."""
+    averaged = ("--optimizer.ema_decay=0.8", "--layout.offload=parameters", *DP2_TP4)
+    one = [*options(tmp_path, *averaged), f"--train.run_dir={tmp_path / 'one'}"]
+    subprocess.run(
+        [sys.executable, "-m", "jaxptd.train", *one], cwd=ROOT, check=True, capture_output=True
+    )
+    rows = numbers(RunDir(tmp_path / "one").metrics())
+    assert "validation_loss_ema" in rows[-1]
+    trains_as_one_process(start, rows, tmp_path, averaged)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", CROSSING, ids=" ".join)
 def test_whatever_axis_crosses_the_processes(start, whole, tmp_path, layout):
     trains_as_one_process(start, whole, tmp_path, layout)
