@@ -24,7 +24,7 @@ CEILINGS = {
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
     "files": 357,
-    "lines": 72_300,
+    "lines": 72_380,
 }
 
 
