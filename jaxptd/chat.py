@@ -87,7 +87,7 @@ def parser() -> Parser:
     """Makes the parser of this command."""
     examples = (
         "jaxptd chat --run-dir runs/chats --system 'Answer in one sentence.'",
-        "echo 'Who wrote Faust?' | jaxptd chat --run-dir models/qwen3 --temperature 0",
+        "jaxptd chat --run-dir models/qwen3 --temperature 0 --json < questions.txt",
     )
     parser = Parser(prog="jaxptd chat", description=main.__doc__, examples=examples)
     add_run(parser)

@@ -122,7 +122,7 @@ class Chats:
         return {**record, self.field: [*record[self.field], message]}
 
     def turn_end(self) -> tuple[tuple[int, ...], list[str]]:
-        """What the template writes behind an answer: a special token's id, and the text before it.
+        """The special token that the template writes behind an answer, and the text before it.
 
         Either may be missing.
         """
@@ -322,7 +322,7 @@ def _part(part: Any, number: int) -> dict[str, str]:
 
 
 def _with_texts(write: Callable[[list[Message]], T], messages: list[Message]) -> T:
-    """What `write` makes of messages; of texts alone if the template takes no parts of one."""
+    """Writes messages; as texts alone if the template takes no parts of one."""
     try:
         return write(messages)
     except UserError:

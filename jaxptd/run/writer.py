@@ -139,8 +139,7 @@ class Writer:
     def added_pieces(self, prompt: Sequence[int], tokens: int) -> Pieces[str, None, bool]:
         """The text that the model adds to a prompt's ids, in pieces as of `stream`.
 
-        Prompts of similar lengths share compiled programs. Returns whether the text was cut after
-        so many tokens.
+        Prompts of similar lengths share compiled programs. Returns whether the text was cut.
         """
         written = 0
 
