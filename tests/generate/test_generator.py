@@ -418,6 +418,36 @@ def test_every_layout_draws_the_same_with_all_settings(layout):
     assert write(FULL, 12, *layout, sampling=sampling) == write(FULL, 12, sampling=sampling)
 
 
+# ---- several texts ------------------------------------------------------------------------------
+
+SEVERAL = [PROMPTS["some"], [7], [100, 101], [1, 2, 3], PROMPTS["some"][::-1]]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ((), ()),
+        ((), (*TP2, "--layout.dp=2", "--layout.zero=3")),
+        *(slow((), x) for x in (TP3, SEQUENCE, GRID, CP2_TP2, FOLDED, PIPELINES[0])),
+        *(slow(EXPERTS, x) for x in (ZERO3, REPLICAS, SEQUENCE)),
+        *(slow(LATENT, x) for x in (TP2, PIPELINE)),
+    ],
+    ids=str,
+)
+def test_texts_side_by_side_are_those_of_calls(model, layout):
+    """Some end early, at an id that another one's prompt may have; each has its own random ids."""
+    sampling, options = Sampling(temperature=1.5, repetition_penalty=1.2), (*model, *layout)
+    tokens = [LONGEST - len(prompt) for prompt in SEVERAL]
+    whole = [write(*each, *model, sampling=sampling) for each in zip(SEVERAL, tokens, strict=True)]
+    end = next(token for token in whole[0][2:6] if token not in whole[0][:2] + whole[1])
+    made = Generator(make_program(*options), VOCAB, sampling, (end,))
+    found = dict(made.generate_many(make_params(*options), SEVERAL, tokens))
+    cut = [text[: text.index(end)] if end in text else text for text in whole]
+    assert [found[number] for number in range(len(SEVERAL))] == cut
+    assert len(cut[0]) < tokens[0]
+    assert len(cut[1]) == tokens[1]
+
+
 # ---- streams ------------------------------------------------------------------------------------
 
 
