@@ -20,6 +20,8 @@ from jaxptd.config import DataConfig
 from jaxptd.data import ByteTokenizer, load_tokenizer
 from jaxptd.data.chats import Chats
 from jaxptd.errors import run_command
+from jaxptd.run.sampling import Sampling
+from jaxptd.run.writer import ChatWriter
 
 TEXT = "{% for m in messages %}{{ m.role[0] ~ ':' ~ m.content ~ ';\n' }}{% endfor %}a:"
 GREEDY = ("--temperature", 0, "--tokens", chatting.TOKENS)
@@ -86,6 +88,13 @@ def test_an_answer_ends_where_the_template_ends_a_turn(folder: Path, monkeypatch
     for found in (((end,), []), ((), ["^"])):
         monkeypatch.setattr(Chats, "turn_end", lambda _, found=found: found)
         assert ask(tokens=chatting.TOKENS) == whole.partition("^")[0]
+
+
+def test_an_answer_ends_with_the_models_length(folder: Path) -> None:
+    run, chat = loaded(folder, Layout()), said("fox world " * 60)
+    room = 192 - len(ChatWriter(run._writer(Sampling(0), ())).asked({"messages": chat}))
+    assert 0 < room < 30
+    assert run.chat(chat, temperature=0) == run.chat(chat, temperature=0, tokens=room)
 
 
 ENDS = {"llama3": "<|eot_id|>", "mistral": "</s>", "gemma3": "<end_of_turn>", "phi": "<|end|>"}
