@@ -54,9 +54,9 @@ def as_varying(x: Array, axes: Iterable[str]) -> Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def as_same(x: Array) -> Array:
-    """`x`, the same on every device, typed as varying over no axis: an all-reduce (max)."""
-    axes = sorted(varying_axes(x))
+def as_same(x: Array, *, but: Iterable[str] = ()) -> Array:
+    """`x`, the same along all axes `but` some, typed as varying over none: an all-reduce (max)."""
+    axes = sorted(varying_axes(x) - set(but))
     return lax.pmax(x, tuple(axes)) if axes else x
 
 

@@ -263,8 +263,9 @@ class Answers:
             )
         check_unused(self._run.arrays)
         ids = self._begun(self._ids(context))[-(longest - tokens) :]
-        continuations = self._generator.generate_many(self._run.arrays["params"], ids, tokens)
-        text = continuation(tokenizer, ids, continuations)
+        params = self._run.arrays["params"]
+        ((_, found),) = self._generator.generate_many(params, [ids], [tokens])
+        text = continuation(tokenizer, ids, found)
         return until_stop(text, _stops(options))
 
     @property

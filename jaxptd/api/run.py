@@ -18,7 +18,7 @@ from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
-from jaxptd.generate import Sampling, Writer, check_tokens
+from jaxptd.generate import ChatWriter, Sampling, Writer, check_tokens
 from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
 from jaxptd.params import Params
@@ -256,6 +256,51 @@ class Run:
         sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
         write = self._writer(sampling, stop)
         return _while_unused(write.stream(prompt, tokens), {"params": write.params})
+
+    @checked("jaxptd.Run.chat")
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        min_p: float = Sampling.min_p,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> str:
+        """The assistant's answer to messages, which the run's chat template writes as text.
+
+        It ends where the template ends a turn, or at any of the tokenizer's ends.
+
+        >>> run.chat([{"role": "user", "content": "Who wrote Faust?"}])  # doctest: +SKIP
+        'Goethe.'
+
+        Args:
+            messages: of the chat so far, each with role and content, as transformers takes them.
+            tools: JSON schemas of functions that the assistant may call.
+            tokens: of the answer at most.
+            temperature: of the draws; 0 takes the most likely token.
+            top_k: draw from the k most likely tokens; 0 from all.
+            top_p: draw from the most likely tokens that together have this probability.
+            min_p: draw from tokens with this share of the most likely one's probability.
+            repetition_penalty: above 1, tokens that the chat has already are less likely.
+            seed: of the draws.
+            stop: further texts before which the answer ends.
+
+        Raises:
+            UserError: there is no chat template, it refuses the messages, or they leave no room for
+                an answer in the model.
+        """
+        check_tokens("tokens", tokens)
+        sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
+        chat = ChatWriter(self._writer(sampling, stop))
+        asked = chat.asked({"messages": [*messages], "tools": [*tools] or None})
+        (answer,) = chat.answers([asked], tokens)
+        return answer
 
     def _writer(self, sampling: Sampling, stop: Sequence[str]) -> Writer:
         check_unused(self.arrays)

@@ -47,6 +47,7 @@ COMMANDS = (
     Command(
         "generate", "jaxptd.generate", "generate text (or image masks) with the model of a run"
     ),
+    Command("chat", "jaxptd.chat", "talk with the model of a run, as its chat template writes it"),
     Command("data", "jaxptd.commands.data", "tokenize text once into a file, to start runs faster"),
     Command("convert", "jaxptd.hf.convert", "convert models to and from Hugging Face directories"),
     Command("verify", "jaxptd.verify", "prove that a layout computes what one device computes"),

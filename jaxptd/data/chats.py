@@ -13,7 +13,8 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from jaxptd.stores import Place
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig
 
+T = TypeVar("T")
 MESSAGES, SHAREGPT, ALPACA = "messages", "sharegpt", "alpaca"
 FIELDS = {MESSAGES: "messages", SHAREGPT: "conversations"}  # their usual names
 OF_ALPACA = ("instruction", "output")
@@ -92,9 +94,55 @@ class Chats:
             if empty:
                 raise UserError(f"data.source: {path} holds no chats; leave it out")
 
+    # ---- answers --------------------------------------------------------------------------------
+
+    def asked(self, record: Mapping[str, Any]) -> list[int]:
+        """The ids of a record's chat, with what the template writes before an answer.
+
+        Raises:
+            UserError: it is not a chat, the last message is an answer, or the template refuses it.
+        """
+        field = self.field or OF_ALPACA[0]
+        if field not in record:
+            raise UserError(f"it has no {field}, which holds the chat; use an object with {field}")
+        given = {"messages": record[field]} if self.field else {**record, "output": ""}
+        messages, tools = self._chat(given | {"tools": record.get(self._config.tools_field or "")})
+        if messages[-1]["role"] == ASSISTANT or (not self.field and record.get("output")):
+            raise UserError("the chat has its answer already; leave the answer out")
+        render = partial(self.template.render, tools=tools, answer=True)
+        return self._tokenizer.encode(_with_texts(render, messages)).tolist()
+
+    def answered(self, record: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """The record with the assistant's answer."""
+        if not self.field:
+            return {**record, OF_ALPACA[1]: text}
+        message = {"role": ASSISTANT, "content": text}
+        if self._form == SHAREGPT:
+            message = {"from": "gpt", "value": text}
+        return {**record, self.field: [*record[self.field], message]}
+
+    def turn_end(self) -> tuple[tuple[int, ...], list[str]]:
+        """The special token that the template writes behind an answer, and the text before it.
+
+        Either may be missing.
+        """
+        asked = {"role": "user", "content": "Question"}
+        text = self.template.render([asked, {"role": ASSISTANT, "content": "Answer"}])
+        behind = text.rpartition("Answer")[2]
+        found = self._pattern and self._pattern.search(behind)
+        before = (behind[: found.start()] if found else behind).strip()
+        ends = (self._tokenizer.special[found.group()],) if found else ()
+        return ends, [before] if before else []
+
+    # ---- records of files -----------------------------------------------------------------------
+
+    @property
+    def field(self) -> str:
+        """The field of messages; empty for Alpaca's records, which have fields of their own."""
+        return self._config.messages_field or FIELDS.get(self._config.format, "")
+
     def _records(self, path: Place) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        config = self._config
-        field = config.messages_field or FIELDS.get(config.format, "")
+        config, field = self._config, self.field
         fields, optional = ((field,), ()) if field else (OF_ALPACA, ("input",))
         if not has_records(path):
             raise UserError(
@@ -159,13 +207,7 @@ class Chats:
     def _tokenize(
         self, messages: list[Message], tools: list[Any] | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            text, spans = self._written(messages, tools)
-        except UserError:
-            # The template may take texts only, not the parts of one.
-            if not any(isinstance(each.get("content"), Parts) for each in messages):
-                raise
-            text, spans = self._written([_joined(each) for each in messages], tools)
+        text, spans = _with_texts(partial(self._written, tools=tools), messages)
         if self._form == ALPACA and len(messages) == 1:  # it has no answer
             spans = []
         if spans is None:
@@ -277,6 +319,16 @@ def _part(part: Any, number: int) -> dict[str, str]:
         kind = quoted(part.get("type", "?")) if isinstance(part, dict) else _kind(part)
         raise UserError(f"message {number} has a part that is no text ({kind}); leave it out")
     return {key: value for key, value in part.items() if value is not None}
+
+
+def _with_texts(write: Callable[[list[Message]], T], messages: list[Message]) -> T:
+    """Writes messages; as texts alone if the template takes no parts of one."""
+    try:
+        return write(messages)
+    except UserError:
+        if not any(isinstance(each.get("content"), Parts) for each in messages):
+            raise
+        return write([_joined(each) for each in messages])
 
 
 def _joined(message: Message) -> Message:

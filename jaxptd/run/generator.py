@@ -1,8 +1,10 @@
 """Generates tokens with a trained model and a cache of keys and values.
 
-Letters: B batch (one text), T position, V vocabulary, K most likely tokens, N generated ids.
+Letters: B batch (texts side by side), T position, V vocabulary, K most likely tokens, N generated
+ids.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.collectives import as_same, varying_axes
+from jaxptd.collectives import all_gather, as_same, as_varying, varying_axes
 from jaxptd.config import Config, DataConfig, ModelConfig
 from jaxptd.data import Samples, Tokenizer
 from jaxptd.data.sources import STDLIB
@@ -23,6 +25,7 @@ from jaxptd.data.tokenizers import BYTES, UNKNOWN
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.matmul.precision import exact_products
+from jaxptd.mesh import Axis
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Writing
 from jaxptd.params import Params
@@ -37,6 +40,8 @@ Write = Callable[[Sequence[int], int, int], Chunks]  # (prompt, number, place) -
 CHUNK = 8  # tokens that a stream waits for: each call gathers what ZeRO shards
 NONE = -1  # stands for "no id"
 SHAPES = 64  # prompt lengths are rounded to this many tokens, so that few programs are compiled
+AT_ONCE = 2**14  # tokens that the caches of texts side by side hold on each replica
+TEXTS = P(Axis.DP)  # texts are split over dp; devices along other axes write the same ones
 
 
 class Steps(NamedTuple):
@@ -45,9 +50,9 @@ class Steps(NamedTuple):
     Args:
         forward: (batch, position of its first token, state) -> the drawn ids `[B]`, and the state:
             which ids a text has, if draws depend on them, and the model's caches.
-        write: (ids that are given or `NONE` `[N]`, position of the first, number of ids, the drawn
-            ids, state) -> ids `[N, B]`, the drawn ids and the state behind them. When every text
-            has ended, the loop stops and the remaining ids are `NONE`.
+        write: (ids that are given or `NONE` `[N, B]`, position of the first, number of ids, the
+            drawn ids, state) -> ids `[N, B]`, the drawn ids and the state behind them. The ids
+            behind a text's end are `NONE`. When every text has ended, the loop stops.
         empty_state: number of texts -> the state before their first tokens.
     """
 
@@ -108,16 +113,23 @@ class Generator:
         """
 
         def write(prompt: Sequence[int], count: int, place: int) -> Chunks:
-            yield self._write_on(params, prompt, count, place=place)
+            if self.drafts is None or not count:
+                yield from self._write_on(params, [prompt], [count], places=[place])
+                return
+            first, key = self._writing.first(self._model, prompt), self._keys([place], 1)[0]
+            found = self._write_ahead(params, first, key, np.zeros(count, np.int32))
+            yield self._counted(*found)[:count]
 
         return list(itertools.chain.from_iterable(self._in_parts(write, prompt, tokens)))
 
-    def stream(self, params: Params, prompt: Sequence[int], tokens: int) -> Chunks:
+    def stream(
+        self, params: Params, prompt: Sequence[int], tokens: int, *, shares: bool = False
+    ) -> Chunks:
         """Generates the ids of a call, and yields them as they are drawn, `CHUNK` at a time.
 
-        Without drafts: they are not made.
+        Without drafts: they are not made. shares: the prompt is read as by `generate_many`.
         """
-        return self._in_parts(partial(self._chunks, params), prompt, tokens)
+        return self._in_parts(partial(self._chunks, params, shares=shares), prompt, tokens)
 
     def _in_parts(self, write: Write, prompt: Sequence[int], tokens: int) -> Chunks:
         """The ids that follow the prompt; a text that is full goes on from its last half.
@@ -138,17 +150,44 @@ class Generator:
             if len(text) < full:
                 break
 
-    def generate_many(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Generates as a call does, for many prompts that the model continues.
+    def generate_many(
+        self, params: Params, prompts: Sequence[Sequence[int]], tokens: Sequence[int]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Generates as calls do, several texts side by side, and yields (number of a prompt, ids).
 
-        `SHAPES` prompt lengths share a compiled program, which takes the beginning of a prompt in
-        one pass and the rest one token at a time. Prompt and tokens together must fit the model.
+        tokens: to write after each prompt at most.
+
+        `SHAPES` prompt lengths share a compiled program, which takes the beginning of prompts in
+        one pass and the rest one token at a time. A prompt that is continued must fit the model,
+        together with its tokens. Without drafts.
         """
-        first = len(prompt) // SHAPES * SHAPES or 1
-        given = prompt[first:]
-        count = min(SHAPES - 1 + tokens, self._model.seq_length - first)
-        written = self._write_on(params, prompt[:first], count, place=len(prompt), given=given)
-        return written[len(given) :][:tokens]
+        continues, model = self._writing.continues, self._model
+        most = model.seq_length if continues else model.target_length
+        counts = [min(count, most) for count in tokens]
+        alike = collections.defaultdict[int, list[int]](list)
+        for number, prompt in enumerate(prompts):
+            alike[self._at_once(prompt)].append(number)
+        at_once = max(1, AT_ONCE // model.seq_length) * self._replicas
+        for first, numbers in alike.items():
+            size = min(at_once, self._rows(len(numbers)))
+            for start in range(0, len(numbers), size):
+                some = numbers[start : start + size]
+                texts = [prompts[number] for number in some]
+                places = [len(each) if continues else 0 for each in texts]
+                found = self._write_on(
+                    *(params, texts, [counts[number] for number in some]),
+                    places=places,
+                    first=first,
+                    size=size,
+                    longest=SHAPES - 1 + max(counts),
+                )
+                yield from zip(some, found, strict=True)
+
+    def _at_once(self, prompt: Sequence[int]) -> int:
+        """Tokens of a prompt that are read in one pass, if it shares a compiled program."""
+        if not self._writing.continues:
+            return len(prompt)
+        return len(prompt) // SHAPES * SHAPES or 1
 
     @property
     def _model(self) -> ModelConfig:
@@ -163,50 +202,80 @@ class Generator:
     def _write_on(
         self,
         params: Params,
-        prompt: Sequence[int],
-        count: int,
+        prompts: Sequence[Sequence[int]],
+        counts: Sequence[int],
         *,
-        place: int = 0,
-        given: Sequence[int] = (),
-    ) -> list[int]:
-        """Generates `count` ids in one go, or fewer if the text ends; the first may be given.
+        places: Sequence[int],
+        first: int | None = None,
+        size: int = 1,
+        longest: int | None = None,
+    ) -> list[list[int]]:
+        """Generates ids after each prompt in one go, or fewer where a text ends.
 
-        place: position of the first drawn id in the text, which keys its random numbers.
+        Args:
+            params: of the model.
+            prompts: of texts side by side.
+            counts: ids to write after each prompt at most.
+            places: positions of the first drawn ids, which key their random numbers.
+            first: tokens of each prompt that are read in one pass; None: all.
+            size: texts of the program, which repeats the last prompt if there are fewer.
+            longest: ids that the program can write, with those that are given; None: no more.
         """
-        given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=NONE)
-        batch, key = self._first(prompt), self._key(place)
-        if self.drafts is not None and count and not given:
-            found = self._write_ahead(params, batch, key, np.zeros(count, np.int32))
-            return self._counted(*found)[:count]
-        written = np.asarray(self._write(params, batch, key, given_N))[:, 0]
-        return [token for token in written.tolist() if token != NONE]
+        size = self._rows(size)
+        prompts = [*prompts, *[prompts[-1]] * (size - len(prompts))]
+        batch, keys_B = self._batch([each[:first] for each in prompts]), self._keys(places, size)
+        rests = [() if first is None else each[first:] for each in prompts]
+        number = max(len(rest) + count for rest, count in zip(rests, counts, strict=False))
+        given_NB = _given(rests, longest or number)
+        ids_NB = np.asarray(self._write(params, batch, keys_B, given_NB, np.int32(number)))
+        written = zip(ids_NB.T.tolist(), rests, counts, strict=False)
+        return [
+            [token for token in ids[len(rest) :][:count] if token != NONE]
+            for ids, rest, count in written
+        ]
 
-    def _first(self, prompt: Sequence[int]) -> dict[str, np.ndarray]:
-        return self._writing.first(self._model, prompt)
+    def _rows(self, texts: int) -> int:
+        """The least texts that a program writes for so many: the same number on each replica."""
+        return -(-texts // self._replicas) * self._replicas
 
-    def _key(self, place: int) -> Array:
-        return jax.random.fold_in(jax.random.key(self.sampling.seed), place)
+    @property
+    def _replicas(self) -> int:
+        return self.program.config.layout.dp
+
+    def _batch(self, prompts: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+        batches = [self._writing.first(self._model, prompt) for prompt in prompts]
+        return {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
+
+    def _keys(self, places: Sequence[int], size: int) -> Array:
+        """The keys of texts' random numbers, `[size]`; the last place's are repeated."""
+        key = jax.random.key(self.sampling.seed)
+        places_B = np.pad(np.array(places, np.uint32), (0, size - len(places)), mode="edge")
+        return jax.vmap(partial(jax.random.fold_in, key))(places_B)
 
     @cached_property
     def _write(self) -> Callable[..., Array]:
-        """(params, first batch, key, given[N]) -> ids[N, B]; compiled once for each shape."""
-        specs = (self.program.states.specs["params"], P(), P(), P())
+        """(params, first batch, keys[B], given[N, B], number) -> ids[N, B].
+
+        Compiled once for each shape.
+        """
+        specs = (self.program.states.specs["params"], TEXTS, TEXTS, P(None, *TEXTS), P())
         mesh = self.program.mesh
         return jax.jit(
             jax.shard_map(self._run, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=True)
         )
 
-    def _run(self, params: Params, batch: Batch, key: Array, given_N: Array) -> Array:
+    def _run(
+        self, params: Params, batch: Batch, keys_B: Array, given_NB: Array, number: Array
+    ) -> Array:
         """First batch -> ids[N, B]: the prompt in one pass, then one token at a time.
 
-        A given id replaces the drawn one. When every text has ended, the loop stops and the
-        remaining ids are `NONE`.
+        A given id replaces the drawn one. `Steps.write` says where ids are `NONE`.
         """
-        steps, (size, length) = self._steps(params, key), batch[self._writing.field].shape
+        steps, (size, length) = self._steps(params, keys_B), batch[self._writing.field].shape
         first = steps.forward(batch, jnp.int32(0), steps.empty_state(size))
-        return steps.write(given_N, length, len(given_N), *first)[0]
+        return _of_all(steps.write(given_NB, length, number, *first)[0])
 
-    def _steps(self, params: Params, key: Array) -> "Steps":
+    def _steps(self, params: Params, keys_B: Array) -> "Steps":
         """Makes the steps of a generation, inside `shard_map`."""
         passes, field = make_passes(self._resolved), self._writing.field
         params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
@@ -218,26 +287,31 @@ class Generator:
                 text_BV |= self._tokens_in(batch[field])
             logits_BTV, caches = compute(params, batch, self._places(batch, start), caches)
             last = start + logits_BTV.shape[1] - 1  # the same however a prompt is read in parts
-            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, last), text_BV)
-            return as_same(ids_B), (text_BV, caches)  # typed as varying where ZeRO gathered
+            of_place = jax.vmap(lambda key: jax.random.fold_in(key, last))
+            ids_B = self._draw(logits_BTV[:, -1:], of_place(keys_B), text_BV)
+            # Typed as varying where ZeRO gathered.
+            return as_same(ids_B, but=TEXTS), (text_BV, caches)
 
         def write(
-            given_N: Array, length: int | Array, count: int | Array, drawn_B: Array, state: Any
+            given_NB: Array, length: int | Array, count: int | Array, drawn_B: Array, state: Any
         ) -> tuple[Array, Array, Any]:
-            def goes_on(carry: tuple[Array, Array, Array, Any]) -> Array:
-                i, _, drawn_B, _ = carry
+            def ended(i: Array, drawn_B: Array, ended_B: Array) -> tuple[Array, Array]:
                 end_B = jnp.isin(drawn_B, jnp.array(self.ends, jnp.int32))
-                return (i < count) & ~(jnp.all(end_B) & (given_N[i] == NONE))
+                ended_B |= end_B & (given_NB[i] == NONE)
+                return ended_B, (i < count) & (as_same((~ended_B).any().astype(jnp.int32)) > 0)
 
-            def advance(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
-                i, ids_NB, drawn_B, state = carry
-                token_B = jnp.where(given_N[i] == NONE, drawn_B, given_N[i])
+            def advance(carry: Any) -> Any:
+                i, ids_NB, drawn_B, (ended_B, _), state = carry
+                token_B = jnp.where(given_NB[i] == NONE, drawn_B, given_NB[i])
                 drawn_B, state = forward({field: token_B[:, None]}, length + i, state)
-                return i + 1, ids_NB.at[i].set(token_B), drawn_B, state
+                ids_NB = ids_NB.at[i].set(jnp.where(ended_B, NONE, token_B))
+                return i + 1, ids_NB, drawn_B, ended(i + 1, drawn_B, ended_B), state
 
-            none_NB = jnp.full((len(given_N), len(drawn_B)), NONE, jnp.int32)
-            first = (jnp.int32(0), none_NB, drawn_B, state)
-            return lax.while_loop(goes_on, advance, first)[1:]
+            none_NB = as_varying(jnp.full_like(given_NB, NONE), varying_axes(drawn_B))
+            first = ended(jnp.int32(0), drawn_B, jnp.zeros_like(drawn_B, bool))
+            carry = jnp.int32(0), none_NB, drawn_B, first, state
+            _, ids_NB, drawn_B, _, state = lax.while_loop(lambda x: x[3][1], advance, carry)
+            return ids_NB, drawn_B, state
 
         def empty_state(size: int) -> Any:
             reads = self.sampling.reads_text
@@ -248,62 +322,72 @@ class Generator:
 
     # ---- a few tokens at a time -----------------------------------------------------------------
 
-    def _chunks(self, params: Params, prompt: Sequence[int], count: int, place: int) -> Chunks:
+    def _chunks(
+        self, params: Params, prompt: Sequence[int], count: int, place: int, *, shares: bool
+    ) -> Chunks:
         """Generates as `_write_on` does, `CHUNK` ids at a time."""
         begin, go_on = self._chunk_functions
-        batch, key = self._first(prompt), self._key(place)
+        first = self._at_once(prompt) if shares else len(prompt)
+        rest, size = prompt[first:], self._rows(1)
+        batch, keys_B = self._batch([prompt[:first]] * size), self._keys([place], size)
         length = batch[self._writing.field].shape[1]
-        drawn_B, state = begin(params, batch, key)
-        for first in range(0, count, CHUNK):
-            size = min(CHUNK, count - first)
-            numbers = np.int32(length + first), np.int32(size)
-            ids_NB, drawn_B, state = go_on(params, key, *numbers, drawn_B, state)
+        drawn_B, state = begin(params, batch, keys_B)
+        for start in range(0, len(rest) + count, CHUNK):
+            number = min(CHUNK, len(rest) + count - start)
+            given_NB = _given([rest[start : start + CHUNK]] * size, CHUNK)
+            numbers = np.int32(length + start), np.int32(number)
+            ids_NB, drawn_B, state = go_on(params, keys_B, given_NB, *numbers, drawn_B, state)
             ids = [token for token in np.asarray(ids_NB)[:, 0].tolist() if token != NONE]
-            yield ids
-            if len(ids) < size:
+            yield ids[max(len(rest) - start, 0) :]
+            if len(ids) < number:
                 return
 
     @cached_property
     def _chunk_functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """(params, first batch, key) -> drawn, state; `_go_on` with the state's specs.
+        """(params, first batch, keys[B]) -> drawn, state; `_go_on` with the state's specs.
 
         Each device's part of the state is a row of an array, split over the axes along which it
         differs. So its type in the next call is the one that it had, and nothing is sent.
         """
         mapped = partial(jax.shard_map, mesh=self.program.mesh, check_vma=True)
-        in_specs = (self.program.states.specs["params"], P(), P())
+        in_specs = (self.program.states.specs["params"], TEXTS, TEXTS)
         specs: Any = None
 
-        def look(params: Params, batch: Batch, key: Array) -> Array:
+        def look(params: Params, batch: Batch, keys_B: Array) -> Array:
             nonlocal specs
-            drawn_B, state = self._begin(params, batch, key)
+            drawn_B, state = self._begin(params, batch, keys_B)
             specs = jax.tree.map(lambda x: P(tuple(sorted(varying_axes(x)))), state)
             return drawn_B
 
-        params, key = self.program.abstract_state["params"], jax.random.key(0)
-        jax.eval_shape(
-            mapped(look, in_specs=in_specs, out_specs=P()), params, self._first([0]), key
-        )
-        begin = mapped(self._begin, in_specs=in_specs, out_specs=(P(), specs))
-        in_specs = (in_specs[0], *[P()] * 4, specs)
-        go_on = mapped(self._go_on, in_specs=in_specs, out_specs=(P(), P(), specs))
+        params, size = self.program.abstract_state["params"], self._rows(1)
+        mapped_look = mapped(look, in_specs=in_specs, out_specs=TEXTS)
+        jax.eval_shape(mapped_look, params, self._batch([[0]] * size), self._keys([0], size))
+        begin = mapped(self._begin, in_specs=in_specs, out_specs=(TEXTS, specs))
+        further = (in_specs[0], TEXTS, P(None, *TEXTS), P(), P(), TEXTS, specs)
+        go_on = mapped(self._go_on, in_specs=further, out_specs=(P(), TEXTS, specs))
         return jax.jit(begin), jax.jit(go_on, donate_argnames="state")
 
-    def _begin(self, params: Params, batch: Batch, key: Array) -> tuple[Array, Any]:
+    def _begin(self, params: Params, batch: Batch, keys_B: Array) -> tuple[Array, Any]:
         """First batch -> the drawn ids behind it `[B]`, and the state as rows."""
-        steps, size = self._steps(params, key), len(batch[self._writing.field])
+        steps, size = self._steps(params, keys_B), len(batch[self._writing.field])
         drawn_B, state = steps.forward(batch, jnp.int32(0), steps.empty_state(size))
         return drawn_B, jax.tree.map(lambda x: x[None], state)
 
     def _go_on(
-        self, params: Params, key: Array, length: Array, count: Array, drawn_B: Array, state: Any
+        self,
+        params: Params,
+        keys_B: Array,
+        given_NB: Array,
+        length: Array,
+        count: Array,
+        drawn_B: Array,
+        state: Any,
     ) -> tuple[Array, Array, Any]:
         """Drawn ids and the state before them -> up to `CHUNK` ids, and both behind these."""
-        none_N = jnp.full(CHUNK, NONE, jnp.int32)
         state = jax.tree.map(lambda x: x[0], state)
-        write = self._steps(params, key).write
-        ids_NB, drawn_B, state = write(none_N, length, count, drawn_B, state)
-        return ids_NB, drawn_B, jax.tree.map(lambda x: x[None], state)
+        write = self._steps(params, keys_B).write
+        ids_NB, drawn_B, state = write(given_NB, length, count, drawn_B, state)
+        return _of_all(ids_NB), drawn_B, jax.tree.map(lambda x: x[None], state)
 
     # ---- with drafts ----------------------------------------------------------------------------
 
@@ -344,7 +428,7 @@ class Generator:
             self._resolved.blueprint.build(params),
             forward,
             lambda tokens_BT, start: self._places({field: tokens_BT}, start),
-            lambda logits, place: as_same(self._draw(logits, jax.random.fold_in(key, place))),
+            lambda logits, place: as_same(self._draw(logits, jax.random.fold_in(key, place)[None])),
             self.ends,
         )
         run = exact_products(rounds.run, self._model.dtype, self.program.mesh)
@@ -364,19 +448,30 @@ class Generator:
         assert info is not None
         return info
 
-    def _draw(self, logits_B1V: Array, key: Array, text_BV: Array | None = None) -> Array:
-        """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device.
+    def _draw(self, logits_B1V: Array, keys_B: Array, text_BV: Array | None = None) -> Array:
+        """Logits of the next token, sharded over V -> its id, `[B]`, equal on devices of a text.
 
         text_BV: which tokens a text has, if the draw depends on them.
         """
         logits_BV = self._resolved.tensor_parallel.axes.gather(logits_B1V, 2)[:, 0]
-        return self.sampling.draw(logits_BV[:, : self.vocab_size], key, text_BV)
+        return self.sampling.draw(logits_BV[:, : self.vocab_size], keys_B, text_BV)
 
     def _tokens_in(self, token_BT: Array) -> Array:
         """Which ids are among some tokens, bool[B, V]."""
         rows_B1 = jnp.arange(len(token_BT))[:, None]
         none_BV = jnp.zeros((len(token_BT), self.vocab_size), bool)
         return none_BV.at[rows_B1, token_BT].set(True, mode="drop")
+
+
+def _given(rests: Sequence[Sequence[int]], count: int) -> np.ndarray:
+    """The ids that texts begin with, int32[N, B], and `NONE` behind them; N is `count`."""
+    given_BN = [[*rest, *[NONE] * (count - len(rest))] for rest in rests]
+    return np.array(given_BN, np.int32).reshape(len(rests), count).T
+
+
+def _of_all(ids_NB: Array) -> Array:
+    """The ids of the texts of all replicas, on every device."""
+    return as_same(all_gather(ids_NB, Axis.DP, 1))
 
 
 # ---- the sample at the end of a run --------------------------------------------------------------

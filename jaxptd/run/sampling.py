@@ -57,12 +57,12 @@ class Sampling:
         """True if a draw depends on which tokens the text has."""
         return self.repetition_penalty != 1
 
-    def draw(self, logits_BV: Array, key: Array, in_text_BV: Array | None = None) -> Array:
+    def draw(self, logits_BV: Array, keys_B: Array, in_text_BV: Array | None = None) -> Array:
         """Draws a token for each text, `[B]`.
 
         Args:
             logits_BV: of the next token.
-            key: of the random numbers.
+            keys_B: of each text's random numbers.
             in_text_BV: which tokens a text has, if `reads_text`.
         """
         logits_BV = logits_BV.astype(jnp.float32)
@@ -71,7 +71,7 @@ class Sampling:
         if self.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)
         scores_BK, ids_BK = self.candidates(logits_BV)
-        drawn_B1 = jax.random.categorical(key, scores_BK)[:, None]
+        drawn_B1 = jax.vmap(jax.random.categorical)(keys_B, scores_BK)[:, None]
         return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
 
     def candidates(self, logits_BV: Array) -> tuple[Array, Array]:

@@ -281,8 +281,8 @@ def test_a_text_ends_where_an_end_is_drawn_and_nothing_is_computed_behind_it(lay
     made = ending((VOCAB + 5, end), *layout)
     assert 2 <= place < count  # the model does not run a second time
     assert made(params, prompt, count + LONGEST) == whole[:place]
-    batch = made._writing.first(made._model, prompt)
-    ids = made._write(params, batch, jax.random.key(0), np.full(count, NONE, np.int32))[:, 0]
+    batch, given = made._batch([prompt]), np.full((count, 1), NONE, np.int32)
+    ids = made._write(params, batch, made._keys([0], 1), given, np.int32(count))[:, 0]
     assert np.asarray(ids).tolist() == [*whole[:place], *[NONE] * (count - place)]
 
 
@@ -292,8 +292,8 @@ def test_an_end_that_is_drawn_first_adds_nothing_and_one_in_a_prompt_is_no_end(m
     first, other = written_without_cache(prompt, 1), written_without_cache(prompt[:2], 1)
     assert first != other != prompt[2:]  # this id is drawn where the last one is given
     assert ending((first[0],))(params, prompt, LONGEST - len(prompt)) == []
-    assert ending((prompt[2], other[0])).generate_many(params, prompt, 1) == first
-    assert ending((first[0],)).generate_many(params, prompt, 1) == []
+    assert [*ending((prompt[2], other[0])).generate_many(params, [prompt], [1])] == [(0, first)]
+    assert [*ending((first[0],)).generate_many(params, [prompt], [1])] == [(0, [])]
 
 
 # ---- sampling -------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def drawn(logits: np.ndarray, sampling: Sampling, *, vocab_size: int) -> list[in
     """Ids drawn from the same logits with 200 keys."""
     generator = Generator(make_program(), vocab_size, sampling)
     draw = jax.shard_map(
-        lambda logits, keys: jax.lax.map(lambda key: generator._draw(logits, key)[0], keys),
+        lambda logits, keys: jax.lax.map(lambda key: generator._draw(logits, key[None])[0], keys),
         mesh=make_program().mesh,
         in_specs=(P(), P()),
         out_specs=P(),
@@ -416,6 +416,36 @@ def test_tokens_of_prompt_and_text_are_penalised(sampling):
 def test_every_layout_draws_the_same_with_all_settings(layout):
     sampling = Sampling(1.2, 30, 3, top_p=0.9, min_p=0.02, repetition_penalty=1.3)
     assert write(FULL, 12, *layout, sampling=sampling) == write(FULL, 12, sampling=sampling)
+
+
+# ---- several texts ------------------------------------------------------------------------------
+
+SEVERAL = [PROMPTS["some"], [7], [100, 101], [1, 2, 3], PROMPTS["some"][::-1]]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ((), ()),
+        ((), (*TP2, "--layout.dp=2", "--layout.zero=3")),
+        *(slow((), x) for x in (TP3, SEQUENCE, GRID, CP2_TP2, FOLDED, PIPELINES[0])),
+        *(slow(EXPERTS, x) for x in (ZERO3, REPLICAS, SEQUENCE)),
+        *(slow(LATENT, x) for x in (TP2, PIPELINE)),
+    ],
+    ids=str,
+)
+def test_texts_side_by_side_are_those_of_calls(model, layout):
+    """Some end early, at an id that another one's prompt may have; each has its own random ids."""
+    sampling, options = Sampling(temperature=1.5, repetition_penalty=1.2), (*model, *layout)
+    tokens = [LONGEST - len(prompt) for prompt in SEVERAL]
+    whole = [write(*each, *model, sampling=sampling) for each in zip(SEVERAL, tokens, strict=True)]
+    end = next(token for token in whole[0][2:6] if token not in whole[0][:2] + whole[1])
+    made = Generator(make_program(*options), VOCAB, sampling, (end,))
+    found = dict(made.generate_many(make_params(*options), SEVERAL, tokens))
+    cut = [text[: text.index(end)] if end in text else text for text in whole]
+    assert [found[number] for number in range(len(SEVERAL))] == cut
+    assert len(cut[0]) < tokens[0]
+    assert len(cut[1]) == tokens[1]
 
 
 # ---- streams ------------------------------------------------------------------------------------

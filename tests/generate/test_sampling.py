@@ -54,13 +54,13 @@ def test_a_token_that_is_left_out_is_never_drawn() -> None:
     sampling = dataclasses.replace(ALL, top_p=0.69)
     logits = jnp.log(jnp.array([SHARES], jnp.float32))
     keys = jax.random.split(jax.random.key(0), 300)
-    drawn = jax.vmap(lambda key: sampling.draw(logits, key)[0])(keys)
+    drawn = jax.vmap(lambda key: sampling.draw(logits, key[None])[0])(keys)
     assert set(np.asarray(drawn).tolist()) == {1, 3}
 
 
 def test_a_penalty_divides_what_is_above_0_and_multiplies_what_is_below() -> None:
     sampling = Sampling(0, repetition_penalty=2.0)
-    key, text = jax.random.key(0), jnp.array([[True, False, False]])
+    key, text = jax.random.key(0)[None], jnp.array([[True, False, False]])
     for logits, token in (([3.0, 1.4, 0.0], 0), ([3.0, 1.6, 0.0], 1), ([-1.0, -1.9, -9.0], 1)):
         assert sampling.draw(jnp.array([logits]), key, text)[0] == token
     assert sampling.draw(jnp.array([[-1.0, -2.1, -9.0]]), key, text)[0] == 0

@@ -68,7 +68,7 @@ def test_its_commands_are_accepted(monkeypatch) -> None:
     found = list(command_lines(fenced(README, "")))
     for name, options in found:
         accept(name, options)
-    assert {name for name, _ in found} == {"verify", "plan", "train"}
+    assert {name for name, _ in found} == {"verify", "plan", "train", "chat"}
 
 
 def test_the_page_of_commands_has_them_all() -> None:
