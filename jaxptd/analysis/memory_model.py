@@ -51,7 +51,7 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
     held = {n: whole(n) for n in gathered} | {n: shard(n) for n in joined}
     return {
         "parameters": parameters,
-        "gradients": sum(map(summed, zero.infos)) * wide,
+        "gradients": sum(summed(n) for n, info in zero.infos.items() if not info.frozen) * wide,
         "optimizer": sum(elements_on_device(m, layout) for m in moments) * wide,
         "gathered": sum(n * itemsize(zero.plans[each].gather_dtype) for each, n in held.items()),
     }
@@ -65,7 +65,7 @@ def narrowed(config: Config, zero: StateShapes) -> int:
     return sum(
         elements_on_device(info, config.layout) * (wide - itemsize(zero.plans[name].grad_dtype))
         for name, info in zero.infos.items()
-        if zero.plans[name].narrows
+        if zero.plans[name].narrows and not info.frozen
     )
 
 

@@ -149,6 +149,7 @@ class Config:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_positions()
+        self._check_frozen()
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         self._check_update()
@@ -217,6 +218,13 @@ class Config:
             raise UserError(
                 f"{chosen} cuts sequences into {blocks} blocks for layout.cp={layout.cp}, which "
                 f"model.seq_length={length} does not split into; use a multiple of {unit}"
+            )
+
+    def _check_frozen(self) -> None:
+        if self.optimizer.frozen and self.layout.has_grid:
+            raise UserError(
+                "optimizer.frozen with a grid (layout.row, layout.col), whose products compute all "
+                "gradients; use layout.tp instead of the grid"
             )
 
     def _check_positions(self) -> None:

@@ -1,6 +1,7 @@
 """The sections `data`, `optimizer`, `train` and `checkpoint` of a config."""
 
 import dataclasses
+import fnmatch
 import math
 from collections import Counter
 from typing import Literal
@@ -136,6 +137,8 @@ class OptimizerConfig:
         momentum: decay of the running mean of gradients, for muon's matrices.
         grad_clip: largest global gradient norm; 0 never clips.
         skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
+        frozen: names of parameters that do not train, with * for any letters: they have no
+            gradients, no moments and no weight decay, and keep their values.
     """
 
     name: OptimizerName = "adamw"
@@ -152,6 +155,7 @@ class OptimizerConfig:
     momentum: float = 0.95
     grad_clip: float = 1.0
     skip_above: float = 0.0
+    frozen: list[str] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")
@@ -166,6 +170,10 @@ class OptimizerConfig:
                 f"optimizer.min_learning_rate={self.min_learning_rate} is above "
                 f"optimizer.learning_rate={self.learning_rate}, the peak; use a smaller one"
             )
+
+    def freezes(self, name: str) -> bool:
+        """True if the parameter of that name does not train."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.frozen or ())
 
     def _require_effects(self) -> None:
         """Raises UserError for a field that was set and that these choices do not read."""

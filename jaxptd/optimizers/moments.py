@@ -45,8 +45,8 @@ class Moments:
 
 
 def kept(optimizer: OptimizerName, stored: StoredShape) -> tuple[StoredShape, ...]:
-    """The moments of a parameter; none of one that counts tokens, which no optimizer updates."""
-    return () if stored.info.counts else MOMENTS[optimizer].kept(stored)
+    """The moments of a parameter; none of one that no optimizer updates."""
+    return MOMENTS[optimizer].kept(stored) if stored.info.optimized else ()
 
 
 MOMENTS: Mapping[OptimizerName, Moments] = {

@@ -148,6 +148,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "optimizer.epsilon": (1e-8, 1e-4),
     "optimizer.momentum": (0.95, 0.5),
     "optimizer.grad_clip": (1.0, 0.0, 0.01),
+    "optimizer.frozen": (None, ["*.w"], ["*.mlp.*"], ["*table"]),
     "train.global_batch_size": (8, 4, 6, 12, 24),
     "train.seed": (0, 7),
 }

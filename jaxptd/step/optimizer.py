@@ -124,7 +124,7 @@ def make_optimizer(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Upd
     `update` takes all parameters, or some of them with their moments, and also `sound`: whether the
     step is taken. If it is not, moments stay as they were, and the direction means nothing.
     """
-    stored = {name: each for name, each in stored.items() if not each.info.counts}
+    stored = {name: each for name, each in stored.items() if each.info.optimized}
     decays = {name: each.info.decay for name, each in stored.items()}
     return optax.chain(
         DIRECTIONS[config.name](config, stored),

@@ -446,8 +446,9 @@ class Program:
     @cached_property
     def _train(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
         """`StepBody.train` on global arrays."""
-        state = self.states.specs
-        return self._on_mesh(self.body.train, state, outs=(state, P(), state["params"]))
+        state, stored = self.states.specs, self.states.stored
+        trained = {n: spec for n, spec in state["params"].items() if not stored[n].info.frozen}
+        return self._on_mesh(self.body.train, state, outs=(state, P(), trained))
 
     def _on_mesh(self, body: Callable, arrays: Any, *, outs: Any) -> Callable:
         """A method of the body as a function of global arrays, in any dict, and a batch.

@@ -12,12 +12,14 @@ Nothing here imports jax.
 """
 
 import dataclasses
+import fnmatch
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeVar
 
-from jaxptd.config import Config, Dtype, itemsize
+from jaxptd.config import Config, Dtype, OptimizerConfig, itemsize
+from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.layout import ZERO_AXES, Axis, ZeroStage
 from jaxptd.shapes import ParamShape, Spec, StoredShape
 
@@ -28,6 +30,7 @@ Gather = Literal["never", "step", "first_microbatch", "layer"]
 Reduce = Literal["end", "last_microbatch", "each_layer"]
 Accumulate = Literal["after", "in_loop", "in_tick"]
 
+Info = TypeVar("Info", bound=ParamShape)
 BY_LAYER = ("muon",)  # optimizers that look at one layer's matrix at a time, and so at its shards
 
 
@@ -435,6 +438,27 @@ class ShardShape:
         return (*self.info.spec[: self.lead], (*axes, *self.holders))
 
 
+def with_frozen(optimizer: OptimizerConfig, infos: Mapping[str, Info]) -> Mapping[str, Info]:
+    """Marks the parameters that `optimizer.frozen` names.
+
+    Raises:
+        UserError: a pattern names no parameter, or nothing is left to train.
+    """
+    if not optimizer.frozen:
+        return infos
+    for pattern in optimizer.frozen:
+        if not fnmatch.filter(infos, pattern):
+            remedy = did_you_mean(pattern, infos, otherwise="* stands for any letters")
+            raise UserError(f"optimizer.frozen={quoted(pattern)} names no parameter; {remedy}")
+    marked = {
+        name: dataclasses.replace(info, frozen=optimizer.freezes(name))
+        for name, info in infos.items()
+    }
+    if not any(info.optimized for info in marked.values()):
+        raise UserError("optimizer.frozen names all parameters; leave some of them to train")
+    return marked
+
+
 @dataclasses.dataclass(frozen=True)
 class StateShapes:
     """The forms in which a state holds its parameters.
@@ -455,7 +479,8 @@ class StateShapes:
 
     @classmethod
     def of(cls, config: Config, infos: Mapping[str, ParamShape]) -> Self:
-        """The state of a config with these parameters."""
+        """The state of a config with these parameters, of which it may freeze some."""
+        infos = with_frozen(config.optimizer, infos)
         plans = {name: plan_of(config, info) for name, info in infos.items()}
         split = (Axis.REPLICAS,) if config.layout.splits_state else ()
         return cls(infos, config.layout.sizes, plans, layers_plan(config), split)

@@ -89,13 +89,14 @@ def config(
     documents: Documents = "joined",
     restart_positions: bool = False,
     optimizer: OptimizerName = "adamw",
+    frozen: tuple[str, ...] = (),
     **model: Any,
 ) -> Config:
     """The tiny model's config; `model` sets fields of the model, such as `images.size`."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = with_fields(BASES.get(model.get("family"), MODEL), model)
     data = DataConfig(documents=documents, restart_positions=restart_positions)
-    rule = dataclasses.replace(OPTIMIZER, name=optimizer)
+    rule = dataclasses.replace(OPTIMIZER, name=optimizer, frozen=[*frozen] or None)
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)
 
 

@@ -170,6 +170,7 @@ NEEDED = {
         "--optimizer.name=lion",
         "--optimizer.momentum=0.9 --optimizer.name=muon",
         *("--optimizer.beta1=0.8", "--optimizer.beta2=0.8", "--optimizer.grad_clip=2"),
+        "--optimizer.frozen=[embed.*]",
         *("--train.global_batch_size=16", "--train.seed=1"),
     ],
 )
