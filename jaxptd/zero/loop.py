@@ -329,13 +329,7 @@ def _backward(
         stack,
         is_leaf=is_lazy,
     )
-    sums = jax.tree.map(
-        lambda put, leaf: (
-            jax.tree.map(jnp.zeros_like, leaf.grad_slot) if put is pools.put else leaf.sum
-        ),
-        puts,
-        stack,
-    )
+    sums = jax.tree.map(_first_sum, puts, stack)
 
     def send(sums: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, the part of these that is sent)."""
@@ -358,3 +352,8 @@ def _backward(
     (_, gradients, total, dx, sums), _ = lax.scan(trip, (*first, sums), others, reverse=True)
     sums = send(sums, gradients, 0)[0] if last else sums
     return (as_layer(stack, sums), total), None, dx
+
+
+def _first_sum(put: Callable, leaf: Any) -> Any:
+    """The sum that a loop begins with for a parameter; None of a frozen one."""
+    return jax.tree.map(jnp.zeros_like, leaf.grad_slot) if put is pools.put else leaf.sum
