@@ -226,6 +226,11 @@ class Config:
                 "optimizer.frozen with a grid (layout.row, layout.col), whose products compute all "
                 "gradients; use layout.tp instead of the grid"
             )
+        if self.optimizer.frozen and (self.layout.hosts_parameters or self.layout.hosts_moments):
+            raise UserError(
+                "optimizer.frozen with parameters or moments in host memory (layout.offload); use "
+                "layout.zero=3 instead"
+            )
 
     def _check_positions(self) -> None:
         model = self.model

@@ -94,6 +94,11 @@ def test_grids_are_refused() -> None:
         tiny.config(Layout(row=2, col=2), frozen=FROZEN)
 
 
+def test_a_state_in_host_memory_is_refused() -> None:
+    with pytest.raises(UserError, match=r"optimizer.frozen with parameters or moments in host"):
+        tiny.config(Layout(offload="optimizer"), frozen=FROZEN)
+
+
 # ---- costs --------------------------------------------------------------------------------------
 
 LAYOUTS = [
