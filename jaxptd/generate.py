@@ -7,11 +7,13 @@ files, each with an overlay, or prints the classes of whole images.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal
 
 from jaxptd.commands.command_line import load_config
@@ -19,6 +21,7 @@ from jaxptd.common_options import add_words, path_option, place_option
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
+    pieces,
     spelling,
     until_stop,
     with_begin,
@@ -29,69 +32,126 @@ from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of, tokenizer_of
+from jaxptd.models.family import Writing
 from jaxptd.params import Params
-from jaxptd.run.generator import Generator, Sampling
+from jaxptd.run.generator import Generator
 from jaxptd.run.progress import printable
+from jaxptd.run.sampling import Sampling
 from jaxptd.run.speculative import Drafts
 from jaxptd.step import Program
 from jaxptd.stores import Place, StorePath, place
 from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
-__all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
+__all__ = ["Generator", "Sampling", "Writer", "check_tokens", "generate", "main", "parser"]
 
 MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # per text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
 # Options that apply only to text, and only to images.
-OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed", "stop", "speculative")
+OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+OF_TEXT = ("prompt", "prompts", "tokens", *OF_SAMPLING, "stop", "speculative")
 OF_IMAGES = ("images", "samples", "out")
 AXES = ("tp", "pp", "row", "col", "cp", "ep")  # devices along cp and ep generate the same text
 
 
-def write_text(
-    program: Program,
-    params: Params,
-    tokenizer: Tokenizer,
-    *,
-    prompt: str,
-    tokens: int,
-    sampling: Sampling,
-    stop: Sequence[str] = (),
-    drafts: Drafts | None = None,
-) -> str:
-    """The prompt and the text that the model adds. An empty prompt starts a new document.
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Writes texts with a program's model; programs are compiled once for all of them.
 
-    The text ends before the first end token or the first of the texts in `stop`. For an
-    encoder-decoder only the answer is returned, and the prompt may name special tokens such as
-    <extra_id_0>. `drafts` counts those of MTP modules; None: they make none.
+    A text ends before the first end token or the first of the texts in `stop`. A model that
+    continues its prompt starts a new document after an empty one. An encoder-decoder answers
+    instead, and its prompt may name special tokens such as <extra_id_0>.
 
-    Raises:
-        UserError: the model does not write text, its vocabulary lacks an id of the prompt, or the
-            prompt is too long; or with drafts, the model has no MTP modules.
+    Args:
+        program: has the model.
+        params: of the model.
+        tokenizer: of the model.
+        sampling: how tokens are drawn.
+        stop: further texts before which a text ends.
+        drafts: counts those of MTP modules. None: they make none.
     """
-    family = family_of(program.config.model)
-    if family.writing is None:
-        name = program.config.model.family
-        raise UserError(
-            f"model.family={name} does not write text; use a decoder such as gpt or llama"
+
+    program: Program
+    params: Params
+    tokenizer: Tokenizer
+    sampling: Sampling
+    stop: Sequence[str] = ()
+    drafts: Drafts | None = None
+
+    @cached_property
+    def _writing(self) -> Writing:
+        family = family_of(self.program.config.model)
+        if family.writing is None:
+            name = self.program.config.model.family
+            raise UserError(
+                f"model.family={name} does not write text; use a decoder such as gpt or llama"
+            )
+        return family.writing
+
+    @cached_property
+    def _generator(self) -> Generator:
+        vocab_size = min(self.tokenizer.vocab_size, self.program.config.model.vocab_size or 0)
+        return Generator(self.program, vocab_size, self.sampling, self.tokenizer.ends, self.drafts)
+
+    def __call__(self, prompt: str, tokens: int, *, many: bool = False) -> str:
+        """The prompt and the text that the model adds; of an encoder-decoder the answer alone.
+
+        Args:
+            prompt: text that the model reads.
+            tokens: to write at most.
+            many: prompts of similar lengths share compiled programs; for many prompts.
+
+        Raises:
+            UserError: the model does not write text, its vocabulary lacks an id of the prompt, or
+                the prompt is too long; or with drafts, the model has no MTP modules.
+        """
+        ids, write = self._ids(prompt), self._generator
+        fits = len(ids) + tokens <= self.program.config.model.seq_length
+        shares = many and self._writing.continues and fits and self.drafts is None
+        found = (write.generate_many if shares else write)(self.params, ids, tokens)
+        return self._begins(prompt) + until_stop(self._decoder(ids)(found), self.stop)
+
+    def stream(self, prompt: str, tokens: int, *, with_prompt: bool = True) -> Iterator[str]:
+        """The text of a call in pieces: the prompt, and the rest as it is generated.
+
+        Characters and stops are never split between pieces, and the model stops at a stop. Without
+        `with_prompt` there is only what the model adds.
+
+        Raises:
+            UserError: as a call, before the first piece.
+        """
+        ids = self._ids(prompt)
+        chunks = self._generator.stream(self.params, ids, tokens)
+        written = pieces(chunks, self._decoder(ids), self.stop)
+        begins = self._begins(prompt) if with_prompt else ""
+        return itertools.chain([begins] if begins else [], written)
+
+    def _ids(self, prompt: str) -> list[int]:
+        """The ids that the model reads first."""
+        tokenizer, vocab_size = self.tokenizer, self._generator.vocab_size
+        ids = with_begin(tokenizer, _ids(prompt, tokenizer, self._special))
+        ids += [] if self._writing.continues and ids else [tokenizer.end_of_document]
+        if max(ids) >= vocab_size:
+            raise UserError(
+                f"the prompt {quoted(repr(prompt))} has id {max(ids)}, but the model knows only 0 "
+                f"to {vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or "
+                "use the tokenizer that the model was trained with"
+            )
+        return ids
+
+    def _begins(self, prompt: str) -> str:
+        """The beginning of a text: the prompt, if the model continues it."""
+        return prompt if self._writing.continues else ""
+
+    def _decoder(self, ids: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Makes the function from the ids that follow a prompt's to their text."""
+        tokenizer = self.tokenizer
+        return (
+            partial(continuation, tokenizer, ids) if self._writing.continues else tokenizer.decode
         )
-    vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
-    continues, end = family.writing.continues, tokenizer.end_of_document
-    ids = with_begin(tokenizer, _ids(prompt, tokenizer, family.special))
-    ids += [] if continues and ids else [end]
-    if max(ids) >= vocab_size:
-        raise UserError(
-            f"the prompt {quoted(repr(prompt))} has id {max(ids)}, but the model knows only 0 to "
-            f"{vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or use the "
-            "tokenizer that the model was trained with"
-        )
-    write = Generator(program, vocab_size, sampling, tokenizer.ends, drafts)
-    tokens_written = write(params, ids, tokens)
-    text = (
-        continuation(tokenizer, ids, tokens_written)
-        if continues
-        else tokenizer.decode(tokens_written)
-    )
-    return (prompt if continues else "") + until_stop(text, stop)
+
+    @property
+    def _special(self) -> Sequence[str]:
+        return family_of(self.program.config.model).special
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
@@ -118,6 +178,9 @@ def generate(
     tokens: int = 200,
     temperature: float = Sampling.temperature,
     top_k: int = Sampling.top_k,
+    top_p: float = Sampling.top_p,
+    min_p: float = Sampling.min_p,
+    repetition_penalty: float = Sampling.repetition_penalty,
     seed: int = 0,
     tp: int = 1,
     stop: Sequence[str] = (),
@@ -140,6 +203,9 @@ def generate(
         tokens: number of tokens to generate.
         temperature: sampling temperature; 0 takes the most likely token.
         top_k: draw from the k most likely tokens; 0 from all.
+        top_p: draw from the most likely tokens that together have this probability.
+        min_p: draw from tokens with this share of the most likely one's probability.
+        repetition_penalty: above 1, tokens that the text has already are less likely.
         seed: seed for sampling.
         tp: number of devices to split the model over.
         stop: strings that also end the text; they are left out.
@@ -152,14 +218,14 @@ def generate(
         UserError: there is no run, no good checkpoint, or too few devices.
     """
     check_tokens("tokens", tokens)
-    sampling = Sampling(temperature, top_k, seed)
+    sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
     layout = layout or Layout(tp=tp)
     program, params = load_model(
         place(run_dir), layout=layout, platform=platform, modules=speculative
     )
-    write = partial(write_text, program, params, tokenizer_of(program.config))
     drafts = Drafts() if speculative else None
-    return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop, drafts=drafts)
+    tokenizer = tokenizer_of(program.config)
+    return Writer(program, params, tokenizer, sampling, stop, drafts)(prompt, tokens)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -178,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"model.family={program.config.model.family}; leave it out"
         )
     for line in (_classes if family.classes else _text)(args, program, params):
-        print(line)
+        print(line, flush=True)
     return 0
 
 
@@ -190,21 +256,61 @@ def check_options(args: Any) -> None:
         raise UserError(f"--samples {args.samples}: use 1 to {MOST_IMAGES} images")
     if args.samples is not None and args.images:
         raise UserError("--samples (held-out images) and --images are both given; use one")
+    if args.prompts is not None:
+        if args.prompt is not None:
+            raise UserError("--prompt and --prompts are both given; use one")
+        args.prompts = read_prompts(args.prompts)
     _sampling(args)
 
 
+def read_prompts(path: Path) -> list[str]:
+    """The prompts in a file: its lines, or the fields `prompt` of JSON lines in a `.jsonl`.
+
+    Raises:
+        UserError: it cannot be read, or a line is not such an object.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"--prompts {path}: {reason}; name a text file of prompts") from error
+    if not lines:
+        raise UserError(f"--prompts {path}: it is empty; write a prompt on each line")
+    if path.suffix != ".jsonl":
+        return lines
+    return [_prompt_of(line, f"--prompts {path}, line {i}") for i, line in enumerate(lines, 1)]
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise UserError(f'{where}: use an object such as {{"prompt": "def "}}')
+    return prompt
+
+
 def _sampling(args: Any) -> Sampling:
-    names = ("temperature", "top_k", "seed")
-    return Sampling(**{n: getattr(args, n) for n in names if getattr(args, n) is not None})
+    return Sampling(**{n: getattr(args, n) for n in OF_SAMPLING if getattr(args, n) is not None})
 
 
 def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
     """Yields what the command prints for text."""
     prompt, tokens = args.prompt or "", args.tokens or DEFAULT_TOKENS
-    write = partial(write_text, program, params, tokenizer_of(program.config))
     drafts = Drafts() if args.speculative else None
-    sampling, stop = _sampling(args), args.stop or ()
-    text = write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop, drafts=drafts)
+    tokenizer = tokenizer_of(program.config)
+    write = Writer(program, params, tokenizer, _sampling(args), args.stop or (), drafts)
+    if args.prompts is not None:
+        for each in args.prompts:
+            yield json.dumps({"prompt": each, "text": write(each, tokens, many=True)})
+        return
+    if not (drafts or args.json) and sys.stdout.isatty():
+        for piece in write.stream(prompt, tokens, with_prompt=not args.quiet):
+            print(printable(piece, sys.stdout.encoding), end="", flush=True)
+        yield ""  # ends the last line
+        return
+    text = write(prompt, tokens)
     if args.json:
         counts = {"drafts": dataclasses.asdict(drafts)} if drafts else {}
         yield json.dumps({"prompt": prompt, "text": text} | counts)
@@ -240,25 +346,33 @@ def parser() -> Parser:
     )
     parser = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
     add = parser.add_argument
-    help_text = "train.run_dir of the run, or a Hugging Face directory; or a URL"
+    help_text = "directory or URL of a run, or a Hugging Face folder"
     add("--run-dir", type=place_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
     add("--prompt", help="text to continue; empty starts a document")
+    help_text = "file with a prompt on each line, or of JSON lines"
+    add("--prompts", type=path_option, metavar="F", help=help_text)
     add("--tokens", type=int, metavar="N", help=f"tokens to generate; default: {DEFAULT_TOKENS}")
     help_text = f"0 always takes the most likely token; default: {Sampling.temperature}"
     add("--temperature", type=float, metavar="X", help=help_text)
-    help_text = f"sample from the k most likely tokens, 0 from all; default: {Sampling.top_k}"
+    help_text = f"only the k likeliest tokens, 0 for all; default: {Sampling.top_k}"
     add("--top-k", type=int, metavar="N", help=help_text)
+    help_text = "only the likeliest, with X together; default: 1, all"
+    add("--top-p", type=float, metavar="X", help=help_text)
+    help_text = "only those with X of the likeliest's; default: 0"
+    add("--min-p", type=float, metavar="X", help=help_text)
+    help_text = "above 1, fewer repetitions; default: 1"
+    add("--repetition-penalty", type=float, metavar="X", help=help_text)
     add("--seed", type=int, metavar="N", help=f"seed of the sampling; default: {Sampling.seed}")
-    help_text = "stop before this text, as at the model's end tokens; repeatable"
+    help_text = "end before this text as well; repeatable"
     add("--stop", action="append", metavar="TEXT", help=help_text)
-    help_text = "let the modules of model.mtp draft tokens that the model checks; the same text"
+    help_text = "modules of model.mtp draft tokens; the same text"
     add("--speculative", action="store_true", default=None, help=help_text)
-    help_text = "image models: .npz, .npy or .png files, or folders of them"
+    help_text = "image models: .npz, .npy, .png files or folders"
     add("--images", type=path_option, nargs="+", metavar="F", help=help_text)
-    help_text = f"image models: number of held-out images to use; default: {DEFAULT_IMAGES}"
+    help_text = f"image models: held-out images; default: {DEFAULT_IMAGES}"
     add("--samples", type=int, metavar="N", help=help_text)
-    help_text = "folder for masks and overlays (.png); default: masks in the run's directory"
+    help_text = "folder for masks; default: masks in the run's"
     add("--out", type=path_option, metavar="D", help=help_text)
     for axis in AXES:
         names = ("--tp", "--layout.tp") if axis == "tp" else (f"--layout.{axis}",)

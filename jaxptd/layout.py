@@ -98,9 +98,9 @@ class Layout:
         latent_products: what latent attention multiplies with W_kv: expanded (latent vectors, which
             yields the keys and values of all heads), or absorbed (queries and attention's output,
             so that scores are taken on the latent vectors themselves, which also move).
-        balance: with data.documents=apart, what is arranged so that devices have equal work: none;
-            samples (of a step, over replicas and micro-batches); or tokens (also those of each
-            sequence, over cp with ring=gather). The loss stays the same.
+        balance: with data.documents=apart or whole, what is arranged so that devices have equal
+            work: none; samples (of a step, over replicas and micro-batches); or tokens (also those
+            of each sequence, over cp with ring=gather). The loss stays the same.
         matmul2d: matmuls on the grid: gather, summa, or, on a square grid, fox or cannon.
         matmul2d_slices: slices in which gather works, each gathered during the matmul of the one
             before.

@@ -11,10 +11,11 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.api.run import Run, open_corpus
+from jaxptd.checkpoint.saving import run_on_first
 from jaxptd.commands.run_options import read_run
 from jaxptd.commands.train_options import parser
 from jaxptd.config import Config
@@ -32,11 +33,12 @@ from jaxptd.hf.base import keep_base
 from jaxptd.hf.load import first_state
 from jaxptd.mesh import make_mesh, on_gpus
 from jaxptd.models.families import family_of, tokenizer_of, with_vocabulary
-from jaxptd.run.checkpoints import failed_saves_explained, without_best
+from jaxptd.run.checkpoints import failed_saves_explained, require_metric, without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.generator import final_sample
 from jaxptd.run.lock import lock_of
+from jaxptd.run.patience import Patience
 from jaxptd.run.progress import Display, Meter, OptionalStream, Output, make_display, summary
 from jaxptd.run.recheck import Recheck, require_copies
 from jaxptd.run.slowest import PhaseTimes, Slowest
@@ -118,6 +120,19 @@ class Training:
     def watchdog(self) -> Watchdog:
         return self.run.watchdog
 
+    @cached_property
+    def patience(self) -> Patience:
+        """Counts evaluations without improvement, from those of the restored run on."""
+        if not self.config.train.patience:
+            return Patience(self.config)
+        step, metric = self.run.step, self.config.checkpoint.best_metric
+
+        def evaluations() -> list[Row]:
+            rows = self.run.run_dir.rows_until(step)
+            return [{"step": row["step"], metric: row.get(metric)} for row in rows]
+
+        return Patience(self.config, run_on_first("patience", evaluations))
+
     def start(self) -> None:
         """Restores or makes the state, and opens the run directory if there are steps to run.
 
@@ -140,6 +155,9 @@ class Training:
         if run.step >= self.config.train.steps:
             self.display.say(nothing_left(self.config, run.step))
             return
+        if self.patience.is_over():
+            self.display.say(f"nothing left to do: {self.patience.reason()}; raise train.patience")
+            return
         run.run_dir.open(for_all_processes(self.config, self.given), step=run.step)
         keep_base(run.run_dir, self.config, say=run.say, anew=begins)
         with failed_saves_explained():
@@ -153,7 +171,7 @@ class Training:
                 finite (such a state is never saved), or a checkpoint cannot be saved.
         """
         run, done, end = self.run, self.run.step, self.config.train.steps
-        if done >= end:
+        if done >= end or self.patience.is_over():
             return
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
@@ -180,6 +198,9 @@ class Training:
                 stopping = self.stop.after(step)  # a signal from here on stops after the next step
                 self._after_step(step, meter, last=stopping or step == end)
                 trace.end(step, meter)
+                if self.patience.is_over():
+                    self.display.say(f"ended at step {step}: {self.patience.reason()}")
+                    break
                 if stopping:
                     run.stopped = True
                     self.display.say(f"stopped at step {step}: {how_to_resume(self.config)}")
@@ -233,6 +254,8 @@ class Training:
         """Logs, evaluates and saves where due."""
         if row := self._row(step, meter, last=last):
             self._log(row, meter.seconds_left())
+            self.patience.add(row)
+            last |= self.patience.is_over()
         if _due(step, self.config.checkpoint.memory_every, last=False) and not meter.skipping:
             with meter.paused(None), self.watchdog.phase(Phase.SAVING):
                 self.run.keep(step)
@@ -246,7 +269,7 @@ class Training:
     def _row(self, step: int, meter: Meter, *, last: bool) -> Row | None:
         """This step's row of metrics.jsonl if one is due, with an evaluation if one is due."""
         train = self.config.train
-        evaluating = self.run.data.validation is not None and _due(step, train.eval_every, last)
+        evaluating = bool(self.run.data.evaluated) and _due(step, train.eval_every, last)
         if not evaluating and not _due(step, train.log_every, last):
             return None
         row = meter.row() | self.slowest.row()
@@ -324,6 +347,7 @@ def make_run(
     """
     for name in ("resume", "start"):
         place(str(getattr(config.checkpoint, name)), field=f"checkpoint.{name}")
+    require_metric(config)
     tokenizer = tokenizer_of(config)
     config = with_vocabulary(config)
     run_dir = RunDir(config.train.run_dir, say=display.say, may_write=may_write)
@@ -340,7 +364,7 @@ def make_run(
     bad = dangerous(versions(), kinds, on_gpus=on_gpus(program.mesh))
     for remark in (*bad, *remarks(program)):
         display.say(f"warning: {remark}")
-    if data.validation is not None and (warning := without_best(config)):
+    if data.evaluated and (warning := without_best(config)):
         display.say(warning)
     return Run(program, tokenizer, lambda: data, run_dir, display.say, watchdog)
 

@@ -4,13 +4,13 @@
 
 Runs `jaxptd train` in float64 in several processes, as `jaxptd launch` does, but each on a host of
 its own: a folder that stands for the host's memory, with copies at the partner's over loopback.
-Processes are killed at random moments, half of them while a state is written or sent, and with
-every second one goes the memory of its host, unless that had the only copy of a shard. With
-`--elastic` the number of processes changes with each kill, on as many hosts as the fewest. With
-`--store` the run directory is in an S3 store, a server on this machine that fails one request in
-fifty. Every logged loss must equal that of an undisturbed run on one device. Programs are cached.
-`work` is the processor time of a process from its start to that step, which depends less on what
-else runs on the machine. Exit code 1 means that something was lost.
+Processes are killed at random moments, half of them while a state is written or sent and half
+between (if they are stopped in time), and with every second one goes the memory of its host, unless
+that had the only copy of a shard. With `--elastic` the number of processes changes with each kill,
+on as many hosts as the fewest. With `--store` the run directory is in an S3 store, a server on this
+machine that fails one request in fifty. Every logged loss must equal that of an undisturbed run.
+Programs are cached. `work` is the processor time of a process from its start to that step, which
+depends less on what else runs on the machine. Exit code 1 means that something was lost.
 """
 
 import collections
@@ -225,11 +225,10 @@ class Launched:
         files = [each.name for each in self.hosts.glob("*/jaxptd-*/*")]
         newest = max((name.partition(".")[0] for name in files if name[0] != "."), default="")
         there = sum(name.startswith(f"{newest}.") for name in files)
-        return any(name[0] == "." for name in files) or there < 2 * len(self.children())
+        return any(name[0] == "." for name in files) or 0 < there < 2 * len(self.children())
 
 
 STEP, RESUMED = r"^step (\d+)/", r"^resuming at step (\d+) "
-STEP_OF_STATE = r"^step (\d*0)/"  # `EVERY` is 10
 STARTED = r" simulated CPU device"  # in the first line of a start
 
 
@@ -330,10 +329,7 @@ class Restarts:
             self.wrong.append(f"no step in {PATIENCE:.0f} s: {run.said()[-2000:]}")
         time.sleep(self.draw.uniform(0, 3))
         writing, host = self.draw.random() < 0.5, self.draw.random() < 0.5
-        if writing:  # a state is kept right after its step was printed
-            begin = len(run.lines)
-            _wait(lambda: run.first(STEP_OF_STATE, begin) or not run.running)
-            time.sleep(self.draw.uniform(0, 0.05))
+        _wait(lambda: run.writes() == writing or not run.running)
         run.resize(self.draw.choice(self.counts))
         before, begin = run.found(STEP), len(run.lines)
         begun = time.monotonic()

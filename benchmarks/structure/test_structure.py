@@ -11,8 +11,8 @@ from benchmarks.structure import paths
 from jaxptd.errors import UserError
 
 CEILINGS = {
-    "files from read_batch to the update": 30,
-    "functions from read_batch to the update": 156,
+    "files from read_batch to the update": 31,
+    "functions from read_batch to the update": 158,
     "files of one dense block on tp=2": 11,
     "functions of one dense block on tp=2": 48,
     "files that handle a gradient under ZeRO 2": 12,
@@ -23,8 +23,8 @@ CEILINGS = {
     "files of at most 60 lines": 49,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 349,
-    "lines": 69_800,
+    "files": 357,
+    "lines": 72_300,
 }
 
 

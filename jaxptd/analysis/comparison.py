@@ -24,7 +24,9 @@ compared. A gradient that does not vanish is larger, also where 16 bits or fp8 l
 The loss is a mean of n numbers of similar size. Each addition rounds the running sum by up to eps /
 2 of it, so the mean's relative error has the deviation eps sqrt(n) / 6. Changing parameters does
 not reveal it, because the order of additions stays; so it is a lower bound of the loss's yardstick,
-and of the yardstick of a vector's gradient, each element of which is a sum over n tokens.
+and of the yardstick of a vector's gradient, each element of which is a sum over n tokens. The norm
+of all gradients is the root of a sum of squares, of which the largest parameter adds the most, n in
+a row; a root halves relative errors, so that yardstick's lower bound is eps sqrt(n) / 12.
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
@@ -233,7 +235,9 @@ def compare(
         terms: how many numbers the loss averages.
     """
     eps, of_sum = steps.eps, steps.eps * max(1.0, math.sqrt(terms) / 6)
-    for name, least in (("loss", of_sum), ("grad_norm", eps)):
+    squares = max((math.prod(info.shape) for info in steps.infos.values()), default=1)
+    of_norm = eps * max(1.0, math.sqrt(squares) / 12)
+    for name, least in (("loss", of_sum), ("grad_norm", of_norm)):
         want = getattr(expected, name)
         changes = [_relative(getattr(a, name), getattr(b, name), want) for a, b in rounded]
         error = _relative(getattr(found, name), want, want)

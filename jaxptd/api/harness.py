@@ -26,7 +26,8 @@ from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 from jaxptd.mesh import Axis
 from jaxptd.params import Params
-from jaxptd.run.generator import Generator, Sampling
+from jaxptd.run.generator import Generator
+from jaxptd.run.sampling import Sampling
 from jaxptd.step import Program
 from jaxptd.step.program import check_unused
 

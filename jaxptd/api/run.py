@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -17,7 +17,7 @@ from jaxptd.display import Table, bytes_text, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
-from jaxptd.generate import Sampling, check_tokens, write_text
+from jaxptd.generate import Sampling, Writer, check_tokens
 from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
 from jaxptd.run.checkpoints import RunCheckpoints
@@ -153,12 +153,17 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """Mean loss, nats a token, over the first `eval_batches` batches of the validation part.
 
-        Empty without one (`data.validation_fraction` 0).
+        Also of each set of `data.validation`, as `validation_loss/NAME`. Empty without any
+        (`data.validation_fraction` 0).
         """
-        windows = self.data.validation
         check_unused(self.arrays)
-        if windows is None:
-            return {}
+        found: dict[str, float] = {}
+        for name, windows in self.data.evaluated.items():
+            found |= mean_losses(self.config.model, self._evaluated(windows), name)
+        return found
+
+    def _evaluated(self, windows: Samples) -> list[dict[str, Any]]:
+        """The sums of losses and targets of each batch of an evaluation."""
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
         batches = math.ceil(evaluated_samples(windows, self.config.train) / size)
         sums = []
@@ -167,7 +172,7 @@ class Run:
             program, params = self.program.eval_step, self.arrays["params"]
             with self.programs.ready("eval_step", program, params, batch) as eval_step:
                 sums.append(eval_step(params, batch))
-        return mean_losses(self.config.model, sums)
+        return sums
 
     @checked("jaxptd.Run.sample")
     def sample(
@@ -177,6 +182,9 @@ class Run:
         tokens: int = 200,
         temperature: float = Sampling.temperature,
         top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        min_p: float = Sampling.min_p,
+        repetition_penalty: float = Sampling.repetition_penalty,
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> str:
@@ -189,6 +197,9 @@ class Run:
             tokens: to generate.
             temperature: of the draws; 0 takes the most likely token.
             top_k: draw from the k most likely tokens; 0 from all.
+            top_p: draw from the most likely tokens that together have this probability.
+            min_p: draw from tokens with this share of the most likely one's probability.
+            repetition_penalty: above 1, tokens that the text has already are less likely.
             seed: of the draws.
             stop: further texts before which the text ends.
 
@@ -196,10 +207,53 @@ class Run:
             UserError: the model's vocabulary lacks an id of the prompt.
         """
         check_tokens("tokens", tokens)
+        sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
+        return self._writer(sampling, stop)(prompt, tokens)
+
+    @checked("jaxptd.Run.stream")
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        min_p: float = Sampling.min_p,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """The text of `sample` in pieces: the prompt, then what the model adds, as it is written.
+
+        Characters are never split between pieces. The model stops at a stop, and when the iterator
+        is dropped.
+
+        >>> for piece in run.stream("def ", stop=["return"]):  # doctest: +SKIP
+        ...     print(piece, end="", flush=True)
+
+        Args:
+            prompt: text to continue; empty starts a document.
+            tokens: to generate.
+            temperature: of the draws; 0 takes the most likely token.
+            top_k: draw from the k most likely tokens; 0 from all.
+            top_p: draw from the most likely tokens that together have this probability.
+            min_p: draw from tokens with this share of the most likely one's probability.
+            repetition_penalty: above 1, tokens that the text has already are less likely.
+            seed: of the draws.
+            stop: further texts before which the text ends.
+
+        Raises:
+            UserError: as `sample`, at once; or the run's state was trained on in between.
+        """
+        check_tokens("tokens", tokens)
+        sampling = Sampling(temperature, top_k, seed, top_p, min_p, repetition_penalty)
+        write = self._writer(sampling, stop)
+        return _while_unused(write.stream(prompt, tokens), {"params": write.params})
+
+    def _writer(self, sampling: Sampling, stop: Sequence[str]) -> Writer:
         check_unused(self.arrays)
-        sampling = Sampling(temperature, top_k, seed)
-        write = partial(write_text, self.program, self.arrays["params"], self.tokenizer)
-        return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
+        return Writer(self.program, self.arrays["params"], self.tokenizer, sampling, stop)
 
     @checked("jaxptd.Run.classes")
     def classes(self, images: np.ndarray) -> np.ndarray:
@@ -331,8 +385,12 @@ class Run:
         devices = self.program.mesh.devices
         kind = f"{devices.size} x {devices.flat[0].device_kind}"
         rows = self.run_dir.metrics()
-        shown = ("loss", "validation_loss")
-        losses = {name: row[name] for row in rows for name in shown if row.get(name) is not None}
+        losses = {
+            name: value
+            for row in rows
+            for name, value in row.items()
+            if name.partition("/")[0] in ("loss", "validation_loss") and value is not None
+        }
         layers = self.config.model.num_layers
         return [
             ("model", f"{count_text(parameters)} parameters, {layers} layers"),
@@ -349,6 +407,17 @@ def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
         UserError: as `open_data`, or an evaluation has no targets.
     """
     data = open_data_of(config, tokenizer)
-    if data.validation is not None:
-        require_targets(data.validation, config)
+    for name, windows in data.evaluated.items():
+        require_targets(windows, config, name)
     return data
+
+
+def _while_unused(pieces: Iterator[str], state: State) -> Iterator[str]:
+    """The pieces, as long as no step has donated the memory of the state that they come from."""
+    while True:
+        check_unused(state)
+        try:
+            piece = next(pieces)
+        except StopIteration:
+            return
+        yield piece

@@ -28,7 +28,7 @@ from jaxptd.distributed.coordination import is_first
 from jaxptd.stores import Place, StorePath, place
 
 GRACE = 10.0  # seconds for a pending save when Ctrl-C ends the run
-VALIDATION_LOSS = "validation_loss"  # the key of a description that ranks checkpoints
+VALIDATION_LOSS = "validation_loss"
 
 Reporter = Callable[[str], None]
 
@@ -43,7 +43,9 @@ class Checkpoints:
         keep: number of newest checkpoints to keep, including the one just saved. Only complete
             ones count, and only these are deleted. One that `restore_newest` found damaged, or
             that has no manifest, stays for inspection until its step is saved again.
-        keep_best: number of checkpoints with the lowest validation loss to keep as well.
+        keep_best: number of best checkpoints to keep as well.
+        metric: the key of descriptions that ranks checkpoints, the lowest first.
+        highest: the highest first.
         may_write: raises if another run has taken the store over; called before a manifest is
             written there, and before objects are deleted.
         saved: called after each save, in the thread that saves.
@@ -55,6 +57,8 @@ class Checkpoints:
         *,
         keep: int,
         keep_best: int = 0,
+        metric: str = VALIDATION_LOSS,
+        highest: bool = False,
         may_write: Callable[[], None] = lambda: None,
         saved: Callable[[], None] = lambda: None,
     ) -> None:
@@ -67,6 +71,7 @@ class Checkpoints:
         else:
             self._folders = Folders(where)
         self._keep, self._keep_best, self._saved = keep, keep_best, saved
+        self._metric, self._sign = metric, -1 if highest else 1
         self._damaged: set[int] = set()
         self._pending: Background | None = None
 
@@ -94,8 +99,8 @@ class Checkpoints:
         return [step for step in self.steps() if step not in self._damaged]
 
     def best(self) -> int | None:
-        """The step with the lowest validation loss, the newest among equals; None without one."""
-        return next(iter(self._by_loss(self.good_steps())), None)
+        """The step with the best metric, the newest among equals; None without one."""
+        return next(iter(self._ranked(self.good_steps())), None)
 
     def save(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
         """Saves as `save_async` does, and waits for it."""
@@ -111,8 +116,8 @@ class Checkpoints:
         Args:
             step: 0 or more.
             state: nested dict of jax arrays with any sharding.
-            description: JSON values for `description` and `read_description`; a number
-                `validation_loss` among them ranks the checkpoint.
+            description: JSON values for `description` and `read_description`; a number under
+                the name of `metric` among them ranks the checkpoint.
 
         Raises:
             CheckpointError: as `wait`, of the previous save or of this one.
@@ -179,12 +184,12 @@ class Checkpoints:
         return self._restore_first(lambda: reversed(self._folders.all()), target, report)
 
     def restore_best(self, target: Any, *, report: Reporter) -> tuple[int, Any] | None:
-        """Restores like `restore_newest`, but the checkpoint with the best validation loss.
+        """Restores like `restore_newest`, but the checkpoint with the best metric.
 
         Reports every damaged one it finds, because that may be newer than the restored one.
         """
         return self._restore_first(
-            lambda: self._by_loss(self._folders.all(), report), target, report
+            lambda: self._ranked(self._folders.all(), report), target, report
         )
 
     def set_aside_after(self, step: int, *, report: Reporter) -> None:
@@ -262,19 +267,19 @@ class Checkpoints:
             report(f"{faults[0]}; skipped")
         return None
 
-    def _by_loss(self, steps: Iterable[int], report: Reporter = lambda line: None) -> list[int]:
-        """The given steps that have a validation loss, lowest first."""
-        losses = {}
+    def _ranked(self, steps: Iterable[int], report: Reporter = lambda line: None) -> list[int]:
+        """The given steps that have the metric, best first."""
+        found = {}
         for step in steps:
             try:
-                loss = self.description(step).get(VALIDATION_LOSS)
+                value = self.description(step).get(self._metric)
             except CheckpointError as error:
                 self._damaged.add(step)
                 report(f"{error}; skipped")
                 continue
-            if loss is not None:
-                losses[step] = loss
-        return sorted(losses, key=lambda step: (losses[step], -step))
+            if value is not None:
+                found[step] = self._sign * value
+        return sorted(found, key=lambda step: (found[step], -step))
 
     @contextlib.contextmanager
     def _explained(self, step: int, last: int | None) -> Iterator[None]:
@@ -298,7 +303,7 @@ class Checkpoints:
     def _old_steps(self, saved: int) -> list[int]:
         """Good steps that are neither the saved one nor among those to keep."""
         others = [step for step in self.good_steps() if step != saved]
-        best = self._by_loss(self.good_steps())[: self._keep_best] if self._keep_best else []
+        best = self._ranked(self.good_steps())[: self._keep_best] if self._keep_best else []
         return [s for s in others[: max(0, len(others) - (self._keep - 1))] if s not in best]
 
     def _delete_all(self, steps: list[int]) -> None:

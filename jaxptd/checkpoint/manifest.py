@@ -34,6 +34,7 @@ from jaxptd.stores import Place, StoreError, StorePath
 # A CRC-32 shows that a manifest is as it was written. It does not show that this library wrote it.
 
 LONGEST_NAME = 255  # characters of a file, a tensor or a dtype
+METRICS = ("validation_", "perplexity")  # what the names of an evaluation's metrics begin with
 MOST_DIMS = 64  # as in numpy
 KEYS = ("step", "description", "tensors", "format", "files")
 
@@ -60,7 +61,7 @@ def find_fault(manifest: dict[str, Any], name: str, *, reserved: str) -> str | N
     if not isinstance(description, dict):
         return f"description is {quoted(description)}, not an object"
     return (
-        _fault_of_loss(description)
+        _fault_of_metrics(description)
         or _fault_of_each("tensors", manifest["tensors"], {"shape": _is_shape, "dtype": _is_name})
         or _fault_of_each("files", manifest["files"], {"size": _is_count, "crc32": _is_crc})
         or next(
@@ -74,11 +75,12 @@ def find_fault(manifest: dict[str, Any], name: str, *, reserved: str) -> str | N
     )
 
 
-def _fault_of_loss(description: dict[str, Any]) -> str | None:
-    loss = description.get("validation_loss")
-    if loss is None or (type(loss) in (int, float) and abs(loss) < math.inf):
-        return None
-    return f"validation_loss is {quoted(loss)}, not a number"
+def _fault_of_metrics(description: dict[str, Any]) -> str | None:
+    for name, value in description.items():
+        fine = value is None or (type(value) in (int, float) and abs(value) < math.inf)
+        if name.startswith(METRICS) and not fine:
+            return f"{quoted(name)} is {quoted(value)}, not a number"
+    return None
 
 
 def _fault_of_each(key: str, entries: Any, checks: dict[str, Check]) -> str | None:

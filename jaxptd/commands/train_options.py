@@ -8,6 +8,7 @@ from jaxptd.common_options import add_words
 
 RUN = (
     *("--data.source", "--data.tokenizer", "--data.special_tokens", "--data.prompt_field"),
+    "--data.messages_field",
     *("--optimizer.learning_rate", "--optimizer.warmup_steps", "--train.steps"),
     "--checkpoint.every",
 )

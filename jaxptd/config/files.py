@@ -320,7 +320,7 @@ def describe_type(annotation: Any) -> str:
         return " or ".join(map(describe_type, members))
     if members and typing.get_origin(members[0]) is typing.Literal:
         return f"list, each {describe_type(members[0])}"
-    return str(annotation) if members else str(annotation.__name__)
+    return str(annotation).replace(" | ", " or ") if members else str(annotation.__name__)
 
 
 def _check_plain(where: str, root: yaml.Node | None) -> None:

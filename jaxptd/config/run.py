@@ -194,7 +194,7 @@ class Config:
         chosen = f"layout.balance={layout.balance}"
         if layout.balance == "none":
             return
-        if self.data.documents != "apart":
+        if not self.data.apart:
             raise UserError(
                 f"{chosen} arranges work that differs by documents; use data.documents=apart, or "
                 "leave it out"
@@ -234,7 +234,7 @@ class Config:
 
     def _check_positions(self) -> None:
         model = self.model
-        if self.data.restart_positions:
+        if self.data.restart_positions or self.restarts_positions:
             self._check_restart()
         if model.block.positions == "learned" and model.seq_length > model.num_positions:
             raise UserError(
@@ -242,9 +242,19 @@ class Config:
                 f"{model.max_positions}; use a shorter one, or model.positions=rope"
             )
 
+    @property
+    def restarts_positions(self) -> bool:
+        """True if learned positions are looked up from 0 in each document."""
+        whole = self.data.documents == "whole" and self.model.block.positions == "learned"
+        return self.data.restart_positions or whole
+
     def _check_restart(self) -> None:
         chosen, positions = "data.restart_positions=true", self.model.block.positions
-        if self.data.documents != "apart":
+        if not self.data.restart_positions:
+            chosen = "data.documents=whole, whose positions begin at 0 in each record,"
+        elif self.data.documents == "whole":
+            raise UserError(f"{chosen} has no effect with data.documents=whole; leave it out")
+        if not self.data.apart:
             raise UserError(f"{chosen} begins at each document; use data.documents=apart as well")
         if positions != "learned":
             raise UserError(

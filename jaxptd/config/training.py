@@ -1,8 +1,10 @@
 """The sections `data`, `optimizer`, `train` and `checkpoint` of a config."""
 
 import dataclasses
+import datetime
 import fnmatch
 import math
+import re
 from collections import Counter
 from typing import Literal
 
@@ -15,9 +17,12 @@ from jaxptd.config.checks import (
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
-Documents = Literal["joined", "apart"]
+Documents = Literal["joined", "apart", "whole"]
 SpecialTokens = Literal["auto", "parse", "text"]
 BeginToken = Literal["auto", "none"]
+ChatFormat = Literal["auto", "messages", "sharegpt", "alpaca"]
+TrainOn = Literal["assistant", "last", "all"]
+TooLong = Literal["split", "cut", "drop", "refuse"]
 OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
 WHOLE_MATRICES: tuple[OptimizerName, ...] = ("muon", "adafactor")  # the others are elementwise
 Decay = Literal["cosine", "linear", "wsd", "constant"]
@@ -37,7 +42,13 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
     "muon": (),
     "adafactor": ("beta1", "beta2", "epsilon", "momentum"),
 }
+# Fields of the section `data` that only chats read, and that chats do not read.
+_OF_CHATS = ("tools_field", "chat_template", "chat_date", "train_on")
+_NOT_OF_CHATS = ("text_field", "prompt_field")
 RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
+WARMUP_STEPS = 100
+VALIDATION_LOSS = "validation_loss"  # the metric of an evaluation that every model has
+SET_NAME = r"[A-Za-z0-9][\w.-]*"
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
@@ -54,7 +65,11 @@ class DataConfig:
         tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
             one (needs the hf extra).
         validation_fraction: fraction of the corpus, taken from its end, held out for evaluation.
-        documents: joined, or apart (attention never crosses a document boundary within a sequence).
+        validation: further data to evaluate on, a path or glob (or a list) for each name, such as
+            {law: law.jsonl, code: code.jsonl}; their losses are validation_loss/law and so on.
+        documents: joined; apart (attention never crosses a document boundary within a sequence); or
+            whole (apart, and no document is cut: sequences are packed from whole documents and
+            padded, and learned positions begin at 0 in each).
         restart_positions: learned positions begin at 0 in each document; with documents=apart.
         special_tokens: parse (a special token's spelling in a text, such as </s>, is read as the
             token), text (it is read as plain text), or auto, as transformers: text if the
@@ -64,6 +79,20 @@ class DataConfig:
         text_field: field of records (jsonl, json, csv, parquet) that holds a document.
         prompt_field: field of records that holds a prompt, whose tokens are left out of the loss;
             null without prompts.
+        messages_field: field of records that holds a chat, a list of messages, which the chat
+            template writes as text; null without chats.
+        format: of chats: messages (each with role and content, in messages_field or "messages"),
+            sharegpt (from and value, in messages_field or "conversations"), alpaca (instruction,
+            input and output are fields of the record), or auto: messages or sharegpt, whichever
+            the first message of messages_field is.
+        tools_field: field of records with chats that may list tools, which the template is given;
+            null reads none.
+        chat_template: path of a Jinja file; null is the template in the tokenizer's folder.
+        chat_date: the day, such as 2026-12-31, that a template is told if it asks for today's.
+        train_on: tokens of chats that count in the loss: assistant (what the assistant says), last
+            (only its last turn), or all.
+        too_long: a record of more than model.seq_length + 1 tokens goes on in another sequence
+            (split), loses its end (cut), is left out (drop), or is an error (refuse).
         augment: rotates images by quarter turns and mirrors them; which one is a function of the
             seed and the image's number.
     """
@@ -73,13 +102,28 @@ class DataConfig:
     )
     tokenizer: str = dataclasses.field(default="bytes", metadata={"stores": True})
     validation_fraction: float = 0.05
+    validation: dict[str, str | list[str]] | None = dataclasses.field(
+        default=None, metadata={"stores": True}
+    )
     documents: Documents = "joined"
     restart_positions: bool = False
     special_tokens: SpecialTokens = "auto"
     begin_token: BeginToken = "auto"
     text_field: str = dataclasses.field(default="text", metadata={"paths": False})
     prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
+    messages_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
+    format: ChatFormat = "auto"
+    tools_field: str | None = dataclasses.field(default="tools", metadata={"paths": False})
+    chat_template: str | None = dataclasses.field(default=None, metadata={"stores": True})
+    chat_date: str | None = dataclasses.field(default=None, metadata={"paths": False})
+    train_on: TrainOn = "assistant"
+    too_long: TooLong = "split"
     augment: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """True if attention stays within a document."""
+        return self.documents != "joined"
 
     def __post_init__(self) -> None:
         check_fields(self, "data")
@@ -92,10 +136,71 @@ class DataConfig:
             _check_weights(self.source)
             # Sources are numbered by their names, so that their order in a file is no matter.
             object.__setattr__(self, "source", dict(sorted(self.source.items())))
+        if self.validation is not None:
+            _check_sets(self.validation)
+            object.__setattr__(self, "validation", dict(sorted(self.validation.items())))
         require_not_empty("data", self, "text_field")
         if self.prompt_field in ("", self.text_field):
             what = "the field of the answers" if self.prompt_field else "empty"
             raise UserError(f"data.prompt_field is {what}; name the prompts' field, or use null")
+        self._check_chats()
+
+    @property
+    def has_chats(self) -> bool:
+        """True if records hold chats."""
+        return self.messages_field is not None or self.format != "auto"
+
+    @property
+    def counts_all(self) -> bool:
+        """True if every token of training counts in the loss."""
+        return self.prompt_field is None and not (self.has_chats and self.train_on != "all")
+
+    def _check_chats(self) -> None:
+        """Raises UserError for fields of chats without chats, or that exclude each other."""
+        for name in ("messages_field", "tools_field", "chat_template"):
+            if getattr(self, name) == "":
+                raise UserError(f"data.{name} is empty; name it, or use null")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        set_fields = [name for name, value in defaults.items() if getattr(self, name) != value]
+        if not self.has_chats:
+            if alone := [name for name in _OF_CHATS if name in set_fields]:
+                raise UserError(
+                    f"data.{alone[0]}={getattr(self, alone[0])} is for chats; name their field "
+                    "with data.messages_field, or leave it out"
+                )
+            return
+        of_others = [name for name in _NOT_OF_CHATS if name in set_fields]
+        of_others += ["messages_field"] if self.format == "alpaca" and self.messages_field else []
+        if of_others:
+            raise UserError(
+                f"data.{of_others[0]}={quoted(getattr(self, of_others[0]))} is not for records "
+                f"that hold chats (data.{'messages_field' if self.format == 'auto' else 'format'});"
+                " leave one of them out"
+            )
+        if self.chat_date is not None:
+            _check_date(self.chat_date)
+
+
+def _check_date(date: str) -> None:
+    try:
+        datetime.date.fromisoformat(date)
+    except ValueError as error:
+        raise UserError(
+            f"data.chat_date={quoted(date)} is not a day ({error}); write it as 2026-12-31"
+        ) from error
+
+
+def _check_sets(sets: dict[str, str | list[str]]) -> None:
+    if not sets:
+        raise UserError("data.validation={}; name a set, as {law: law.jsonl}, or leave it out")
+    for name, source in sets.items():
+        if not re.fullmatch(SET_NAME, name):
+            raise UserError(
+                f"data.validation: {quoted(repr(name))} names a set; use letters, digits, '.', "
+                "'_' and '-', since it is part of the names of metrics"
+            )
+        if not source or (isinstance(source, list) and "" in source):
+            raise UserError(f"data.validation.{name} is empty; name paths or globs of files")
 
 
 def _check_weights(weights: dict[str, float]) -> None:
@@ -124,6 +229,8 @@ class OptimizerConfig:
             row and column). All decouple weight decay from the gradient.
         learning_rate: peak learning rate, after warm-up.
         warmup_steps: steps of linear warm-up.
+        warmup_fraction: instead, the fraction of decay_steps (null: of train.steps) that is
+            warm-up, rounded up to whole steps; null is warmup_steps.
         decay: how the rate falls from its peak to min_learning_rate: cosine or linear after
             warm-up, wsd (stable, then linear over cooldown_steps), or constant.
         decay_steps: step at which the decay ends; null is train.steps. Set a number to be able to
@@ -143,7 +250,8 @@ class OptimizerConfig:
 
     name: OptimizerName = "adamw"
     learning_rate: float = 3e-4
-    warmup_steps: int = 100
+    warmup_steps: int = WARMUP_STEPS
+    warmup_fraction: float | None = None
     decay: Decay = "cosine"
     decay_steps: int | None = None
     cooldown_steps: int | None = None
@@ -163,7 +271,12 @@ class OptimizerConfig:
         require_positive("optimizer", self, "epsilon")
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
         require_not_negative("optimizer", self, "skip_above", "min_learning_rate")
-        require_below_one("optimizer", self, "beta1", "beta2", "momentum")
+        require_below_one("optimizer", self, "beta1", "beta2", "momentum", "warmup_fraction")
+        if self.warmup_fraction is not None and self.warmup_steps != WARMUP_STEPS:
+            raise UserError(
+                f"optimizer.warmup_fraction={self.warmup_fraction} with optimizer.warmup_steps="
+                f"{self.warmup_steps}: both say how long warm-up is; leave one of them out"
+            )
         self._require_effects()
         if (self.min_learning_rate or 0) > self.learning_rate:
             raise UserError(
@@ -174,6 +287,13 @@ class OptimizerConfig:
     def freezes(self, name: str) -> bool:
         """True if the parameter of that name does not train."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.frozen or ())
+
+    def warmup(self, steps: int) -> int:
+        """Steps of warm-up in a run of `steps`."""
+        if self.warmup_fraction is None:
+            return self.warmup_steps
+        exact = self.warmup_fraction * (self.decay_steps or steps)
+        return math.ceil(round(exact, 6))  # 0.07 * 100 is a little above 7
 
     def _require_effects(self) -> None:
         """Raises UserError for a field that was set and that these choices do not read."""
@@ -205,6 +325,9 @@ class TrainConfig:
         log_every: steps between log lines; 0 is never.
         eval_every: steps between evaluations; 0 is never.
         eval_batches: global batches per evaluation.
+        patience: the run ends after this many evaluations in a row without a better
+            checkpoint.best_metric; 0 never ends it early.
+        min_improvement: a metric is better only if it improves by more than this.
         sample_tokens: tokens of sample text to generate at the end; 0 is none.
         run_dir: folder for everything the run writes, or its URL in a store.
         loggers: where metrics go besides metrics.jsonl: tensorboard, csv, wandb, mlflow; null is
@@ -222,6 +345,8 @@ class TrainConfig:
     log_every: int = 10
     eval_every: int = 100
     eval_batches: int = 8
+    patience: int = 0
+    min_improvement: float = 0.0
     sample_tokens: int = 200
     run_dir: str = dataclasses.field(default="runs/default", metadata={"stores": True})
     loggers: list[LoggerName] | None = None
@@ -233,7 +358,18 @@ class TrainConfig:
         require_positive("train", self, "steps", "global_batch_size", "micro_batches")
         require_positive("train", self, "max_skipped", "eval_batches")
         require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
+        require_not_negative("train", self, "patience", "min_improvement")
         require_not_empty("train", self, "run_dir")
+        if self.patience and not self.eval_every:
+            raise UserError(
+                f"train.patience={self.patience} counts evaluations, and train.eval_every=0 has "
+                "none; leave one of them out"
+            )
+        if self.min_improvement and not self.patience:
+            raise UserError(
+                f"train.min_improvement={self.min_improvement} has no effect without "
+                "train.patience; set that as well, or leave it out"
+            )
         if repeated := [name for name, n in Counter(self.loggers or ()).items() if n > 1]:
             raise UserError(f"train.loggers names {repeated[0]} twice; name it once")
         self._check_window()
@@ -265,16 +401,18 @@ class CheckpointConfig:
     Args:
         every: steps between checkpoints; 0 is never.
         keep: number of newest checkpoints to keep.
-        keep_best: how many more checkpoints to keep, by lowest validation loss.
+        keep_best: how many more checkpoints to keep, the best ones.
+        best_metric: what makes a checkpoint the best: the lowest validation_loss (of the held-out
+            part), validation_loss/law (of the set law of data.validation), or any other metric of
+            evaluations; of accuracy and Dice the highest.
         asynchronous: keep training while a checkpoint is written.
         memory_every: steps between states kept in memory_dir, from which a run whose process has
             died goes on without checkpoints; 0 is never.
         memory_dir: folder of each host for these states, in memory or on a disk of its own, which
             outlives processes.
         resume: auto (the newest valid checkpoint in run_dir, or the newest state in memory_dir if
-            it is newer), best (the one with
-            the lowest validation loss; later ones are set aside), never, or the path of a
-            checkpoint.
+            it is newer), best (the best by best_metric; later ones are set aside), never, or the
+            path of a checkpoint.
         start: initial weights of a new run: the path of a Hugging Face directory, a checkpoint or a
             run; random and null initialise them at random.
         data: same (a run resumes only with the data it began with; data that has grown or been
@@ -284,6 +422,7 @@ class CheckpointConfig:
     every: int = 500
     keep: int = 2
     keep_best: int = 1
+    best_metric: str = dataclasses.field(default=VALIDATION_LOSS, metadata={"paths": False})
     asynchronous: bool = True
     memory_every: int = 0
     memory_dir: str = "/dev/shm"
@@ -295,7 +434,7 @@ class CheckpointConfig:
         check_fields(self, "checkpoint")
         require_not_negative("checkpoint", self, "every", "keep_best", "memory_every")
         require_positive("checkpoint", self, "keep")
-        require_not_empty("checkpoint", self, "resume", "memory_dir")
+        require_not_empty("checkpoint", self, "resume", "memory_dir", "best_metric")
         if self.start is None:
             return
         require_not_empty("checkpoint", self, "start")

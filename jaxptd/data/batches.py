@@ -192,6 +192,16 @@ class Samples(abc.ABC):
             UserError: as `rows`.
         """
 
+    def documents(self, indices: np.ndarray, end_of_document: int) -> np.ndarray:
+        """Sample numbers[n] -> the document of each of T tokens, from 0 in its row, int32[n, T].
+
+        Below 0 for padding. `end_of_document`: the id that ends a document.
+
+        Raises:
+            UserError: as `rows`.
+        """
+        return number_documents(self.rows(indices)[:, :-1], end_of_document)
+
     @abc.abstractmethod
     def first_tokens(self, count: int) -> np.ndarray:
         """The first tokens of the corpus, unchecked, `[count]`."""
@@ -204,16 +214,30 @@ class Samples(abc.ABC):
 
 PLACES, EACH = 16, 4096  # a digest reads 4096 tokens at 16 evenly spaced places
 
-# Name of each source of a mixture, else "" -> its tokens and digest. Hosts may have other names.
+VALIDATION = "data.validation"  # with a dot, before the name of an evaluated set
+# Name of each source of a mixture, else "", and of each evaluated set -> its tokens and digest.
+# Hosts may have other names.
 Identity = Mapping[str, Mapping[str, Any]]
 
 
-def identity_of(tokens: Tokens) -> dict[str, Any]:
-    """The number of a source's tokens, and a digest of some of them."""
+def identity_of(
+    tokens: Tokens, ends: np.ndarray | None = None, counted: np.ndarray | None = None
+) -> dict[str, Any]:
+    """The number of a source's tokens, and a digest of some of them.
+
+    Args:
+        tokens: of the source.
+        ends: the token behind each document, if the ids do not show it; in the digest, all of it.
+        counted: whether each token is a target, if the template of chats says so; the same.
+    """
     count = len(tokens)
     digest = hashlib.sha256()
     for start in np.linspace(0, max(count - EACH, 0), PLACES).astype(np.int64).tolist():
         digest.update(np.asarray(tokens[start : start + EACH]).astype("<u4").tobytes())
+    if ends is not None:
+        digest.update(ends.astype("<i8").tobytes())
+    if counted is not None:
+        digest.update(np.packbits(counted).tobytes())
     return {"tokens": count, "digest": digest.hexdigest()[:16]}
 
 
@@ -223,10 +247,14 @@ def change(now: Identity, before: Identity) -> str | None:
         return f"data.source has {len(now)} sources, not {len(before)}"
     for name, current, previous in zip(now, now.values(), before.values(), strict=True):
         source = f"data.source {name}" if name else "data.source"
+        source = name if name.startswith(f"{VALIDATION}.") else source
         if current == previous:
             continue
         if current["tokens"] == previous["tokens"]:
-            return f"{source} has other tokens now (the text or the tokenizer has changed) than"
+            return (
+                f"{source} has other tokens now (the text, tokenizer or chat template has changed) "
+                "than"
+            )
         return f"{source} has {current['tokens']:,} tokens now, and had {previous['tokens']:,}"
     return None
 
@@ -271,6 +299,39 @@ def _starts(count: int) -> Iterable[int]:
 # ---- windows of a corpus -------------------------------------------------------------------------
 
 
+class Reader:
+    """Reads tokens of a corpus and checks them.
+
+    Args:
+        tokens: ids[N], an array, a memmap or `Concatenated` memmaps.
+        vocab_size: ids are in [0, vocab_size).
+    """
+
+    def __init__(self, tokens: Tokens, vocab_size: int) -> None:
+        self.tokens, self.vocab_size = tokens, vocab_size
+        self._files = MappedFiles(tokens)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The ids of some ranges, one after another, int32.
+
+        Raises:
+            UserError: an id is outside the vocabulary, or a file was changed since this object was
+                made; names the file.
+        """
+        if not isinstance(self.tokens, np.ndarray):
+            fetch(self.tokens, ranges)
+        ids, first = np.empty(sum(end - start for start, end in ranges), dtype=np.int64), 0
+        for start, end in ranges:
+            part = self.tokens[start:end]
+            self._files.check(part)
+            ids[first : first + end - start] = np.asarray(part)
+            first += end - start
+        if ((ids < 0) | (ids >= self.vocab_size)).any():
+            for start, end in ranges:
+                check_ids(self.tokens, start, end=end, vocab_size=self.vocab_size)
+        return ids.astype(np.int32)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows(Samples):
     """Sequences of one corpus. Subclasses say in which order.
@@ -280,6 +341,7 @@ class Windows(Samples):
         seq_length: T.
         vocab_size: ids are in [0, vocab_size).
         counted: bool[N], False for tokens that are no targets; None counts all.
+        ends: the token behind each document, int64, ascending; None: behind each end of document.
 
     Raises:
         UserError: the corpus is shorter than one sequence, or no token is counted.
@@ -289,11 +351,12 @@ class Windows(Samples):
     seq_length: int
     vocab_size: int
     counted: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+    ends: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.counted is not None and not self.counted[1:].any():
             raise UserError(
-                f"data.prompt_field: all of {len(self.tokens)} tokens are of prompts, none of an "
+                f"data.source: all of {len(self.tokens)} tokens are of prompts, none of an "
                 "answer; use more data, or another data.validation_fraction"
             )
         if len(self.tokens) < self.seq_length + 1:
@@ -301,7 +364,7 @@ class Windows(Samples):
                 f"the corpus has {len(self.tokens)} tokens, one sequence takes "
                 f"{self.seq_length + 1}; use more data or a smaller model.seq_length"
             )
-        _ = self._files  # as they are now
+        _ = self._reader  # files as they are now
 
     @property
     def num_tokens(self) -> int:
@@ -312,34 +375,34 @@ class Windows(Samples):
         """Sample numbers[n] -> index of each sample's first token[n], both int64."""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        indices = np.asarray(indices, dtype=np.int64)
-        starts, length = self.starts(indices).tolist(), self.seq_length + 1
-        if not isinstance(self.tokens, np.ndarray):
-            fetch(self.tokens, [(start, start + length) for start in starts])
-        rows = np.empty((len(starts), length), dtype=np.int64)
-        for row, start in zip(rows, starts, strict=True):
-            window = self.tokens[start : start + length]
-            self._files.check(window)
-            row[:] = np.asarray(window)
-        if ((rows < 0) | (rows >= self.vocab_size)).any():
-            for start in starts:
-                check_ids(self.tokens, start, end=start + length, vocab_size=self.vocab_size)
-        return rows.astype(np.int32)
+        starts, length = self.starts(np.asarray(indices, dtype=np.int64)), self.seq_length + 1
+        ids = self._reader.read([(start, start + length) for start in starts.tolist()])
+        return ids.reshape(-1, length)
 
     def targets(self, indices: np.ndarray) -> np.ndarray:
         targets = self.rows(indices)[:, 1:]
         if self.counted is None:
             return targets
-        starts = self.starts(np.asarray(indices, dtype=np.int64))
-        counted = self.counted[starts[:, None] + np.arange(1, self.seq_length + 1)]
+        counted = self.counted[self._places(indices) + 1]
         return np.where(counted, targets, np.int32(NOT_COUNTED))
+
+    def documents(self, indices: np.ndarray, end_of_document: int) -> np.ndarray:
+        if self.ends is None:
+            return super().documents(indices, end_of_document)
+        document_BT = np.searchsorted(self.ends, self._places(indices), side="right")
+        return (document_BT - document_BT[:, :1]).astype(np.int32)
+
+    def _places(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n] -> the index of each of T tokens in the corpus, int64[n, T]."""
+        starts = self.starts(np.asarray(indices, dtype=np.int64))
+        return starts[:, None] + np.arange(self.seq_length)
 
     def first_tokens(self, count: int) -> np.ndarray:
         return np.asarray(self.tokens[:count])
 
     @functools.cached_property
-    def _files(self) -> MappedFiles:
-        return MappedFiles(self.tokens)
+    def _reader(self) -> Reader:
+        return Reader(self.tokens, self.vocab_size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

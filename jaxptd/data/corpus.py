@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxptd.data.batches import Tokens, scan_ids
+from jaxptd.data.batches import BLOCK, Tokens, scan_ids
+from jaxptd.data.chats import Chats
 from jaxptd.data.corpora import tokenize, tokenize_answers
+from jaxptd.data.lengths import Records
 from jaxptd.data.token_files import is_token_file, layout_of, open_tokens
 from jaxptd.data.tokenizers import Tokenizer, spelling
 from jaxptd.errors import UserError, quoted
@@ -25,37 +27,70 @@ class Corpus:
 
     Args:
         tokens: ids[N].
-        counted: bool[N], False for the tokens of prompts; None without prompts.
+        counted: bool[N], False for tokens that are no targets; None if all are.
+        ends: the token behind each document, int64; None if the ids show it.
         remarks: what a user should know about how the text was read, one line each.
     """
 
     tokens: Tokens
     counted: np.ndarray | None = None
+    ends: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
 
     def __getitem__(self, part: slice) -> "Corpus":
-        return Corpus(self.tokens[part], None if self.counted is None else self.counted[part])
+        start, stop, _ = part.indices(len(self.tokens))
+        ends = self.ends
+        return Corpus(
+            self.tokens[part],
+            None if self.counted is None else self.counted[part],
+            None if ends is None else ends[(ends > start) & (ends <= stop)] - start,
+        )
 
 
 def read_corpus(
-    files: Sequence[Place], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
+    files: Sequence[Place],
+    config: "DataConfig",
+    tokenizer: Tokenizer,
+    *,
+    seq_length: int,
+    vocab_size: int,
 ) -> Corpus:
     """Reads the files of a source: maps token files, reads and tokenizes text.
 
+    Args:
+        files: of the source.
+        config: says how to read them.
+        tokenizer: of text.
+        seq_length: a record of more tokens, and one, is too long.
+        vocab_size: upper bound of the ids.
+
     Raises:
-        UserError: a file is broken, text and token files are mixed, prompts are wanted from token
-            files, the tokenizer or an id does not fit `vocab_size`, or the tokenizer cannot tell
-            documents apart.
+        UserError: a file is broken, text and token files are mixed, prompts or chats are wanted
+            from token files, the tokenizer or an id does not fit `vocab_size`, a record is too
+            long, or the tokenizer cannot tell documents apart.
     """
     if not _are_token_files(files):
-        return _read_text(files, config, tokenizer, vocab_size=vocab_size)
-    _check_prompts(files, config)
-    if config.documents == "apart":
+        return _read_text(files, config, tokenizer, sizes=(seq_length, vocab_size))
+    _check_records(files, config)
+    if config.apart:
         _check_end_of_document(files, config, tokenizer, vocab_size=vocab_size)
     tokens = open_tokens(files)
     scan_ids(tokens, vocab_size)
+    whole = config.documents == "whole"
+    ends = document_ends(tokens, tokenizer.end_of_document) if whole else None
     remarks = [remark for path in files for remark in about_ids(path, tokenizer)]
-    return Corpus(tokens, remarks=tuple(remarks))
+    return Corpus(tokens, ends=ends, remarks=tuple(remarks))
+
+
+def document_ends(tokens: Tokens, end_of_document: int) -> np.ndarray:
+    """The token behind each document, int64; reads all tokens."""
+    count = len(tokens)
+    found = [
+        np.flatnonzero(np.asarray(tokens[first : first + BLOCK]) == end_of_document) + first + 1
+        for first in range(0, count, BLOCK)
+    ]
+    ends = np.concatenate(found) if found else np.empty(0, np.int64)
+    return ends if len(ends) and ends[-1] == count else np.append(ends, count)
 
 
 def about_ids(path: Place, tokenizer: Tokenizer) -> Iterator[str]:
@@ -86,16 +121,22 @@ def check_vocabulary(tokens: int, vocab_size: int) -> None:
 
 
 def split_corpus(
-    corpus: Corpus, fraction: float, *, seq_length: int
+    corpus: Corpus, fraction: float, *, seq_length: int, whole: bool = False
 ) -> tuple[Corpus, Corpus | None]:
     """Splits off the end of a corpus for validation; None if the fraction is 0.
 
+    whole: between two documents.
+
     Raises:
-        UserError: a split is shorter than one sequence.
+        UserError: a split is shorter than one sequence, or holds no document that stays whole.
     """
     if fraction == 0:
         return corpus, None
-    split = _validation_start(len(corpus.tokens), fraction, seq_length)
+    if whole:
+        assert corpus.ends is not None
+        split = _between_documents(corpus.ends, fraction)
+    else:
+        split = _validation_start(len(corpus.tokens), fraction, seq_length)
     return corpus[:split], corpus[split:]
 
 
@@ -111,13 +152,19 @@ def _are_token_files(files: Sequence[Place]) -> bool:
     return bool(ids)
 
 
-def _check_prompts(files: Sequence[Place], config: "DataConfig") -> None:
-    if config.prompt_field is not None:
-        raise UserError(
-            f"data.prompt_field={config.prompt_field!r}: {files[0]} holds tokens, which cannot "
-            "tell prompts from answers; name the .jsonl they were made from, or use "
-            "data.prompt_field=null"
-        )
+def _check_records(files: Sequence[Place], config: "DataConfig") -> None:
+    """Raises UserError for settings that token files have no records for."""
+    for name, unset, what in (
+        ("prompt_field", None, "cannot tell prompts from answers"),
+        ("messages_field", None, "hold no chats"),
+        ("format", "auto", "hold no chats"),
+        ("too_long", "split", "may not show where records end"),
+    ):
+        if (given := getattr(config, name)) != unset:
+            raise UserError(
+                f"data.{name}={given!r}: {files[0]} holds tokens, which {what}; name the .jsonl "
+                f"they were made from, or use data.{name}={unset or 'null'}"
+            )
 
 
 def _check_end_of_document(
@@ -141,24 +188,41 @@ def _check_end_of_document(
 
 
 def _read_text(
-    files: Sequence[Place], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
+    files: Sequence[Place], config: "DataConfig", tokenizer: Tokenizer, *, sizes: tuple[int, int]
 ) -> Corpus:
+    """Reads and tokenizes text; sizes: seq_length and vocab_size."""
     spelled: Counter[str] = Counter()
-    counted, field = None, config.text_field
-    if config.prompt_field is None:
-        ids = np.concatenate(list(tokenize(files, tokenizer, spelled, text_field=field)))
-    else:
-        fields = (config.prompt_field, field)
+    chats = Chats(config, tokenizer, spelled) if config.has_chats else None
+    pieces: Iterator[tuple[np.ndarray, np.ndarray | None]]
+    if chats is not None:
+        pieces = chats.read(files)
+    elif config.prompt_field is not None:
+        fields = (config.prompt_field, config.text_field)
         pieces = tokenize_answers(files, tokenizer, fields, spelled=spelled)
-        ids, counted = map(np.concatenate, zip(*pieces, strict=True))
-    check_ids(ids, tokenizer, vocab_size)
-    remarks = [*about_begin(tokenizer)]
+    else:
+        texts = tokenize(files, tokenizer, spelled, text_field=config.text_field)
+        pieces = ((ids, None) for ids in texts)
+    records = Records(config, sizes[0])
+    documents, masks = zip(*records.fit(pieces), strict=True)
+    ids = np.concatenate(documents)
+    counted = None if config.counts_all else np.concatenate(masks)
+    check_ids(ids, tokenizer, sizes[1])
+    if chats is not None:
+        remarks = [*chats.remarks, *records.about_chats(ids, counted)]
+    else:
+        remarks = [*about_begin(tokenizer)]
+    remarks += records.remarks()
     if config.special_tokens in (
         "auto",
         tokenizer.special_tokens,
     ):  # otherwise the objective decides how
-        remarks += about_spellings(spelled, tokenizer)
-    return Corpus(ids, counted, tuple(remarks))
+        remarks += about_spellings(spelled, tokenizer, fixed=chats is not None)
+    ends, whole = None, config.documents == "whole"
+    if chats is not None or whole or config.too_long == "cut":
+        ends = np.cumsum([len(each) for each in documents], dtype=np.int64)
+        if chats is None and not whole:  # a text may spell out the end of a document
+            ends = np.union1d(ends, np.flatnonzero(ids == tokenizer.end_of_document) + 1)
+    return Corpus(ids, counted, ends, tuple(remarks))
 
 
 def check_ids(ids: np.ndarray, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -189,14 +253,21 @@ def about_begin(tokenizer: Tokenizer) -> Iterator[str]:
         )
 
 
-def about_spellings(spelled: Counter[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """Says how spelled-out special tokens were read, if there are any."""
+def about_spellings(
+    spelled: Counter[str], tokenizer: Tokenizer, *, fixed: bool = False
+) -> Iterator[str]:
+    """Says how spelled-out special tokens were read, if there are any; fixed: no other way."""
     if not spelled:
         return
     number, names = spelled.total(), [quoted(name) for name, _ in spelled.most_common(3)]
     shown = ", ".join(names) + (", ..." if len(spelled) > len(names) else "")
     times = "once" if number == 1 else f"{number} times"
-    if tokenizer.special_tokens == "parse":
+    if fixed:
+        yield (
+            f"warning: messages spell out special tokens {times} ({shown}), which are read as "
+            "these tokens, as if the chat template had written them"
+        )
+    elif tokenizer.special_tokens == "parse":
         yield (
             f"the text spells out special tokens {times} ({shown}): read as these tokens; "
             "data.special_tokens=text reads them as plain text"
@@ -222,6 +293,17 @@ def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
                 f"sequence takes {shortest}; {_remedy(num_tokens, shortest)}"
             )
     return num_tokens - validation
+
+
+def _between_documents(ends: np.ndarray, fraction: float) -> int:
+    """Index of the first validation token: the document's that is nearest to the fraction."""
+    if len(ends) < 2:
+        raise UserError(
+            f"data.validation_fraction={fraction} holds out whole documents with data.documents="
+            "whole, but there is only one; use more data, or data.validation_fraction=0"
+        )
+    start = ends[-1] - round(int(ends[-1]) * fraction)
+    return int(ends[np.abs(ends[:-1] - start).argmin()])
 
 
 def _remedy(num_tokens: int, shortest: int) -> str:

@@ -64,6 +64,12 @@ class Mixture(Samples):
     def targets(self, indices: np.ndarray) -> np.ndarray:
         return self._read(indices, lambda part, numbers: part.targets(numbers), self.seq_length)
 
+    def documents(self, indices: np.ndarray, end_of_document: int) -> np.ndarray:
+        def read(part: Samples, numbers: np.ndarray) -> np.ndarray:
+            return part.documents(numbers, end_of_document)
+
+        return self._read(indices, read, self.seq_length)
+
     def first_tokens(self, count: int) -> np.ndarray:
         return self.parts[0].first_tokens(count)
 

@@ -21,14 +21,7 @@ def read_records(path: Place, fields: Sequence[str]) -> Iterator[list[str]]:
     """
     needs = f"it needs columns of strings, {' and '.join(map(json.dumps, fields))}"
     file = _opened(path)
-    columns = file.schema_arrow.names
-    for name in fields:
-        if columns.count(name) != 1:
-            many = "two columns" if name in columns else "no column"
-            shown = ", ".join(map(json.dumps, map(quoted, columns[:LISTED]))) or "none"
-            raise UserError(
-                f"data.source: {path} has {many} {json.dumps(name)}; {needs}, and there are {shown}"
-            )
+    _check_columns(file, path, fields, needs)
     row = 0
     for batch in _batches(file, path, fields):
         for texts in zip(*(_column(batch, name, path, row) for name in fields), strict=True):
@@ -40,6 +33,49 @@ def read_records(path: Place, fields: Sequence[str]) -> Iterator[list[str]]:
                     )
             if texts[-1]:
                 yield list(texts)
+
+
+def read_values(
+    path: Place, fields: Sequence[str], optional: Sequence[str], *, remedy: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each row's place, and these columns of it; a null inside a value is left out.
+
+    Args:
+        path: of the file.
+        fields: columns that it must have.
+        optional: columns that it may have.
+        remedy: says how to name other columns.
+
+    Raises:
+        UserError: as `read_records`.
+    """
+    file = _opened(path)
+    columns = [*fields, *(name for name in optional if name in file.schema_arrow.names)]
+    _check_columns(file, path, columns, remedy)
+    row = 0
+    for batch in _batches(file, path, columns):
+        for values in zip(*(_column(batch, name, path, row) for name in columns), strict=True):
+            row += 1
+            yield f"{path} row {row}", dict(zip(columns, map(_given, values), strict=True))
+
+
+def _given(value: Any) -> Any:
+    """A value without the keys that are null: Arrow gives all objects of a column the same keys."""
+    if isinstance(value, dict):
+        return {key: _given(each) for key, each in value.items() if each is not None}
+    return [_given(each) for each in value] if isinstance(value, list) else value
+
+
+def _check_columns(file: Any, path: Place, fields: Sequence[str], needs: str) -> None:
+    """Raises UserError unless the file has each of these columns once."""
+    columns = file.schema_arrow.names
+    for name in fields:
+        if columns.count(name) != 1:
+            many = "two columns" if name in columns else "no column"
+            shown = ", ".join(map(json.dumps, map(quoted, columns[:LISTED]))) or "none"
+            raise UserError(
+                f"data.source: {path} has {many} {json.dumps(name)}; {needs}, and there are {shown}"
+            )
 
 
 def columns_of(path: Place) -> list[str]:

@@ -194,10 +194,43 @@ def read_records(path: Place, fields: Fields) -> Iterator[list[str]]:
     if kind == parquet.SUFFIX:
         records = parquet.read_records(path, fields)
     elif kind in TABLES:
-        records = _rows(path, fields, TABLES[kind])
+        rows = _rows(path, fields, TABLES[kind])
+        records = ([row[field] for field in fields] for _, row in rows)
     else:
-        records = _objects(path, fields)
+        objects = _objects(path, f"an object with {_named(fields)}")
+        records = (_texts(record, fields, where, needs) for where, record, needs in objects)
     yield from (texts for texts in records if texts[-1])
+
+
+def read_values(
+    path: Place, fields: Fields, optional: Fields, *, remedy: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each record's place in the file, and these fields of it: any JSON values.
+
+    Args:
+        path: a file of records; the values of a table are texts.
+        fields: every record has these.
+        optional: read from the records that have them.
+        remedy: says how to name other fields.
+
+    Raises:
+        UserError: as `read_records`.
+        OSError: the file cannot be read.
+    """
+    kind = kind_of(path)
+    if kind == parquet.SUFFIX:
+        yield from parquet.read_values(path, fields, optional, remedy=remedy)
+    elif kind in TABLES:
+        yield from _rows(path, fields, TABLES[kind], optional=optional, remedy=remedy)
+    else:
+        for where, record, needs in _objects(path, f"an object with {_named(fields)}"):
+            names = record if isinstance(record, dict) else {}
+            if missing := [field for field in fields if field not in names]:
+                hint = f"; it has {_listed(names)}: {remedy}" if names else ""
+                raise UserError(
+                    f"data.source: {where} has no field {json.dumps(missing[0])}; {needs}{hint}"
+                )
+            yield where, {name: names[name] for name in (*fields, *optional) if name in names}
 
 
 def first_fields(path: Place) -> list[str]:
@@ -223,27 +256,32 @@ def first_fields(path: Place) -> list[str]:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def _objects(path: Place, fields: Fields) -> Iterator[list[str]]:
-    """Yields the fields of JSON objects: in an array, one per line, or a single one."""
+def _objects(path: Place, wanted: str) -> Iterator[tuple[str, Any, str]]:
+    """Yields JSON values: of an array, one per line, or a single one.
+
+    Each comes with its place in the file, and what is needed there: `wanted` describes an object.
+    """
     with open_bytes(path) as file:
         start = file.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]  # type: ignore[attr-defined]
         if start == b"[":
-            yield from _array(path, file.read(), fields)
+            needs = f"it must be an array of objects{wanted.removeprefix('an object')}"
+            records = _parsed(file.read(), str(path), needs)
+            for number, record in enumerate(records, start=1):
+                yield f"{path} record {number}", record, needs
             return
         first = file.readline()
         lines: Iterable[bytes] = itertools.chain((first,), file)
         if kind_of(path) == ARRAY and _object(first) is None:  # otherwise read line by line
             data = first + file.read()
             if (record := _object(data)) is not None:
-                needs = f"write an object with {_named(fields)}, an array of them, or one per line"
-                yield _texts(record, fields, str(path), needs)
+                yield str(path), record, f"write {wanted}, an array of them, or one per line"
                 return
             lines = io.BytesIO(data)
-        needs = f"each line must be an object with {_named(fields)}"
+        needs = f"each line must be {wanted}"
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path} line {number}"
-                yield _texts(_parsed(line, where, needs), fields, where, needs)
+                yield where, _parsed(line, where, needs), needs
 
 
 def _object(data: bytes) -> Any:
@@ -252,12 +290,6 @@ def _object(data: bytes) -> Any:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None
-
-
-def _array(path: Place, data: bytes, fields: Fields) -> Iterator[list[str]]:
-    needs = f"it must be an array of objects with {_named(fields)}"
-    for number, record in enumerate(_parsed(data, str(path), needs), start=1):
-        yield _texts(record, fields, f"{path} record {number}", needs)
 
 
 def _parsed(data: bytes, where: str, needs: str) -> Any:
@@ -289,17 +321,26 @@ def _named(fields: Fields) -> str:
     return " and ".join(map(json.dumps, fields))
 
 
-def _there(record: Mapping[str, Any], fields: Fields) -> str:
+def _there(record: Mapping[str, Any], fields: Fields, remedy: str | None = None) -> str:
     """Lists the fields that exist, in case one of them was meant."""
     texts = [str(name) for name, value in record.items() if isinstance(value, str | None)]
     if not texts and record:
-        return f"it has no text, only {', '.join(map(quoted, list(record)[:LISTED]))}"
-    names = [quoted(name) for name in texts][:LISTED]
-    shown = ", ".join(names) + (", ..." if len(texts) > LISTED else "")
-    remedy = "name the field of documents with data.text_field"
-    if len(fields) > 1:
-        remedy += ", the field of prompts with data.prompt_field"
-    return f"it has {shown or 'none'}: {remedy}"
+        lists = [name for name, value in record.items() if isinstance(value, list)]
+        chats = (
+            f"; if {quoted(lists[0])} is a chat, name it with data.messages_field" if lists else ""
+        )
+        return f"it has no text, only {', '.join(map(quoted, list(record)[:LISTED]))}{chats}"
+    if remedy is None:
+        remedy = "name the field of documents with data.text_field"
+        if len(fields) > 1:
+            remedy += ", the field of prompts with data.prompt_field"
+    return f"it has {_listed(texts)}: {remedy}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    texts = list(names)
+    shown = ", ".join([quoted(name) for name in texts[:LISTED]])
+    return (shown + (", ..." if len(texts) > LISTED else "")) or "none"
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -315,8 +356,15 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _rows(path: Place, fields: Fields, delimiter: str) -> Iterator[list[str]]:
-    """Yields the fields of a table's rows; the first row names the columns."""
+def _rows(
+    path: Place,
+    fields: Fields,
+    delimiter: str,
+    *,
+    optional: Fields = (),
+    remedy: str | None = None,
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the place of each row of a table and its fields; the first row names the columns."""
     with open_bytes(path) as file, _long_fields():
         lines = (decoded(line, f"{path} line {n}") for n, line in enumerate(file, start=1))
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
@@ -330,7 +378,7 @@ def _rows(path: Place, fields: Fields, delimiter: str) -> Iterator[list[str]]:
                             f"says {delimiter!r}; rewrite it that way, or as .jsonl"
                         )
                     many = "two columns" if field in names else "no column"
-                    hint = _there(dict.fromkeys(names), fields)
+                    hint = _there(dict.fromkeys(names), fields, remedy)
                     raise UserError(f"data.source: {path} has {many} {json.dumps(field)}; {hint}")
             for row in rows:
                 if None in row or None in row.values():
@@ -338,7 +386,9 @@ def _rows(path: Place, fields: Fields, delimiter: str) -> Iterator[list[str]]:
                         f"data.source: {path} line {rows.line_num} has more or fewer fields than "
                         f"the first line, {len(names)}; fix it"
                     )
-                yield [checked(row[field], f"{path} line {rows.line_num}") for field in fields]
+                where = f"{path} line {rows.line_num}"
+                wanted = (*fields, *(name for name in optional if name in names))
+                yield where, {name: checked(row[name], where) for name in wanted}
         except csv.Error as error:
             raise UserError(f"data.source: {path} line {rows.line_num}: {error}; fix it") from error
 

@@ -1,4 +1,4 @@
-"""Hugging Face tokenizer folders: `tokenizer.json`, and configs that name special tokens.
+"""Hugging Face tokenizer folders: `tokenizer.json`, configs that name special tokens, templates.
 
 `eos_token_id` is a number or a list: chat models have several tokens that end a text. Documents end
 with the first one in `config.json` that `generation_config.json` also has, else with the first of
@@ -8,14 +8,16 @@ either file. All of both files end a generation.
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, quoted, read_small
 
 TOKENIZER = "tokenizer.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 OLD_NAMES, OLD_TOKENS = "special_tokens_map.json", "added_tokens.json"
+TEMPLATE, MORE_TEMPLATES, DEFAULT = "chat_template.jinja", "additional_chat_templates", "default"
 OTHERS = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
 DECODER, ADDED = "added_tokens_decoder", "added_tokens"  # key in `settings`
 FIELD, SPLIT = "eos_token_id", "split_special_tokens"
@@ -39,6 +41,43 @@ def tokenizer_file(folder: str) -> str:
     if others:
         remedy = f"write one next to {others[0]} with transformers' save_pretrained"
     raise UserError(f"data.tokenizer={folder!r}: it is a folder without {TOKENIZER}; {remedy}")
+
+
+def chat_templates(folder: str) -> dict[str, tuple[str, str]]:
+    """A folder's chat templates by name: the text of each, and its file; empty without any.
+
+    The usual one is `default`. Files with templates replace those of `tokenizer_config.json`.
+
+    Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`.
+
+    Raises:
+        UserError: a file cannot be read, or the config has something else in their place.
+    """
+    root = Path(folder)
+    files = {path.stem: path for path in sorted((root / MORE_TEMPLATES).glob("*.jinja"))}
+    if os.path.lexists(root / TEMPLATE):
+        files[DEFAULT] = root / TEMPLATE
+    if files:
+        remedy = "put the model's own file there"
+        return {n: (read_small(path, remedy=remedy), str(path)) for n, path in files.items()}
+    where, given = os.path.join(folder, SETTINGS), settings(folder).get("chat_template")
+    listed = [{"name": DEFAULT, "template": given}] if isinstance(given, str) else given or []
+    try:
+        named = {each["name"]: each["template"] for each in listed}
+    except (TypeError, KeyError, IndexError):
+        named = {"": None}
+    if not all(isinstance(text, str) for each in named.items() for text in each):
+        raise UserError(
+            f"data.tokenizer: {where} has a chat_template that is neither a text nor a list of "
+            "objects with name and template; put the model's own file there"
+        )
+    return {name: (text, f"the chat_template of {where}") for name, text in named.items()}
+
+
+def spelled_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The spellings of the tokens that settings name, such as bos_token."""
+    fields = {name: next(_fields(settings.get(name), special=True), None) for name in NAMED}
+    return {name: str(token["content"]) for name, token in fields.items() if token}
 
 
 def end_of_document(folder: str) -> int | None:

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -76,6 +76,13 @@ class Tokenizer(Protocol):
                 token for a character.
         """
 
+    def encode_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of `text`, and the characters of each: the first and the one after, int64[n, 2].
+
+        Raises:
+            UserError: as `encode`.
+        """
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, which may be any integers; invalid text is shown as U+FFFD."""
 
@@ -101,6 +108,46 @@ def until_stop(text: str, stops: Iterable[str]) -> str:
     """The text before the first of the stops; empty stops are ignored."""
     places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     return text[: min(places, default=len(text))]
+
+
+def pieces(
+    chunks: Iterable[Sequence[int]], decode: Callable[[Sequence[int]], str], stops: Sequence[str]
+) -> Iterator[str]:
+    """The text of all chunks before the first stop, in pieces that are not empty.
+
+    Held back until more is known: the bytes of an unfinished character, and a text that a stop may
+    begin with. After a stop no further chunk is asked for. Together the pieces are
+    `until_stop(decode(all ids), stops)`, for any way of cutting ids into chunks.
+
+    Args:
+        chunks: of ids.
+        decode: all ids so far -> their text; more ids add to it, but for unfinished characters.
+        stops: texts that end it; empty ones are ignored.
+    """
+    ids: list[int] = []
+    shown = ""
+    for chunk in chunks:
+        ids += chunk
+        text = decode(ids).rstrip(UNKNOWN)
+        end, stopped = _known(text, [stop for stop in stops if stop])
+        if end > len(shown):
+            yield text[len(shown) : end]
+            shown = text[:end]
+        if stopped:
+            return
+    if rest := until_stop(decode(ids), stops)[len(shown) :]:
+        yield rest
+
+
+def _known(text: str, stops: Sequence[str]) -> tuple[int, bool]:
+    """The number of characters before any stop, found or begun; whether one is found there."""
+    found = len(until_stop(text, stops))
+    begun = len(text)
+    for stop in stops:
+        first = max(len(text) - len(stop) + 1, 0)
+        begins = (place for place in range(first, len(text)) if stop.startswith(text[place:]))
+        begun = min(begun, next(begins, begun))
+    return min(found, begun), found < len(text) and found <= begun
 
 
 def spellings(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -145,6 +192,11 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(_utf8(text), dtype=np.uint8).astype(np.uint16)
+
+    def encode_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        size_T = np.array([len(_utf8(letter)) for letter in text], dtype=np.int64)
+        letter = np.repeat(np.arange(len(text)), size_T)
+        return self.encode(text), np.stack([letter, letter + 1], axis=1)
 
     def decode(self, ids: Sequence[int]) -> str:
         pieces = b"".join(map(self._piece, np.asarray(ids, dtype=np.int64).tolist()))
@@ -200,14 +252,23 @@ class JsonTokenizer:
         return number
 
     def encode(self, text: str) -> np.ndarray:
+        return self._encode(text)[0]
+
+    def encode_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        ids, encoding = self._encode(text)
+        return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+    def _encode(self, text: str) -> tuple[np.ndarray, Any]:
+        """The ids of a text, and what the library says of them."""
         _utf8(text)
         if self._drops_unknown:
             self._check_known(text)
-        return np.array(self._ids(text), dtype=id_dtype(self.vocab_size))
+        encoding = self._encoding(text)
+        return np.array(encoding.ids, dtype=id_dtype(self.vocab_size)), encoding
 
-    def _ids(self, text: str) -> list[int]:
+    def _encoding(self, text: str) -> Any:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self._tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception
             raise UserError(
                 f"data.tokenizer={self.name!r} cannot encode the text: {error}; {HAS_ALL}"
@@ -217,14 +278,14 @@ class JsonTokenizer:
     def _drops_unknown(self) -> bool:
         """True if characters missing from the vocabulary vanish from the text."""
         try:
-            return not any(self._ids(letter) for letter in RARE_LETTERS)
+            return not any(self._encoding(letter).ids for letter in RARE_LETTERS)
         except UserError:
             return False
 
     def _check_known(self, text: str) -> None:
         """Raises UserError if a character of the text has no token."""
         for character in set(text) - self._has_tokens:
-            if not character.isspace() and not self._ids(character):
+            if not character.isspace() and not self._encoding(character).ids:
                 raise UserError(
                     f"data.tokenizer={self.name!r} has no token for {character!a} (character "
                     f"{text.index(character)} of a text) and no unknown token; {HAS_ALL}"

@@ -16,25 +16,34 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxptd.atomic_files import explained, shown
-from jaxptd.config import Config
+from jaxptd.config import Config, DataConfig
 from jaxptd.config.training import RANDOM
 from jaxptd.data import tokenizers
-from jaxptd.data.tokenizer_folders import FIELD, GENERATION, NAMED, SETTINGS, TOKENIZER, settings
+from jaxptd.data.tokenizer_folders import (
+    FIELD,
+    GENERATION,
+    NAMED,
+    SETTINGS,
+    TEMPLATE,
+    TOKENIZER,
+    settings,
+)
 from jaxptd.data.tokenizers import BYTES, Tokenizer
 from jaxptd.distributed.coordination import first_only
+from jaxptd.errors import read_small
 from jaxptd.hf.directory import CONFIG, is_directory, read_json
 from jaxptd.hf.families import Json
 from jaxptd.hf.sizes import token_ids
 from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.run.folder import BASE, RunDir, run_dir_errors
-from jaxptd.stores import Place, StorePath, local_copy, place
+from jaxptd.stores import Place, StorePath, local_copy, on_disk, place
 
 LARGEST = 64 * 2**20  # bytes; twice the size of the largest tokenizers
 OF_TOKENIZER = (
     *(TOKENIZER, SETTINGS, "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+    *(TEMPLATE, "chat_template.json", "additional_chat_templates/*.jinja"),
 )
 OF_IMAGES = ("preprocessor_config.json", "processor_config.json")
 # Keys of a config, besides `..._token_id`, whose values are token ids.
@@ -45,14 +54,25 @@ _OF_MODEL = frozenset({"decoder_start_token_id"})  # which reads it, whatever te
 Files = dict[str, bytes]
 
 
-def tokenizer_files(
-    tokenizer: str | Path, *, say: Callable[[str], None] = lambda line: None
-) -> Files:
-    """The files of a tokenizer (a file or a folder); none for bytes."""
-    path = tokenizers.on_disk(str(tokenizer))
+def tokenizer_files(data: DataConfig, *, say: Callable[[str], None] = lambda line: None) -> Files:
+    """The files of a run's tokenizer (a file or a folder) with its chat template; none for bytes.
+
+    `data.chat_template` takes the place of the tokenizer's own templates.
+    """
+    path, files = tokenizers.on_disk(data.tokenizer), Files()
     if path.is_dir():
-        return _small(path, OF_TOKENIZER, say)
-    return {TOKENIZER: path.read_bytes()} if path.is_file() and str(tokenizer) != BYTES else {}
+        files = _small(path, OF_TOKENIZER, say)
+    elif path.is_file() and data.tokenizer != BYTES:
+        files = {TOKENIZER: path.read_bytes()}
+    if data.chat_template is None:
+        return files
+    own = on_disk(place(data.chat_template, field="data.chat_template"))
+    text = read_small(own, remedy="put the file there", what="data.chat_template")
+    return _without_templates(files) | {TEMPLATE: text.encode()}
+
+
+def _without_templates(files: Files) -> Files:
+    return {name: data for name, data in files.items() if "chat_template" not in name}
 
 
 @first_only
@@ -124,8 +144,10 @@ def _files_of(
     theirs = _small(source, OF_TOKENIZER, say)
     if not family_of(config.model).has_vocabulary:
         return configs | theirs
-    ours = tokenizer_files(config.data.tokenizer, say=say)
+    ours = tokenizer_files(config.data, say=say)
     if ours.get(TOKENIZER) == theirs.get(TOKENIZER):
+        if config.data.chat_template is not None:
+            theirs = _without_templates(theirs)
         return configs | theirs | ours
     ids = _ids(config, tokenizer_of(config))
     for name in {CONFIG, GENERATION} & set(configs):

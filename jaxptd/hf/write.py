@@ -85,7 +85,7 @@ def _small_files(saved: SavedParams, *, dtype: str) -> Files:
         config_file = config_json(config.model, dtype=dtype, tokenizer=tokenizer_of(config))
         texts = {CONFIG: config_file, GENERATION: generation_json(config.model, config_file)}
         written = {name: as_json(each) for name, each in texts.items() if each}
-        return written | tokenizer_files(config.data.tokenizer)
+        return written | tokenizer_files(config.data)
     ours = config_json(config.model, dtype=dtype, tokenizer=None)
     config_file = config_over_base(json.loads(base[CONFIG]), config.model, ours=ours)
     return base | {CONFIG: as_json(config_file)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.context_parallel import Imported
-from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts, number_documents
+from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Writing
@@ -43,8 +43,8 @@ def fields(config: Config) -> Mapping[str, Field]:
         "tokens": Field("seq_length", lowest=0, end=size),
         "targets": Field("seq_length", end=size),
     }
-    segments = {SEGMENTS: Field("seq_length")} if config.data.documents == "apart" else {}
-    if config.data.restart_positions:
+    segments = {SEGMENTS: Field("seq_length")} if config.data.apart else {}
+    if config.restarts_positions:
         segments[IN_DOCUMENT] = Field(
             "seq_length", lowest=0, derived=Derived((SEGMENTS,), _in_documents)
         )
@@ -80,30 +80,35 @@ def fields_ahead(config: Config) -> dict[str, Field]:
     They follow from the given fields. A module has no target where the sequence, or with documents
     apart the document, has no token k ahead.
     """
-    size, apart = config.model.vocab_size, config.data.documents == "apart"
-    found, of_targets = {}, ("targets", *[SEGMENTS] * apart)
+    size, found, apart = config.model.vocab_size, {}, [SEGMENTS] * config.data.apart
     for k in range(1, config.model.ahead + 1):
-        tokens = Derived(("tokens",), partial(tokens_ahead, k))
-        targets = Derived(of_targets, partial(targets_ahead, k))
+        tokens = Derived(("tokens", *apart), partial(tokens_ahead, k))
+        targets = Derived(("targets", *apart), partial(targets_ahead, k))
         found[f"tokens_{k}"] = Field("seq_length", lowest=0, end=size, derived=tokens)
         found[f"targets_{k}"] = Field("seq_length", end=size, derived=targets)
     return found
 
 
-def tokens_ahead(k: int, token_BT: np.ndarray) -> np.ndarray:
-    """The token k ahead of each; 0 where there is none."""
-    return shifted(token_BT, k, 0)
+def tokens_ahead(k: int, token_BT: np.ndarray, segment_BT: np.ndarray | None = None) -> np.ndarray:
+    """The token k ahead of each; 0 where there is none in its document."""
+    return _in_its_document(k, shifted(token_BT, k, 0), segment_BT, fill=0)
 
 
 def targets_ahead(
     k: int, target_BT: np.ndarray, segment_BT: np.ndarray | None = None
 ) -> np.ndarray:
     """The target of the token k ahead of each; not counted where there is none in its document."""
-    ahead_BT = shifted(target_BT, k, NOT_COUNTED)
+    return _in_its_document(k, shifted(target_BT, k, NOT_COUNTED), segment_BT, fill=NOT_COUNTED)
+
+
+def _in_its_document(
+    k: int, ahead_BT: np.ndarray, segment_BT: np.ndarray | None, *, fill: int
+) -> np.ndarray:
+    """Fills in where what is k ahead of a token is of another document."""
     if segment_BT is None:
         return ahead_BT
     alike_BT = shifted(segment_BT, k, NOT_COUNTED) == segment_BT
-    return np.where(alike_BT, ahead_BT, np.int32(NOT_COUNTED))
+    return np.where(alike_BT, ahead_BT, np.int32(fill))
 
 
 def shifted(x_BT: np.ndarray, k: int, fill: int) -> np.ndarray:
@@ -147,10 +152,12 @@ def losses_ahead(model: ModelConfig) -> dict[str, Loss]:
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
     """A field of the samples with these numbers, int32[B, T]."""
     if field == "targets":
-        targets: np.ndarray = samples.targets(number_B)
-        return targets
-    token_BT = samples.rows(number_B)[:, :-1]
-    return number_documents(token_BT, end_of_document) if field == SEGMENTS else token_BT
+        found: np.ndarray = samples.targets(number_B)
+    elif field == SEGMENTS:
+        found = samples.documents(number_B, end_of_document)
+    else:
+        found = samples.rows(number_B)[:, :-1]
+    return found
 
 
 def documents(batch: Mapping[str, Any]) -> Any:
@@ -159,7 +166,10 @@ def documents(batch: Mapping[str, Any]) -> Any:
 
 
 def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random tokens; the share of ignored targets differs from sequence to sequence."""
+    """Random tokens; the share of ignored targets differs from sequence to sequence.
+
+    Sequences of whole documents end with padding of up to half of them.
+    """
     shape = (config.train.global_batch_size, config.model.seq_length + 1)
     rows_BT = rng.integers(0, config.model.vocab_size, shape).astype(np.int32)
     targets = np.where(
@@ -167,8 +177,12 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
         NOT_COUNTED,
         rows_BT[:, 1:],
     )
-    ends = rng.random(targets.shape) < DOCUMENT_ENDS
-    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: ends.cumsum(1)}
+    segments = (rng.random(targets.shape) < DOCUMENT_ENDS).cumsum(1)
+    if config.data.documents == "whole":
+        place_T = np.arange(1, shape[1])
+        padding_BT = place_T > shape[1] * (1 - rng.random((shape[0], 1)) / 2)
+        segments, targets = (np.where(padding_BT, NOT_COUNTED, x) for x in (segments, targets))
+    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: segments}
     if moe := config.model.moe:
         shape = (*targets.shape, config.model.routed_layers, moe.top_k)
         batch[CHOICES] = np.full(shape, NOT_COUNTED)

@@ -109,10 +109,10 @@ def check(config: Config) -> None:
     ):
         if (given := getattr(model, name)) != unset:
             raise UserError(f"model.{name}={given}: an encoder has no such head; leave it out")
-    if config.data.documents == "apart":
+    if config.data.apart:
         raise UserError(
-            "data.documents=apart has no effect with the family bert, whose samples are pairs of "
-            "sentences; leave it out"
+            f"data.documents={config.data.documents} has no effect with the family bert, whose "
+            "samples are pairs of sentences; leave it out"
         )
 
 

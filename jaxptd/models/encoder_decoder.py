@@ -147,10 +147,10 @@ def check(config: Config) -> None:
             f"model.encoder_decoder.start_token={start} is not below model.vocab_size="
             f"{model.vocab_size}; use the id of padding, or 0"
         )
-    if config.data.documents == "apart":
+    if config.data.apart:
         raise UserError(
-            f"data.documents=apart has no effect with the family {model.family}, whose samples are "
-            "windows with spans cut out; leave it out"
+            f"data.documents={config.data.documents} has no effect with the family {model.family}, "
+            "whose samples are windows with spans cut out; leave it out"
         )
 
 

@@ -62,10 +62,15 @@ class GPT(TextModel):
         Of the last only if the batch has them.
         """
         axes, targets_BT = self.tensor_parallel.axes, batch["targets"]
-        logits_BTV = self.output(x.x_BTD if isinstance(x, Routed) else x)
+        x_BTD = x.x_BTD if isinstance(x, Routed) else x
+        ahead = self.losses_ahead and "tokens_1" in batch
+        if ahead:
+            logits_BTV, x_BTD = self.output_and_stream(x_BTD)
+        else:
+            logits_BTV = self.output(x_BTD)
         sums = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
-        if self.losses_ahead and "tokens_1" in batch:
-            x, more = self._of_modules(self._normed(x), batch, token_info)
+        if ahead:
+            x, more = self._of_modules(_with_stream(x, x_BTD), batch, token_info)
             sums |= more
         return sums | self._of_routers(x, batch) if isinstance(x, Routed) else sums
 
@@ -99,16 +104,11 @@ class GPT(TextModel):
 
     def seen(self, x: Routed, batch: Mapping[str, Array], token_info: TokenInfo) -> Seen | None:
         """x after all blocks -> what all routers chose, with those of MTP modules."""
-        normed = self._normed(x)
+        normed = _with_stream(x, self.last_norm(_stream(x)))
         for module in self.modules_ahead:
             normed = self._after(module, normed, batch, token_info)
         found: Seen | None = normed.seen
         return found
-
-    def _normed(self, x: Any) -> Any:
-        """x after all blocks -> what the first MTP module takes."""
-        x_BTD = self.last_norm(_stream(x))
-        return x._replace(x_BTD=x_BTD) if isinstance(x, Routed) else x_BTD
 
     def output_and_stream(self, x: Array) -> tuple[Array, Array]:
         """x after all blocks -> `output`, and what the first MTP module takes."""
@@ -152,6 +152,10 @@ class GPT(TextModel):
 def _stream(x: Array | Routed) -> Array:
     """The residual stream."""
     return x.x_BTD if isinstance(x, Routed) else x
+
+
+def _with_stream(x: Array | Routed, x_BTD: Array) -> Any:
+    return x._replace(x_BTD=x_BTD) if isinstance(x, Routed) else x_BTD
 
 
 def sums_over_targets(

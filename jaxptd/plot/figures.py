@@ -157,10 +157,13 @@ def loss(runs: Run | Columns | Mapping[str, Run | Columns]) -> Figure:
         step = np.asarray(columns["step"])
         label = f"{name}, training" if name else "training"
         axes.plot(step, columns["loss"], color=color, lw=1.5, label=label)
-        validation = np.asarray(columns.get("validation_loss", np.full(len(step), np.nan)), float)
-        if (there := np.isfinite(validation)).any():
-            points: dict[str, Any] = {"color": color, "ls": "", "marker": "o", "ms": 4}
-            axes.plot(step[there], validation[there], label=label[:-8] + "validation", **points)
+        names = [each for each in columns if each.partition("/")[0] == "validation_loss"]
+        for each, marker in zip(names, "os^vD<>pP*" * len(names), strict=False):
+            validation = np.asarray(columns[each], float)
+            if (there := np.isfinite(validation)).any():
+                points: dict[str, Any] = {"color": color, "ls": "", "marker": marker, "ms": 4}
+                title = each.replace("validation_loss", "validation").replace("/", " ")
+                axes.plot(step[there], validation[there], label=label[:-8] + title, **points)
     axes.set(xlabel="step", ylabel="loss, nats per token")
     axes.grid()
     axes.legend()

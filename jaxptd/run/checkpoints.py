@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from jaxptd.checkpoint import (
-    VALIDATION_LOSS,
     CheckpointError,
     Checkpoints,
     read_description,
@@ -20,9 +19,11 @@ from jaxptd.checkpoint.folders import quoted
 from jaxptd.checkpoint.memory import Memory, forget
 from jaxptd.checkpoint.saving import run_on_first
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
+from jaxptd.config.training import VALIDATION_LOSS
 from jaxptd.data.batches import Identity, change
 from jaxptd.distributed.liveness import RESUME
 from jaxptd.errors import UserError
+from jaxptd.run.evaluation import evaluation_of, metrics_of, rises
 from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
 from jaxptd.stores import StorePath, place
@@ -52,10 +53,13 @@ class RunCheckpoints:
     def store(self) -> Checkpoints:
         """All checkpoints of this run, and the pending save."""
         settings = self._settings
+        metric = settings.best_metric
         return Checkpoints(
             self.run_dir.checkpoints,
             keep=settings.keep,
             keep_best=settings.keep_best,
+            metric=metric,
+            highest=rises(metric),
             may_write=self.run_dir.may_write,
             saved=self.run_dir.publish,
         )
@@ -80,10 +84,8 @@ class RunCheckpoints:
         return self.program.config.checkpoint
 
     def save(self, state: State, step: int, row: Row | None) -> None:
-        """Saves the state after a step, with its validation loss if its row has one."""
-        description = self._description()
-        if row and VALIDATION_LOSS in row:
-            description[VALIDATION_LOSS] = row[VALIDATION_LOSS]
+        """Saves the state after a step, with the metrics of its evaluation if its row has one."""
+        description = self._description() | evaluation_of(row or {})
         canonical = to_canonical(self.program, state)
         save = self.store.save_async if self._settings.asynchronous else self.store.save
         save(step, canonical, description=description)
@@ -192,7 +194,7 @@ class RunCheckpoints:
         if best is None:
             raise UserError(
                 f"checkpoint.resume=best, but no good checkpoint in {self.run_dir.checkpoints} has "
-                "a validation loss; use checkpoint.resume=auto"
+                f"a {self._settings.best_metric}; use checkpoint.resume=auto"
             )
         return self._stored(*best)
 
@@ -267,9 +269,37 @@ def saved_config(where: str, description: dict[str, Any]) -> Config:
         ) from error
 
 
+def require_metric(config: Config) -> None:
+    """Raises UserError if no evaluation measures `checkpoint.best_metric`.
+
+    The default may be missing, unless `train.patience` needs it.
+    """
+    metric, measured = config.checkpoint.best_metric, metrics_of(config)
+    patience = config.train.patience
+    if metric == VALIDATION_LOSS and not patience:
+        return
+    if metric not in measured:
+        remedy = f"use one of {', '.join(measured)}" if measured else "set data.validation"
+        waits = f"train.patience={patience} with " if patience else ""
+        raise UserError(
+            f"{waits}checkpoint.best_metric={metric}: no evaluation measures it; {remedy}"
+        )
+    if not config.train.eval_every:
+        raise UserError(
+            f"checkpoint.best_metric={metric} with train.eval_every=0: nothing is evaluated; "
+            "leave one of them out"
+        )
+
+
 def without_best(config: Config) -> str | None:
-    """A warning if no checkpoint before the last will have a validation loss, else None."""
+    """A warning if no checkpoint, or none before the last, will have the best metric, else None."""
     every, evaluated = config.checkpoint.every, config.train.eval_every
+    if (metric := config.checkpoint.best_metric) not in (measured := metrics_of(config)):
+        return (
+            f"warning: checkpoint.keep_best={config.checkpoint.keep_best} finds no checkpoint: "
+            f"nothing is held out for {metric}; use checkpoint.best_metric={measured[0]}, or "
+            "checkpoint.keep_best=0"
+        ) * bool(config.checkpoint.keep_best and every and evaluated)
     if not (config.checkpoint.keep_best and every and evaluated) or every >= config.train.steps:
         return None
     if math.lcm(every, evaluated) < config.train.steps:

@@ -32,7 +32,7 @@ _FREE = frozenset(
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")
         ),
         *(f"train.{name}" for name in ("sample_tokens", "run_dir", "platform", "max_skipped")),
-        "train.check_steps",
+        *("train.check_steps", "train.patience", "train.min_improvement"),
         *("train.loggers", "train.profile"),
         "optimizer.skip_above",
     }
@@ -65,6 +65,8 @@ def check_alike(config: Config, facts: dict[str, Any]) -> None:
     """
     fields = flat(config)
     source = fields.pop("data.source")  # each host may have its own copy of the data
+    if fields["data.validation"] is not None:
+        fields["data.validation"] = [*fields["data.validation"]]
     del fields["checkpoint.memory_dir"]  # and its own disk
     if isinstance(source, dict):
         facts = {"the weights of data.source": list(source.values())} | facts
@@ -198,6 +200,11 @@ class RunDir:
     def recover(self, rows: Sequence[Row]) -> None:
         """Takes the rows that a state was saved with; `open` logs those that the store lacks."""
         self._recovered = [*rows]
+
+    def rows_until(self, step: int) -> list[Row]:
+        """The rows that a run which resumes at a step goes on from."""
+        rows = {row["step"]: row for row in (*self._recovered, *self.metrics())}
+        return [rows[each] for each in sorted(rows) if each <= step]
 
     @first_only
     def close(self) -> None:

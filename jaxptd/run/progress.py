@@ -49,12 +49,13 @@ class TimeLeft:
 
     def __init__(self, config: Config) -> None:
         train, data = config.train, config.data
+        sets = (data.validation_fraction > 0) + len(data.validation or {})
         self._end = train.steps
         self._every: dict[Pause, int] = {
-            "evaluation": train.eval_every if data.validation_fraction else 0,
+            "evaluation": train.eval_every if sets else 0,
             "save": config.checkpoint.every,
         }
-        self._batches = train.eval_batches
+        self._batches = train.eval_batches * sets
         self._steps, self._seconds = deque[float](), 0.0
         self._pauses: dict[Pause, list[float]] = {"evaluation": [], "save": []}
 
@@ -152,6 +153,7 @@ def _warn(line: str) -> None:
 ROOM = 3  # columns left free for the ^C that a terminal prints after the line
 SHORTEST, LONGEST = 8, 40  # columns of the bar
 # Scores of an evaluation in the line, and their format.
+LOSS = "validation_loss"
 SCORES = {
     "perplexity": "perplexity {:.2f}",
     "validation_dice": "Dice {:.3f}",
@@ -201,7 +203,7 @@ def metrics_parts(row: Mapping[str, Any], seconds_left: float | None) -> list[st
         *([text] if (text := left_text(seconds_left)) else []),
         *_skipped(row),
         *_mfu(row),
-        *([f"validation {row['validation_loss']:.4f}"] if "validation_loss" in row else []),
+        *(f"{title} {row[name]:.4f}" for title, name in _losses(row)),
         *([f"gradient norm {norm:.3g}"] if norm is not None else []),
     ]
 
@@ -235,10 +237,18 @@ def _skipped(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _validation(row: Mapping[str, Any]) -> Iterator[str]:
-    if "validation_loss" in row:
-        texts = [text.format(row[name]) for name, text in SCORES.items() if name in row]
-        scores = f" ({', '.join(texts)})" * bool(texts)
-        yield f"validation {row['validation_loss']:.4f}{scores}"
+    for title, name in _losses(row):
+        end = name.removeprefix(LOSS)
+        scores = {f"{score}{end}": text for score, text in SCORES.items()}
+        texts = [text.format(row[score]) for score, text in scores.items() if score in row]
+        shown = f" ({', '.join(texts)})" * bool(texts)
+        yield f"{title} {row[name]:.4f}{shown}"
+
+
+def _losses(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names each evaluated set's loss as a line shows it, and as a row has it."""
+    names = [name for name in row if name.partition("/")[0] == LOSS]
+    return [(f"validation{name.removeprefix(LOSS).replace('/', ' ')}", name) for name in names]
 
 
 # ---- times and metrics of steps ------------------------------------------------------------------
@@ -380,7 +390,7 @@ class Meter:
 # ---- display: a bar on a terminal, lines elsewhere -----------------------------------------------
 
 Row = dict[str, Any]
-VALIDATION = ("validation_loss", *SCORES)
+VALIDATION = (LOSS, *SCORES)
 REFRESH = 8  # times a second
 WARNING = "warning"  # the first word of lines that --quiet still prints
 
@@ -459,10 +469,10 @@ class Display:
 
     def report(self, row: Row, *, seconds_left: float | None) -> None:
         """Shows the metrics of a logged step."""
-        kept = {name: self._row[name] for name in VALIDATION if name in self._row}
+        kept = {k: x for k, x in self._row.items() if k.partition("/")[0] in VALIDATION}
         self._row, self._left = {**kept, **row}, seconds_left
         on_terminal = self._console.is_terminal
-        if not on_terminal or "validation_loss" in row or row["step"] == self._total:
+        if not on_terminal or _losses(row) or row["step"] == self._total:
             left = "" if on_terminal else left_text(seconds_left)
             parts = [f"step {row['step']}/{self._total}", metrics_text(row), left]
             self.say("  ".join(part for part in parts if part))

@@ -24,7 +24,7 @@ from jaxptd.checkpoint import (
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
 from jaxptd.config import Config, Kernels, ModelConfig, flat, option
-from jaxptd.data.tokenizer_folders import TOKENIZER
+from jaxptd.data.tokenizer_folders import TEMPLATE, TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
@@ -97,7 +97,8 @@ def program_to_generate(saved: Config, *, layout: Layout, platform: Any) -> Prog
 def saved_config(checkpoints: Checkpoints, run_dir: Place) -> Config:
     """The config in the newest readable manifest; all checkpoints of a run have the same model.
 
-    If the tokenizer's file has gone, the copy that the run keeps of its base model takes its place.
+    If the file of the tokenizer or of the chat template has gone, the copy that the run keeps of
+    its base model takes its place.
 
     Raises:
         UserError: there is no checkpoint, or none can be read.
@@ -109,18 +110,27 @@ def saved_config(checkpoints: Checkpoints, run_dir: Place) -> Config:
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
             config = described_config(str(run_dir), checkpoints.description(step))
-            return _with_tokenizer(config, run_dir / BASE)
+            return with_kept_files(config, run_dir / BASE)
     raise _all_damaged(run_dir)
 
 
-def _with_tokenizer(config: Config, kept: Place) -> Config:
-    name = config.data.tokenizer
-    there = name == BYTES or is_url(name) or os.path.exists(name)
-    if there or size_of(kept / TOKENIZER) is None:
+def with_kept_files(config: Config, kept: Place) -> Config:
+    """The config with the run's own copies of a tokenizer and a chat template that have gone."""
+    data = config.data
+    names = {"tokenizer": TOKENIZER, "chat_template": TEMPLATE}
+    gone = {name: file for name, file in names.items() if _has_gone(getattr(data, name))}
+    there = {name for name, file in gone.items() if size_of(kept / file) is not None}
+    if not there:
         return config
-    if isinstance(kept, StorePath):
-        kept = local_copy(kept)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(kept)))
+    folder = local_copy(kept) if isinstance(kept, StorePath) else kept
+    places: dict[str, Any] = {"tokenizer": str(folder), "chat_template": str(folder / TEMPLATE)}
+    return dataclasses.replace(
+        config, data=dataclasses.replace(data, **{name: places[name] for name in there})
+    )
+
+
+def _has_gone(name: str | None) -> bool:
+    return not (name in (None, BYTES) or is_url(name) or os.path.exists(str(name)))
 
 
 def restore_newest(checkpoints: Checkpoints, run_dir: Place, target: Any) -> dict[str, Any]:

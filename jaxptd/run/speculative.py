@@ -99,7 +99,7 @@ class Speculation:
         """
         length, zero = prompt_BT.shape[1], jnp.int32(0)
         (logits_BTV, stream_BTD), state = self.forward(prompt_BT, zero, state)
-        token_B = self.draw(logits_BTV[:, -1:], zero)
+        token_B = self.draw(logits_BTV[:, -1:], jnp.int32(length - 1))
         following_BT = jnp.concatenate([prompt_BT[:, 1:], token_B[:, None]], 1)
         drafts_BD, caches = self._draft(
             stream_BTD, following_BT, zero, self.model.empty_drafts(1), last=jnp.int32(length - 1)

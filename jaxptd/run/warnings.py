@@ -66,12 +66,15 @@ def _beyond_positions(config: Config) -> Iterator[str]:
 def _endless_warmup(config: Config) -> Iterator[str]:
     """A sentence if the learning rate rises until the run ends."""
     optimizer, steps = config.optimizer, config.train.steps
-    if optimizer.warmup_steps >= max(steps, 2):
+    if (warmup := optimizer.warmup(steps)) >= max(steps, 2):
         peak = optimizer.learning_rate
-        last = peak * steps / optimizer.warmup_steps
+        last = peak * steps / warmup
+        fraction = optimizer.warmup_fraction
+        given = f"optimizer.warmup_steps={warmup}"
+        given = given if fraction is None else f"optimizer.warmup_fraction={fraction}"
         reached = "its peak" if last == peak else f"{last:g}, below its peak of {peak:g}"
         yield (
-            f"optimizer.warmup_steps={optimizer.warmup_steps} with train.steps={steps}: the "
+            f"{given} with train.steps={steps}: the "
             f"learning rate rises until the last step, to {reached}; use fewer warm-up steps"
         )
 

@@ -32,9 +32,9 @@ COOLDOWN_FRACTION = 0.1  # of all steps, where the decay is wsd
 
 def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
     """The learning rate of step `step` (from 0) of `steps`: linear warm-up, then decay; float32."""
-    done = step.astype(jnp.float32)
-    warm = jnp.minimum(1.0, (done + 1) / max(config.warmup_steps, 1))
-    begin, end = config.warmup_steps, config.decay_steps or steps  # the step after the decay's last
+    done, warmup = step.astype(jnp.float32), config.warmup(steps)
+    warm = jnp.minimum(1.0, (done + 1) / max(warmup, 1))
+    begin, end = warmup, config.decay_steps or steps  # the step after the decay's last
     if config.decay == "wsd":
         cooldown = config.cooldown_steps or max(round(COOLDOWN_FRACTION * end), 1)
         begin = max(end - 1 - cooldown, begin)

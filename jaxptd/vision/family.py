@@ -100,7 +100,8 @@ def check(config: Config) -> None:
     _check_dice(config)
     _check_strips(config)
     _check_images(config)
-    for name in ("tokenizer", "documents", "prompt_field"):
+    names = ("tokenizer", "validation", "documents", "prompt_field", "messages_field", "format")
+    for name in (*names, "too_long"):
         if (value := getattr(config.data, name)) != getattr(DataConfig, name):
             raise UserError(f"data.{name}={value} applies to text, not to images; leave it out")
 

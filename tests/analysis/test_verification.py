@@ -19,6 +19,7 @@ from jaxptd.collectives import varying_axes
 from jaxptd.layers import for_layout, fp8
 from jaxptd.matmul import ring
 from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.params import ParamInfo
 from jaxptd.step import Program, body, resolved
 from jaxptd.step import state as step_state
 from jaxptd.step.state import HOST
@@ -246,6 +247,25 @@ def test_the_tensor_that_differs_is_named() -> None:
         right, [(right, right)], dataclasses.replace(right, loss=2.0 + 1e-9), steps=steps
     )
     assert [row.name for row in rows if not row.equal] == ["loss"]
+
+
+def test_the_norm_of_all_gradients_may_differ_as_sums_of_so_many_squares_do() -> None:
+    """Two orders of adding n squares in 32 bits: their roots differ, but both are right."""
+    n, one = 96 * 96, np.ones(1)
+    info = ParamInfo((1, 96, 96), (1, 96, 96), (None,) * 3, False)
+    squares = np.random.default_rng(2).normal(size=n).astype(np.float32) ** 2
+    one_by_one = np.sqrt(np.add.accumulate(squares)[-1])
+    by_rows = np.sqrt(np.add.accumulate(squares.reshape(96, 96), axis=1)[:, -1].sum())
+
+    def equal(norm: float, infos: dict[str, ParamInfo]) -> bool:
+        right = Outcome(2.0, float(by_rows), 0.1, {"w": one}, {"w": one}, {"w": one})
+        steps = FirstSteps(tiny.OPTIMIZER, infos, float(np.finfo(np.float32).eps))
+        found = dataclasses.replace(right, grad_norm=float(norm))
+        return all(row.equal for row in compare(right, [(right, right)], found, steps=steps))
+
+    assert equal(one_by_one, {"w": info})
+    assert not equal(one_by_one, {})  # too much for a model without so many elements
+    assert not equal(by_rows * np.sqrt(1 + 1 / n), {"w": info})  # a mean element counted twice
 
 
 def test_of_a_gradient_that_is_noise_only_the_size_is_compared() -> None:

@@ -35,7 +35,7 @@ FUNCTIONS = [
     ),
     *("use_devices", "verify"),
 ]
-METHODS = ["sample", "read", "classes"]
+METHODS = ["sample", "stream", "read", "classes"]
 CALLABLE = {"comms", "generate", "memory", "plan", "profile", "train", "verify"}
 
 

@@ -47,6 +47,21 @@ def test_a_sample_begins_with_its_prompt_and_repeats(interrupted) -> None:
         interrupted.run.sample(temperature=-1)
 
 
+def test_a_stream_is_a_sample_in_pieces(interrupted) -> None:
+    run, options = interrupted.run, {"tokens": 20, "seed": 1}
+    text, pieces = run.sample("def ", **options), list(run.stream("def ", **options))
+    assert "".join(pieces) == text
+    assert pieces[0] == "def "
+    assert len(pieces) > 2
+    stop = text[9:11]
+    assert "".join(run.stream("def ", **options, stop=[stop])) == (
+        run.sample("def ", **options, stop=[stop])
+    )
+    for bad, message in (({"temperature": -1}, "must be a number"), ({"tokens": -1}, "use 0 to")):
+        with pytest.raises(UserError, match=message):
+            run.stream("def ", **bad)  # before a piece is asked for
+
+
 def test_on_another_layout_it_is_the_same_run(interrupted) -> None:
     run = interrupted.run
     found = jaxptd.load(run.path, Layout(dp=2, tp=2))

@@ -143,8 +143,12 @@ def test_a_step_names_what_is_wrong_with_its_state(run: Run) -> None:
 def test_a_state_whose_memory_was_used_again_is_named(interrupted) -> None:
     run = jaxptd.load(interrupted.run.path)
     old, step, batch = run.state, run.step, batch_of(run)
+    stream = run.stream("def ")
+    assert next(stream) == "def "
     new, _ = run.program.train_step(old, batch)
-    uses = (run.sample, run.evaluate, run.save, lambda: run.step, lambda: repr(run))
+    with pytest.raises(UserError, match="was given to train_step"):
+        next(stream)
+    uses = (run.sample, run.stream, run.evaluate, run.save, lambda: run.step, lambda: repr(run))
     for use in (*uses, lambda: run.program.train_step(old, batch)):
         with pytest.raises(UserError, match="set run.state to the state that train_step returns"):
             use()

@@ -48,6 +48,18 @@ def test_keeps_the_best_beyond_the_newest(tmp_path):
     assert (checkpoints.steps(), checkpoints.best()) == ([8, 9], 8)  # the newest of equals
 
 
+@pytest.mark.parametrize(("metric", "highest", "best"), [("other/a", False, 2), ("x", True, 1)])
+def test_any_metric_ranks_lowest_or_highest_first(tmp_path, metric, highest, best):
+    settings = {"keep": 1, "keep_best": 1, "metric": metric, "highest": highest}
+    checkpoints = Checkpoints(tmp_path, **settings)
+    for step, (value, loss) in enumerate([(5.0, 1.0), (3.0, 2.0), (4.0, 0.5)], start=1):
+        values = {metric: value, "validation_loss": loss}
+        checkpoints.save(step, make_state(step), description=values)
+    assert (checkpoints.steps(), checkpoints.best()) == ([best, 3], best)
+    found = checkpoints.restore_best(abstract(make_state()), report=pytest.fail)
+    assert found[0] == best
+
+
 def test_without_a_validation_loss_there_is_no_best(tmp_path):
     checkpoints = save_losses(tmp_path, {1: None, 2: None}, keep=1, keep_best=1)
     assert (checkpoints.steps(), checkpoints.best()) == ([2], None)

@@ -66,7 +66,7 @@ def table():
     for other in NO_OBJECT:
         yield put("description", other), "content: description is "
     for loss in ("low", NAN, INFINITE, -INFINITE, True, [1.0], {}):
-        yield put("description", "validation_loss", loss), "content: validation_loss is "
+        yield put("description", "validation_loss", loss), "content: 'validation_loss' is "
     for key in ("tensors", "files"):
         for other in (*NO_OBJECT, {}):
             yield put(key, other), f"content: {key} is "

@@ -60,6 +60,57 @@ def test_the_corpus_of_a_config(folder, capsys):
     assert json.loads(capsys.readouterr().out)["tokens"] == 13
 
 
+def test_padding_is_said_for_whole_records(folder, capsys):
+    """With --config alone, as only a config has the length of a sequence."""
+    (folder / "run.yaml").write_text(
+        "model: {seq_length: 12}\ndata: {source: [a.txt, b.jsonl], documents: whole}\n"
+    )
+    main(["--config", "run.yaml", "--out", "t.bin"])
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "3 whole records in 2 sequences of 12: 16.67% padding (one record per sequ"
+    )
+    (folder / "b.jsonl").write_text('{"text": "a long record of words"}\n')
+    main(["--config", "run.yaml", "--out", "u.bin"])
+    said = capsys.readouterr().err
+    assert said.startswith("warning: data.documents=whole: record 2 has 23 tokens, and a sequence ")
+    main(["--config", "run.yaml", "--source", "b.jsonl", "--out", "v.bin", "--quiet"])
+    assert capsys.readouterr().err == ""
+
+
+def test_records_that_are_too_long_are_left_out_and_counted(folder, capsys):
+    (folder / "run.yaml").write_text(
+        "data: {source: [a.txt, b.jsonl], too_long: drop}\nmodel: {seq_length: 5}\n"
+    )
+    main(["--config", "run.yaml", "--out", "t.bin"])
+    assert open_token_file(folder / "t.bin").tolist() == [*b"two", 256, *b"three", 256]
+    assert "1 of 3 records have more tokens than a sequence, 6; they were left out" in (
+        capsys.readouterr().err
+    )
+
+
+def test_without_out_it_counts_what_a_run_reads(folder, capsys):
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "more"}]
+    (folder / "c.jsonl").write_text("\n".join([json.dumps({"chat": chat})] * 3))
+    (folder / "run.yaml").write_text(
+        "data: {source: c.jsonl, messages_field: chat, chat_template: t.jinja, train_on: last,"
+        " validation_fraction: 0.5, chat_date: 2026-12-31}\nmodel: {seq_length: 20}\n"
+    )
+    (folder / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}"
+        "{{ 'assistant' if add_generation_prompt }}"
+    )
+    before = sorted(os.listdir(folder))
+    main(["--config", "run.yaml", "--json", "--data.source", "c.jsonl"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["training_tokens"] + found["validation_tokens"] == 3 * len("userxassistantmore")
+    assert "3 chats with 54 tokens, of which 12 (22%) count in the loss" in found["remarks"]
+    main(["--config", "run.yaml"])
+    out, err = capsys.readouterr()
+    assert "3 chats with 54 tokens" in out and "tokens for validation" in out and not err
+    assert sorted(os.listdir(folder)) == before
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_quiet_prints_nothing(folder, capsys, monkeypatch, terminal):
     monkeypatch.setattr(command.sys.stderr, "isatty", lambda: terminal, raising=False)
@@ -118,7 +169,7 @@ def test_it_is_a_command_that_overwrites_nothing(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--source", "a.txt"], "--out; see --help"),
+        (["--source", "a.txt"], "required: --out F, the .bin file to write, or --config F, to"),
         (["--source", "a.txt", "--out", "tokens"], r"--out tokens: .*end it in \.bin"),
         (["--source", "a.txt", "--out", "no/t.bin"], "there is no folder no; make it first"),
         (["--source", "a.txt", "--out", "taken.bin"], r"taken\.idx exists; choose another"),
@@ -137,6 +188,12 @@ def test_it_is_a_command_that_overwrites_nothing(folder):
             "is a mixture, but a .bin holds one source; convert them",
         ),
         (["--source", "a.txt", "broken.jsonl", "--out", "t.bin"], r"broken\.jsonl line 1"),
+        (["--config", "chats.yaml", "--out", "t.bin"], "the config reads chats, and a .bin does n"),
+        (["--config", "cut.yaml", "--out", "t.bin"], "data.too_long=cut in the config: a .bin sh"),
+        (
+            ["--config", "refuse.yaml", "--out", "t.bin"],
+            "record 1 of data.source has 13 tokens, and a sequence 9",
+        ),
     ],
 )
 def test_bad_input_is_an_error_that_writes_nothing(folder, options, message):
@@ -144,6 +201,10 @@ def test_bad_input_is_an_error_that_writes_nothing(folder, options, message):
     (folder / "taken.idx").touch()
     (folder / "broken.jsonl").write_text("{")
     (folder / "mix.yaml").write_text("data: {source: {a.txt: 1, b.jsonl: 2}}\n")
+    (folder / "chats.yaml").write_text("data: {source: a.txt, messages_field: chat}\n")
+    for rule in ("cut", "refuse"):
+        data = f"data: {{source: a.txt, too_long: {rule}}}\nmodel: {{seq_length: 8}}\n"
+        (folder / f"{rule}.yaml").write_text(data)
     (folder / "prompts.yaml").write_text("data: {prompt_field: question}\n")
     before = sorted(os.listdir(folder))
     with pytest.raises(UserError, match=message):

@@ -118,6 +118,7 @@ VALUES = [
     (DataConfig, {"source": {"a\0": 1}}, "data.source={'a", "it has a null byte; remove it"),
     (DataConfig, {"source": {"a": 1, Path("a"): 2}}, "data.source={'a': 1", "a is given twice; gi"),
     (DataConfig, {"source": LONG}, "data.source='aaaaaa", "no path is so long; use at most"),
+    (DataConfig, {"validation": {}}, "data.validation={}; name a set, as {law: law.jsonl}, or"),
     (DataConfig, {"prompt_field": 3}, "data.prompt_field=3: use a text or null"),
     (DataConfig, {"prompt_field": ""}, "data.prompt_field is empty; name the prompts' field, or"),
     (DataConfig, {"prompt_field": "text"}, "data.prompt_field is the field of the answers; name"),

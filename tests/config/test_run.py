@@ -29,6 +29,7 @@ CHANGED = Config(
 
 
 APART = {"data": {"documents": "apart"}}
+WHOLE = {"data": {"documents": "whole"}}
 RESTART = {"data": {"documents": "apart", "restart_positions": True}}
 PLACED = {"cp": 2, "ring": "gather", "balance": "tokens"}
 
@@ -64,6 +65,14 @@ def test_omitted_fields_have_their_defaults():
         (
             RESTART | {"model": {"positions": "rope"}},
             "has no effect with model.positions=rope, wh",
+        ),
+        (
+            WHOLE | {"layout": {"col": 2}},
+            "data.documents=whole, whose positions begin at 0 in each",
+        ),
+        (
+            {"data": {"documents": "whole", "restart_positions": True}},
+            "data.restart_positions=true has no effect with data.documents=whole; leave it out",
         ),
         (RESTART | {"layout": {"col": 2}}, "data.restart_positions=true with a grid (layout.row"),
         (APART | {"layout": PLACED | {"ring": "rsa"}}, "use layout.ring=gather, or layout.ulysses"),

@@ -33,7 +33,7 @@ def test_what_has_changed_is_said():
         "data.source has 100,000 tokens now, and had 7"
     )
     assert change({"": identity_of(TOKENS + 1)}, before) == (
-        "data.source has other tokens now (the text or the tokenizer has changed) than"
+        "data.source has other tokens now (the text, tokenizer or chat template has changed) than"
     )
     mixture = {"web": identity_of(TOKENS), "code": identity_of(TOKENS[:9])}
     assert change(mixture, before) == "data.source has 2 sources, not 1"

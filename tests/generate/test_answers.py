@@ -15,7 +15,8 @@ from turns import slow
 from jaxptd import Layout, UserError
 from jaxptd.data.objectives import SPAN_TOKENS
 from jaxptd.data.tokenizers import ByteTokenizer
-from jaxptd.generate import Generator, Sampling, write_text
+from jaxptd.generate import Generator, Sampling, Writer
+from jaxptd.mesh import SAMPLE_AXES, SEQUENCE_AXES, Axis
 from jaxptd.models.model import run_layers
 from jaxptd.params import shardings
 from jaxptd.step import Program
@@ -67,7 +68,7 @@ def without_cache() -> list[list[int]]:
         logits,
         mesh=program.mesh,
         in_specs=ins,
-        out_specs=P(("dp", "ep"), ("cp", "ulysses"), "tp"),
+        out_specs=P(SAMPLE_AXES, SEQUENCE_AXES, Axis.TP),
         check_vma=True,
     )
     run, source = jax.jit(whole), np.zeros((2, 16), np.int32)
@@ -132,7 +133,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def text(prompt: str) -> str:
     program = tiny.program(Layout(), **T5 | {"vocab_size": BYTES.vocab_size})
-    return write_text(program, {}, BYTES, prompt=prompt, tokens=4, sampling=GREEDY)
+    return Writer(program, {}, BYTES, GREEDY)(prompt, 4)
 
 
 def test_an_answer_is_returned_alone_up_to_its_end(asked: list[list[int]]) -> None:

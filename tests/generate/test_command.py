@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -84,6 +85,23 @@ def test_the_text_ends_at_an_end_of_the_tokenizer_and_at_a_stop(ask, monkeypatch
     assert ask(*options)[0] == "def " + added[: added.index(added[3])] + "\n"
 
 
+def test_a_terminal_shows_the_text_of_a_pipe_as_it_is_written(ask, monkeypatch):
+    options = ("--prompt", "def ", "--tokens", 20, "--temperature", 0)
+    stop = ask(*options)[0][9:11]
+    ways = [(), ("--quiet",), ("--stop", stop)]
+    piped = [ask(*options, *way) for way in ways]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    calls = []
+
+    def show(*words, **how):
+        calls.append(how)
+        print(*words, **how)
+
+    monkeypatch.setattr(generate, "print", show, raising=False)
+    assert [ask(*options, *way) for way in ways] == piped
+    assert sum(how.get("flush", False) for how in calls) > 2 * len(ways)
+
+
 @pytest.mark.slow
 def test_the_command_writes_the_same_on_two_devices(ask):
     options = ("--prompt", "def f", "--tokens", 40, "--temperature", 0)
@@ -141,3 +159,44 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run_dir, tmp_p
     (copy / "checkpoints" / "00000010" / file).write_bytes(b"?")
     assert command("--run-dir", copy, "--tokens", 5) == 2
     assert "can be read: all are damaged" in capfd.readouterr().err
+
+
+def test_a_file_of_prompts_gives_a_json_line_for_each(ask, tmp_path):
+    """Each text is that of its prompt alone; prompts of similar lengths share a program."""
+    prompts = ["def f", "", "return a + ", "x" * 70]
+    (tmp_path / "p.txt").write_text("\n".join(prompts) + "\n")
+    lines = [json.dumps({"prompt": each, "id": 3}) for each in prompts]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    options = ("--tokens", 5, "--seed", 3, "--top-p", 0.9)
+    out, _ = ask("--prompts", tmp_path / "p.txt", *options)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["prompt"] for row in rows] == prompts
+    for row in rows:
+        alone = json.loads(ask("--prompt", row["prompt"], *options, "--json")[0])
+        assert row == alone
+    assert ask("--prompts", tmp_path / "p.jsonl", *options)[0] == out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("none.txt", None, "No such file"),
+        ("p.txt", b"", "it is empty"),
+        ("p.txt", b"\xff\xfe", "it is not UTF-8"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 3}', 'line 2: use an object such as {"prompt"'),
+        ("p.jsonl", b"[1", "line 1: use an object"),
+        ("p.jsonl", b"[" * 100000, "line 1: use an object"),
+    ],
+)
+def test_a_bad_file_of_prompts_is_one_line(ask, tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name).write_bytes(text)
+    _, err = ask("--prompts", tmp_path / name, expect=2)
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_prompts_and_a_prompt_are_refused(ask, tmp_path):
+    (tmp_path / "p.txt").write_text("a")
+    _, err = ask("--prompts", tmp_path / "p.txt", "--prompt", "a", expect=2)
+    assert "--prompt and --prompts are both given; use one" in err

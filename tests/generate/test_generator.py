@@ -14,12 +14,12 @@ from turns import slow
 from jaxptd.commands.command_line import load_config
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
-from jaxptd.generate import Generator, Sampling, write_text
+from jaxptd.generate import Generator, Sampling, Writer
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis, make_mesh
 from jaxptd.models.model import run_layers
 from jaxptd.params import shardings
-from jaxptd.run.generator import NONE
+from jaxptd.run.generator import CHUNK, NONE
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
@@ -54,7 +54,7 @@ BY_LAYER = (
 GEMMA = (
     *("--model.family=gemma3_text", "--model.num_kv_heads=2", "--model.window=5"),
     *("--model.window_layers=[true,false]", "--model.rope.window_theta=9"),
-    *("--model.logit_softcap=0.5", "--model.attention_softcap=0.2"),
+    *("--model.logit_softcap=30", "--model.attention_softcap=0.2"),  # a low cap makes ties
 )
 WIDTHS = (
     *(*QWEN, "--model.head_sizes=[6,4]", "--model.window_layers=[false,true]"),
@@ -376,6 +376,13 @@ def test_padding_is_never_drawn(layout, sampling):
         {"top_k": -1},
         {"seed": -1},
         {"seed": 2**32},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
     ],
     ids=str,
 )
@@ -385,12 +392,78 @@ def test_what_cannot_be_sampled_with(options):
         Sampling(**options)
 
 
+PENALTIES = [Sampling(0, repetition_penalty=each) for each in (1.5, 0.7)]
+
+
+@pytest.mark.parametrize("sampling", PENALTIES, ids=["less likely", "more likely"])
+def test_tokens_of_prompt_and_text_are_penalised(sampling):
+    prompt, tokens = list(b"def "), 12
+    text = list(prompt)
+    for _ in range(tokens):
+        ids = np.pad(np.array(text, np.int32), (0, LONGEST - len(text)))
+        logits = np.array(next_logits()(ids, len(text)), np.float32)[:VOCAB]
+        for token in set(text):
+            by = np.float32(sampling.repetition_penalty)
+            logits[token] = logits[token] * by if logits[token] < 0 else logits[token] / by
+        text.append(int(np.argmax(logits)))
+    assert write(prompt, tokens, sampling=sampling) == text[len(prompt) :]
+    assert write(prompt, tokens) != text[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "layout", [CP2_TP2, slow(PIPELINE), slow(GRID), slow(ZERO3), slow(REPLICAS)], ids=str
+)
+def test_every_layout_draws_the_same_with_all_settings(layout):
+    sampling = Sampling(1.2, 30, 3, top_p=0.9, min_p=0.02, repetition_penalty=1.3)
+    assert write(FULL, 12, *layout, sampling=sampling) == write(FULL, 12, sampling=sampling)
+
+
+# ---- streams ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ((), ()),
+        ((), PIPELINE),
+        *(slow((), x) for x in (TP3, SEQUENCE, GRID, CP2_TP2, FOLDED, BLOCKS, ULYSSES)),
+        *(slow(EXPERTS, x) for x in (ZERO3, REPLICAS, SEQUENCE)),
+        *(slow(LATENT, x) for x in (TP2, PIPELINE)),
+    ],
+    ids=str,
+)
+def test_a_stream_gives_the_tokens_of_a_call_on_every_layout(model, layout):
+    """A full text goes on from its half, so that two texts of several chunks are met."""
+    sampling, prompt = Sampling(temperature=1), PROMPTS["some"]
+    tokens, options = two_halves_more(prompt), (*model, *layout)
+    stream = generator(sampling, *options).stream
+    chunks = list(stream(make_params(*options), prompt, tokens))
+    found = [token for ids in chunks for token in ids]
+    assert found == write(prompt, tokens, *model, sampling=sampling)
+    assert max(map(len, chunks)) == CHUNK < len(found)
+    assert len(set(found)) > 5
+
+
+def test_a_stream_draws_with_all_settings():
+    sampling = Sampling(1.2, 30, 3, top_p=0.9, min_p=0.02, repetition_penalty=1.3)
+    chunks = generator(sampling, *TP2).stream(make_params(*TP2), FULL, 12)
+    assert [token for ids in chunks for token in ids] == write(FULL, 12, sampling=sampling)
+
+
+def test_a_stream_ends_at_an_end_and_asks_the_model_for_no_more():
+    prompt = PROMPTS["some"]
+    whole = written_without_cache(prompt, 12)
+    end = next(token for token in whole[2:] if token not in whole[:2])
+    assert whole.index(end) < CHUNK < LONGEST - len(prompt)  # a second chunk has room
+    found = list(ending((end,)).stream(make_params(), prompt, 12 + LONGEST))
+    assert found == [whole[: whole.index(end)]]
+
+
 # ---- text -----------------------------------------------------------------------------------
 
 
 def text(prompt: str, tokens: int = 5) -> str:
-    options = {"prompt": prompt, "tokens": tokens, "sampling": GREEDY}
-    return write_text(make_program(), make_params(), ByteTokenizer(), **options)
+    return Writer(make_program(), make_params(), ByteTokenizer(), GREEDY)(prompt, tokens)
 
 
 @pytest.mark.slow
@@ -408,4 +481,4 @@ def test_a_prompt_that_the_model_has_no_ids_for():
     with pytest.raises(
         UserError, match="has id 102, but the model knows only 0 to 63; leave 'f' out"
     ):
-        write_text(program, {}, ByteTokenizer(), prompt="def ", tokens=1, sampling=GREEDY)
+        Writer(program, {}, ByteTokenizer(), GREEDY)("def ", 1)

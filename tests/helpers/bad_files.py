@@ -248,7 +248,7 @@ def checkpoint_paths():
     yield case("a folder of others", {"a/b.txt": b""}, "a", "a is not a checkpoint; name a folder")
     for kind, (name, words) in BAD_NAMES.items():
         yield case(f"a name {kind}", {}, name, words)
-    yield case("best of none", {}, "best", "has a validation loss; use checkpoint.resume=auto")
+    yield case("best of none", {}, "best", "has a validation_loss; use checkpoint.resume=auto")
     for kind in ("pipe", "device", "folder"):
         files = {"00000005/manifest.json": NO_FILES[kind][0]}
         yield case(f"manifest, {kind}", files, "00000005", "manifest.json: not a regular file")

@@ -1,5 +1,6 @@
 """What an export keeps from the run's base model: configs, tokenizer, chat template."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,11 +14,13 @@ from runs import TEXT
 import jaxptd
 from jaxptd.config import CheckpointConfig, Config, DataConfig, ModelConfig, nested, option
 from jaxptd.data.tokenizers import load_tokenizer
+from jaxptd.errors import UserError
 from jaxptd.hf import base
 from jaxptd.hf.base import base_of, keep_base
 from jaxptd.hf.convert import main as convert
 from jaxptd.hf.sizes import config_json, config_over_base, read_sizes
 from jaxptd.run.folder import RunDir
+from jaxptd.run.saved import with_kept_files
 from jaxptd.train import main as train
 
 SIZES = ("hidden_size", "num_kv_heads", "head_size", "rope.theta", "vocab_size", "max_positions")
@@ -199,6 +202,43 @@ def test_the_same_tokenizer_may_be_elsewhere_and_have_another_template(llama, tm
     assert found["added_tokens.json"] == (llama / "added_tokens.json").read_bytes()
     found = kept(tmp_path / "run", config_with(llama, llama / "tokenizer.json"), [])
     assert set(found) == set(contents(llama)) - {"model.safetensors", "modeling_llama.py"}
+
+
+def test_the_chat_template_of_a_run_replaces_its_tokenizer_s(llama, tmp_path) -> None:
+    own, other = tmp_path / "own.jinja", tmp_path / "other"
+    own.write_text("{{ messages }} mine")
+    (tmp_path / "run").mkdir()
+    shutil.copytree(llama, other)
+    write_tokenizer(other, [*WORDS, "new"])
+
+    def config_of(tokenizer: Path) -> Config:
+        config = config_with(llama, tokenizer)
+        chats = {"messages_field": "messages", "chat_template": str(own)}
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, **chats))
+
+    for tokenizer in (llama, other):  # the base's, and another
+        found = kept(tmp_path / "run", config_of(tokenizer), [])
+        assert found["chat_template.jinja"] == b"{{ messages }} mine"
+        assert "additional_chat_templates/tools.jinja" not in found
+        assert found["tokenizer.json"] == (tokenizer / "tokenizer.json").read_bytes()
+    own.unlink()
+    with pytest.raises(UserError, match="data.chat_template .*own.jinja: No such file.*put the fi"):
+        kept(tmp_path / "run", config_of(llama), [])
+
+
+def test_a_run_whose_chat_template_has_gone_has_its_copy(llama, tmp_path) -> None:
+    own, run = tmp_path / "own.jinja", tmp_path / "run"
+    own.write_text("{{ messages }} mine")
+    config = config_with(llama, llama)
+    chats = {"messages_field": "messages", "chat_template": str(own)}
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **chats))
+    run.mkdir()
+    kept(run, config, [])
+    assert with_kept_files(config, run / "base") == config
+    own.unlink()
+    data = with_kept_files(config, run / "base").data
+    assert data.chat_template == str(run / "base" / "chat_template.jinja")
+    assert data.tokenizer == str(llama)
 
 
 def test_a_base_is_kept_once_unless_the_run_begins_anew(llama, tmp_path, monkeypatch) -> None:

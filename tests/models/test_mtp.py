@@ -41,6 +41,8 @@ def test_no_module_predicts_across_documents() -> None:
     target = np.array([[4, 5, 6, 7, 8]], np.int32)
     assert targets_ahead(1, target, segments).tolist() == [[5, -1, 7, 8, -1]]
     assert targets_ahead(2, target, segments).tolist() == [[-1, -1, 8, -1, -1]]
+    assert tokens_ahead(1, ROW, segments).tolist() == [[4, 0, 6, 7, 0]]
+    assert tokens_ahead(2, ROW, segments).tolist() == [[0, 0, 7, 0, 0]]
 
 
 def test_modules_share_the_weight() -> None:

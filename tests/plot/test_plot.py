@@ -110,6 +110,8 @@ def test_a_loss_is_a_line_and_its_validation_points() -> None:
     training, validation = plot.loss(METRICS).axes[0].lines
     assert training.get_ydata().tolist() == METRICS["loss"]
     assert (validation.get_xdata().tolist(), validation.get_ydata().tolist()) == ([3], [3.7])
+    law = plot.loss({**METRICS, "validation_loss/law": [NAN, 4.5, 4.4]}).axes[0].lines[2]
+    assert (law.get_label(), law.get_ydata().tolist()) == ("validation law", [4.5, 4.4])
     several = plot.loss({"a": METRICS, "b": METRICS}).axes[0].lines
     assert [line.get_label() for line in several][::2] == ["a, training", "b, training"]
     for nothing in ({}, {"step": [], "loss": []}, {"a": {}}):

@@ -80,12 +80,12 @@ def test_an_evaluation_needs_an_answer_among_its_sequences() -> None:
         counted = np.arange(400) > last
         windows = WindowsInOrder(TOKENS, 8, tiny.VOCAB, counted=counted)
         assert evaluated_samples(windows, train) == 16
-        require_targets(windows, config)
+        require_targets(windows, config, "")
         if refused:
             with pytest.raises(UserError, match="the 16 sequences of an evaluation hold only prom"):
-                require_targets(windows, prompts)
+                require_targets(windows, prompts, "")
         else:
-            require_targets(windows, prompts)
+            require_targets(windows, prompts, "")
 
 
 def test_an_evaluation_reads_all_there_is_of_a_short_corpus() -> None:

@@ -1,5 +1,6 @@
 """A run's checkpoints: how they are saved, described and chosen for resuming."""
 
+import contextlib
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,13 @@ from turns import slow
 from jaxptd.commands.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
-from jaxptd.run.checkpoints import RunCheckpoints, without_best
+from jaxptd.run.checkpoints import RunCheckpoints, require_metric, without_best
+from jaxptd.run.evaluation import rises
 from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
+LAW, NOTHING = "--data.validation={law: law.txt}", "--data.validation_fraction=0"
 LOSSES = {5: 3.0, 10: 2.0, 15: 2.5, 20: None}
 
 
@@ -88,7 +91,7 @@ def test_auto_goes_on_from_the_newest(saved):
 
 def test_without_an_evaluated_checkpoint_there_is_no_best(tmp_path):
     run = RunCheckpoints(program("--checkpoint.resume=best"), RunDir(tmp_path), pytest.fail)
-    with pytest.raises(UserError, match=r"no good checkpoint in .* has a validation loss; use"):
+    with pytest.raises(UserError, match=r"no good checkpoint in .* has a validation_loss; use"):
         run.start()
 
 
@@ -134,6 +137,57 @@ def test_a_best_that_cannot_be_is_warned_of(every, evaluated, keep_best, warned)
     assert bool(line) == warned
     if line:
         assert f"make checkpoint.every={every} a multiple of train.eval_every={evaluated}" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--checkpoint.best_metric=perplexity"], None),
+        ([LAW, "--checkpoint.best_metric=validation_loss/law"], None),
+        ([NOTHING], None),  # the default may be missing
+        (
+            ["--checkpoint.best_metric=validation_loss/law"],
+            "checkpoint.best_metric=validation_loss/law: no evaluation measures it; use one of "
+            "validation_loss, perplexity",
+        ),
+        ([NOTHING, "--checkpoint.best_metric=perplexity"], "measures it; set data.validation"),
+        (
+            ["--checkpoint.best_metric=perplexity", "--train.eval_every=0"],
+            "checkpoint.best_metric=perplexity with train.eval_every=0: nothing is evaluated; "
+            "leave one of them out",
+        ),
+    ],
+)
+def test_a_metric_that_is_not_measured_is_refused(options, words):
+    with pytest.raises(UserError) if words else contextlib.nullcontext() as found:
+        require_metric(config_with(*options))
+    assert words is None or words in str(found.value)
+
+
+def test_a_default_that_only_sets_could_replace_is_warned_of():
+    line = without_best(config_with(LAW, NOTHING))
+    assert line == (
+        "warning: checkpoint.keep_best=1 finds no checkpoint: nothing is held out for "
+        "validation_loss; use checkpoint.best_metric=validation_loss/law, or checkpoint.keep_best=0"
+    )
+    every = ("--train.eval_every=10", "--checkpoint.every=10")
+    metric = "--checkpoint.best_metric=validation_loss/law"
+    assert without_best(config_with(LAW, NOTHING, metric, *every)) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "highest"),
+    [
+        ("validation_loss", False),
+        ("validation_dice_loss", False),
+        ("validation_hd95", False),
+        ("validation_dice", True),
+        ("validation_dice_2", True),
+        ("validation_accuracy", True),
+    ],
+)
+def test_of_scores_the_highest_is_the_best(metric, highest):
+    assert rises(metric) == highest
 
 
 # ---- states in memory ------------------------------------------------------------------------

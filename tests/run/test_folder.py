@@ -73,10 +73,12 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--train.log_every=0",
         "--train.eval_every=7",
         "--train.eval_batches=3",
+        *("--train.patience=3", "--train.min_improvement=0.1 --train.patience=3"),
         "--train.sample_tokens=0",
         "--train.run_dir=elsewhere",
         *("--train.platform=auto", "--train.loggers=[csv]", "--train.profile=[1,2]"),
         *("--checkpoint.every=1", "--checkpoint.keep=9", "--checkpoint.keep_best=2"),
+        "--checkpoint.best_metric=perplexity",
         *("--checkpoint.asynchronous=false", "--checkpoint.resume=never"),
         "--checkpoint.start=elsewhere",
         "--checkpoint.data=any",
@@ -103,6 +105,8 @@ IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
 LATENT = ("q_rank=0", "kv_rank=64", "nope_size=96", "rope_size=32", "value_size=64")
 TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
 TARGETS += ("relative_distance=40", "output_scale=0.5")
+OF_CHATS = ("tools_field=functions", "chat_template=own.jinja", "chat_date=2026-12-31")
+OF_CHATS += ("train_on=last",)
 # Options that a field requires, without the field itself and those that need it.
 NEEDED = {
     "model.rope.scaling": ["--model.positions=rope"],
@@ -156,11 +160,16 @@ NEEDED = {
         "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
+        '--data.validation={"law":"other.txt"}',
         "--data.documents=apart",
+        "--data.documents=whole",
         "--data.restart_positions=true --data.documents=apart",
         *("--data.special_tokens=text", "--data.begin_token=none"),
         *("--data.text_field=story", "--data.prompt_field=question"),
+        *("--data.messages_field=chat", "--data.format=alpaca", "--data.too_long=cut"),
+        *(f"--data.{each} --data.messages_field=chat" for each in OF_CHATS),
         *("--optimizer.learning_rate=0.02", "--optimizer.warmup_steps=6"),
+        "--optimizer.warmup_fraction=0.1 --optimizer.warmup_steps=100",
         "--optimizer.decay=linear",
         "--optimizer.decay_steps=20",
         "--optimizer.cooldown_steps=3 --optimizer.decay=wsd",

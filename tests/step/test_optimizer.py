@@ -43,6 +43,16 @@ def test_warm_up_is_linear_and_its_first_step_is_not_zero():
         np.testing.assert_allclose(rates(decay)[:WARMUP], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("fraction", "decay_steps", "warmup"),
+    [(0.16, None, 4), (0.13, None, 4), (0.0, None, 0), (0.07, 100, 7), (0.04, 100, 4)],
+)
+def test_a_fraction_of_warm_up_is_rounded_up_to_whole_steps(fraction, decay_steps, warmup):
+    given = {"decay": "linear", "decay_steps": decay_steps}
+    found = rates(warmup=OptimizerConfig().warmup_steps, warmup_fraction=fraction, **given)
+    np.testing.assert_array_equal(found, rates(warmup=warmup, **given))
+
+
 def test_decays_follow_their_formulas_down_to_a_tenth():
     progress = np.arange(STEPS - WARMUP) / (STEPS - WARMUP - 1)
     linear = PEAK * (1 - 0.9 * progress)
@@ -106,6 +116,8 @@ def test_a_decay_ends_at_the_rate_that_is_asked_for(decay):
         ({"min_learning_rate": -1.0}, "optimizer.min_learning_rate=-1.0 must be a number, 0 or"),
         ({"momentum": 0.9}, "momentum has no effect with optimizer.name=adamw"),
         ({"name": "adafactor", "beta1": 0.5}, "beta1 has no effect with optimizer.name=adafactor"),
+        ({"warmup_fraction": 0.1, "warmup_steps": 5}, "both say how long warm-up is; leave one"),
+        ({"warmup_fraction": 1.0}, "optimizer.warmup_fraction=1.0 must be in"),
         ({"epsilon": 0.0}, "optimizer.epsilon=0.0 must be a number above 0"),
         ({"decay_steps": 0}, "optimizer.decay_steps=0 must be a number above 0"),
         ({"name": "adam"}, "optimizer.name=adam: use one of adamw, lion, sgd, muon, "),

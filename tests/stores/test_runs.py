@@ -124,6 +124,21 @@ def test_a_state_brings_the_rows_that_were_not_copied(
     assert [line.partition(",")[0] for line in lines[1:]] == [*map(str, range(1, STEPS + 1))]
 
 
+def test_a_run_ends_early_by_evaluations_that_only_its_checkpoint_has(
+    train: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = ("--train.patience=1", "--train.min_improvement=10", "--train.eval_every=4")
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreCopy, "publish", lambda copy: False)
+        kill_after(7, patched)
+        with pytest.raises(Killed):
+            main([*train.options, f"--train.run_dir={RUN}", *early])
+    assert "metrics.jsonl" not in files()
+    assert "ended at step 8: validation_loss has not improved" in in_store(train, *early).out
+    assert [each for each, _ in rows(files()["metrics.jsonl"])] == list(range(1, 9))
+    assert "nothing left to do: validation_loss has not improved" in in_store(train, *early).out
+
+
 def test_launch_starts_again_from_what_the_run_has_saved_in_its_store(train: Trainer) -> None:
     words = [*train.options, f"--train.run_dir={RUN}", "--checkpoint.resume=runs/other"]
     config = read_run(train_options.parser(), words, new=True)[0]

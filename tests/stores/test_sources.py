@@ -78,6 +78,20 @@ def test_the_sequences_are_those_of_a_disk(folder: Path, names: list[str]) -> No
     assert local[2] == stored[2]  # so that a run goes on with a copy of its data elsewhere
 
 
+@pytest.mark.parametrize("name", ["whole.bin", "whole.jsonl"])
+def test_whole_records_are_those_of_a_disk(folder: Path, name: str) -> None:
+    records = [b"%x" % (n * n * n) for n in range(1, 600)]
+    (folder / "whole.jsonl").write_text("\n".join(f'{{"text": "{x.decode()}"}}' for x in records))
+    ids = (np.array([*record, 256]) for record in records)
+    write_bin_arrays(folder / "whole.bin", ids, vocab_size=257, end_of_document=256)
+    upload(folder)
+    sources = str(folder / name), f"{URL}/{name}", str(folder / "whole.jsonl")
+    local, stored, text = (sequences(source, documents="whole") for source in sources)
+    for other in (stored, text):
+        assert all(np.array_equal(a, b) for a, b in zip(local[:2], other[:2], strict=True))
+        assert local[2] == other[2]
+
+
 def test_mixtures_and_parquet(folder: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
@@ -339,3 +353,23 @@ def test_an_object_that_was_replaced_is_one_line(
         np.asarray(tokens[2000:3000])
     where.store.write(where.key, data)
     assert np.array_equal(open_token_file(where), np.frombuffer(data[64:], "<u2"))
+
+
+def test_chats_and_their_template_are_read_from_a_store(folder):
+    chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "more"}]
+    (folder / "c.jsonl").write_text("".join(json.dumps({"chat": chat}) + "\n" for _ in range(99)))
+    (folder / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}"
+        "{{ 'assistant' if add_generation_prompt }}"
+    )
+    upload(folder)
+    fields = {"messages_field": "chat", "documents": "apart"}
+    found = [
+        sequences(f"{root}/c.jsonl", chat_template=f"{root}/t.jinja", **fields)
+        for root in (folder, URL)
+    ]
+    for disk, store in zip(*found, strict=True):
+        assert disk == store if isinstance(disk, dict) else (disk == store).all()
+    missing = f"data.chat_template={URL}/no.jinja: there is no such object; name a Jinja file"
+    with pytest.raises(UserError, match=missing):
+        sequences(f"{URL}/c.jsonl", chat_template=f"{URL}/no.jinja", **fields)

@@ -87,7 +87,7 @@ def test_a_config_is_not_rewritten_before_a_refusal(saved, tmp_path, refused):
     """`refused` compares every byte; the config names more steps than before."""
     shutil.copytree(saved.folder, tmp_path / "run")
     fields = {"train.run_dir": "run", "train.steps": 99, "checkpoint.resume": "best"}
-    assert "no good checkpoint in run/checkpoints has a validation loss" in refused(
+    assert "no good checkpoint in run/checkpoints has a validation_loss" in refused(
         fields, saved.config
     )
     (tmp_path / "text.txt").write_text("short")

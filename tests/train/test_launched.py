@@ -104,6 +104,17 @@ def test_a_host_is_lost_and_the_run_goes_on_from_its_partners_copy(tmp_path, who
     assert [os.listdir(tmp_path / f"host{rank}") for rank in (0, 1)] == [[], []]
 
 
+def test_all_processes_end_early_at_the_step_of_a_run_that_was_not_killed(tmp_path):
+    """The second evaluation, after the kill, is compared with the first, before it."""
+    early = ("--train.patience=1", "--train.min_improvement=10", "--train.eval_every=5")
+    ended = run(tmp_path, patches_that_kill(1), "--layout.tp=2", *MEMORY, *early)
+    assert ended.returncode == 0, ended.stderr
+    assert "resuming at step 8 from" in ended.stdout
+    assert "ended at step 10: validation_loss has not improved by more than 10 on" in ended.stdout
+    steps = [row["step"] for row in RunDir(tmp_path / "run").metrics()]
+    assert steps == list(range(1, 11))
+
+
 SIZES = """
 after_step = Training._after_step
 

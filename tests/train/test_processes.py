@@ -107,6 +107,19 @@ def test_two_processes_train_as_one_and_only_the_first_writes(start, whole, tmp_
 
 
 @pytest.mark.slow
+def test_two_processes_pack_whole_records_as_one(start, tmp_path):
+    """Each packs for itself; nothing is exchanged."""
+    lines = [json.dumps({"text": "ab" * (1 + n % 8)}) for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    whole = (f"--data.source={tmp_path / 'a.jsonl'}", "--data.documents=whole", *DP2_TP4)
+    one = [*options(tmp_path, *whole), f"--train.run_dir={tmp_path / 'one'}"]
+    subprocess.run(
+        [sys.executable, "-m", "jaxptd.train", *one], cwd=ROOT, check=True, capture_output=True
+    )
+    trains_as_one_process(start, numbers(RunDir(tmp_path / "one").metrics()), tmp_path, whole)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", CROSSING, ids=" ".join)
 def test_whatever_axis_crosses_the_processes(start, whole, tmp_path, layout):
     trains_as_one_process(start, whole, tmp_path, layout)

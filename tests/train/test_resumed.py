@@ -47,10 +47,8 @@ def test_a_run_goes_on_with_its_own_data_or_with_what_it_is_told_to(train, tmp_p
     train("--train.steps=2", *few)
     text.write_text(TEXT.upper())
     refused = train.refused("--train.steps=3", *few)
-    assert (
-        "data.source has other tokens now (the text or the tokenizer has changed) than when the"
-        in refused
-    )
+    changed = "(the text, tokenizer or chat template has changed)"
+    assert f"data.source has other tokens now {changed} than when the" in refused
     assert "accept the new data with checkpoint.data=any" in refused
     text.write_text(TEXT + "and more")
     told = train("--train.steps=3", "--checkpoint.data=any", *few)
@@ -105,8 +103,26 @@ def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
     assert load_config(train.run_dir.path / "config.yaml").layout.tp == 2
 
 
+def test_whole_records_go_on_to_the_last_digit(train, monkeypatch):
+    """The run is killed in the third epoch: 8 of 26 sequences are a step."""
+    words = [{"text": line[: 5 + n % 12]} for n, line in enumerate(TEXT.splitlines()[:40])]
+    (train.folder / "a.jsonl").write_text("\n".join(map(json.dumps, words)))
+    options = [f"--data.source={train.folder / 'a.jsonl'}", "--data.documents=whole", SAME_RATES]
+    first = train(*options, f"--train.run_dir={train.folder / 'other'}")
+    assert "37 whole records in 26 sequences of 16: 7.93% padding (one record per" in first.out
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(9, patch)
+        main([*train.options, *options])
+    assert "resuming at step 5" in train(*options).out
+    expected = numbers(RunDir(train.folder / "other").metrics())
+    assert numbers(train.run_dir.metrics()) == expected
+    (train.folder / "a.jsonl").write_text("\n".join(map(json.dumps, words[::-1])))
+    assert "data.source has other tokens now" in train.refused(*options, "--train.steps=13")
+
+
 @pytest.mark.slow
-def test_a_mixture_with_prompts_goes_on_with_the_same_curve(train, monkeypatch):
+@pytest.mark.parametrize("documents", ["apart", "whole"])
+def test_a_mixture_with_prompts_goes_on_with_the_same_curve(train, monkeypatch, documents):
     """Kills the run and resumes it on another layout; one source is read for many epochs."""
     texts = {"many": TEXT.splitlines(), "few": ["the answer is yes"] * 9}
     for name, answers in texts.items():
@@ -114,7 +130,8 @@ def test_a_mixture_with_prompts_goes_on_with_the_same_curve(train, monkeypatch):
         (train.folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
     source = ", ".join(f"{train.folder}/{name}.jsonl: {1 + len(name)}" for name in texts)
     options = [f"--data.source={{{source}}}", "--data.prompt_field=question"]
-    options += ["--data.documents=apart", "--data.validation_fraction=0.2"]
+    options += [f"--data.documents={documents}", "--data.validation_fraction=0.2"]
+    options += ["--model.seq_length=64"]  # the longest record
     other = RunDir(train.folder / "other")
     assert train(*options, f"--train.run_dir={other.path}").code == 0
     with monkeypatch.context() as patch, pytest.raises(Killed):

@@ -16,13 +16,13 @@ from runs import (
 )
 from turns import slow
 
-import jaxptd.api.run
 from jaxptd.api import Run
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.commands.command_line import load_config
 from jaxptd.data import Windows
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.generate import Writer
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.train import Training, main
 
@@ -105,7 +105,7 @@ def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
         (Training, "_log"),
         (Checkpoints, "wait"),
         (Stop, "asked_anywhere"),
-        (jaxptd.api.run, "write_text"),
+        (Writer, "__call__"),
     ):
         note(owner, name)
     assert main([*train.options, "--train.sample_tokens=2"]) == 0
@@ -118,7 +118,7 @@ def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
         "_log": {Phase.LOOP},
         "wait": {Phase.SAVING, Phase.STARTING},
         "asked_anywhere": {Phase.WAITING},
-        "write_text": {Phase.SAMPLING},
+        "__call__": {Phase.SAMPLING},
     }
 
 

@@ -218,7 +218,7 @@ def scheduler_of(workload: Workload) -> dict[str, Any]:
     final = round(final_rate(config) / config.optimizer.learning_rate, 6)
     params = {
         "total_num_steps": last_step(config),
-        "warmup_num_steps": max(1, config.optimizer.warmup_steps),
+        "warmup_num_steps": max(1, config.optimizer.warmup(config.train.steps)),
         "warmup_type": "linear",
         "cos_min_ratio": final,
     }

@@ -286,6 +286,7 @@ def layout_section(workload: Workload, setup: Setup) -> dict[str, Any]:
 
 def training_section(workload: Workload, setup: Setup) -> dict[str, Any]:
     config, optimizer = workload.config, workload.config.optimizer
+    warmup = optimizer.warmup(config.train.steps)
     section = {
         "dtype": "bfloat16",
         "weight_dtype": "float32",
@@ -294,7 +295,7 @@ def training_section(workload: Workload, setup: Setup) -> dict[str, Any]:
         "learning_rate": optimizer.learning_rate,
         "lr_schedule_type": optimizer.decay,
         "learning_rate_schedule_steps": last_step(config),
-        "warmup_steps_fraction": round(optimizer.warmup_steps / last_step(config), 6),
+        "warmup_steps_fraction": round(warmup / last_step(config), 6),
         "learning_rate_final_fraction": round(final_rate(config) / optimizer.learning_rate, 6),
         "adam_b1": optimizer.beta1,
         "adam_b2": optimizer.beta2,

@@ -289,7 +289,7 @@ def training_flags(workload: Workload, setup: Setup) -> dict[str, Any]:
         "--min-lr": f"{final_rate(workload.config):g}",
         "--lr-decay-style": {"wsd": "WSD"}.get(optimizer.decay, optimizer.decay),
         **cooldown,
-        "--lr-warmup-iters": optimizer.warmup_steps,
+        "--lr-warmup-iters": optimizer.warmup(steps),
         "--lr-decay-iters": optimizer.decay_steps or steps,
         "--weight-decay": f"{optimizer.weight_decay:g}",
         "--adam-beta1": f"{optimizer.beta1:g}",

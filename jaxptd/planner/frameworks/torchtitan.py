@@ -344,7 +344,8 @@ def schedule_section(workload: Workload) -> Section:
     """Warm-up and decay; the decay is a share of the steps, none for all after warm-up."""
     config = workload.config
     optimizer = config.optimizer
-    section: Section = {"warmup_steps": optimizer.warmup_steps, "total_steps": last_step(config)}
+    warmup = optimizer.warmup(config.train.steps)
+    section: Section = {"warmup_steps": warmup, "total_steps": last_step(config)}
     if optimizer.decay == "constant":
         return {**section, "decay_ratio": 0.0}
     if optimizer.decay == "wsd":

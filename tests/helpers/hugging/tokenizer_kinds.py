@@ -78,11 +78,14 @@ def of_pieces(special: tuple[str, ...], *, prefix: bool) -> Tokenizer:
     return made
 
 
-def begun(made: Tokenizer, begin: str, *, within: bool = False) -> Tokenizer:
-    """The tokenizer with a post-processor that begins texts, alone or within a sequence."""
+def begun(made: Tokenizer, begin: str, *, within: bool = False, trim: bool = False) -> Tokenizer:
+    """The tokenizer with a post-processor that begins texts, alone or within a sequence.
+
+    trim: the places of tokens leave out their spaces.
+    """
     number = made.token_to_id(begin)
     template = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, number)])
-    level = processors.ByteLevel(trim_offsets=False)
+    level = processors.ByteLevel(trim_offsets=trim)
     made.post_processor = processors.Sequence([level, template]) if within else template
     return made
 

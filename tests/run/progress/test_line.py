@@ -67,3 +67,10 @@ def test_what_is_unknown_is_not_shown():
 )
 def test_the_time_left_in_words(seconds, text):
     assert left_text(seconds) == text
+
+
+def test_each_evaluated_set_is_shown():
+    row = {**ROW, "perplexity": 12.2, "validation_loss/law": 3.0, "perplexity/law": 20.1}
+    words = "validation 2.5000 (perplexity 12.20)  validation law 3.0000 (perplexity 20.10)"
+    assert words in metrics_text(row)
+    assert "validation law 3.0000" in metrics_parts(row, 60.0)
