@@ -5,6 +5,7 @@ reads configs from YAML and options.
 """
 
 import dataclasses
+import fnmatch
 import ipaddress
 import math
 import re
@@ -16,6 +17,7 @@ from typing import Any
 from jaxptd.config.block import Kernels
 from jaxptd.config.checks import require_not_negative, require_positive
 from jaxptd.config.effects import check_layout, refuse_without_effect
+from jaxptd.config.lora import INSIDE
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.training import (
     WHOLE_MATRICES,
@@ -221,16 +223,31 @@ class Config:
             )
 
     def _check_frozen(self) -> None:
-        if self.optimizer.frozen and self.layout.has_grid:
+        name = "model.lora" if self.model.lora else "optimizer.frozen"
+        if self.freezes_some and self.layout.has_grid:
             raise UserError(
-                "optimizer.frozen with a grid (layout.row, layout.col), whose products compute all "
+                f"{name} with a grid (layout.row, layout.col), whose products compute all "
                 "gradients; use layout.tp instead of the grid"
             )
-        if self.optimizer.frozen and (self.layout.hosts_parameters or self.layout.hosts_moments):
+        if self.freezes_some and (self.layout.hosts_parameters or self.layout.hosts_moments):
             raise UserError(
-                "optimizer.frozen with parameters or moments in host memory (layout.offload); use "
+                f"{name} with parameters or moments in host memory (layout.offload); use "
                 "layout.zero=3 instead"
             )
+
+    @property
+    def freezes_some(self) -> bool:
+        """True if some parameters do not train."""
+        return bool(self.optimizer.frozen or self.model.lora)
+
+    def freezes(self, name: str) -> bool:
+        """True if the parameter of that name does not train.
+
+        Without `optimizer.frozen` a model with adapters trains only these.
+        """
+        if self.optimizer.frozen is None and self.model.lora:
+            return INSIDE not in name
+        return any(fnmatch.fnmatchcase(name, each) for each in self.optimizer.frozen or ())
 
     def _check_positions(self) -> None:
         model = self.model

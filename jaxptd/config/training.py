@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import fnmatch
 import math
 import re
 from collections import Counter
@@ -245,7 +244,8 @@ class OptimizerConfig:
         grad_clip: largest global gradient norm; 0 never clips.
         skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
         frozen: names of parameters that do not train, with * for any letters: they have no
-            gradients, no moments and no weight decay, and keep their values.
+            gradients, no moments and no weight decay, and keep their values; null is none, or with
+            model.lora all but the adapters'.
     """
 
     name: OptimizerName = "adamw"
@@ -283,10 +283,6 @@ class OptimizerConfig:
                 f"optimizer.min_learning_rate={self.min_learning_rate} is above "
                 f"optimizer.learning_rate={self.learning_rate}, the peak; use a smaller one"
             )
-
-    def freezes(self, name: str) -> bool:
-        """True if the parameter of that name does not train."""
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.frozen or ())
 
     def warmup(self, steps: int) -> int:
         """Steps of warm-up in a run of `steps`."""

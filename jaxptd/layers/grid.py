@@ -107,7 +107,7 @@ class Grid2D(TensorParallel2D):
             *both_gradients(x, w), self.grid, block_matmul
         )  # sums w's gradient, in its precision
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+    def row_parallel(self, h: Array, w: Array, shard_dim: int, beside: None = None) -> Array:
         """h[B, T/row, *in], `in` sharded over col, w[*in, D/col], `in` sharded over row -> x."""
         return _row(h, w, shard_dim, self.grid, self.block_matmul)
 
@@ -155,7 +155,7 @@ class DecodeGrid2D(TensorParallel2D):
     def _product(self, x: Array, w: Array) -> Array:
         return lax.psum(matmul(self._col_to_row(x, -1), w, 1), Axis.ROW)
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+    def row_parallel(self, h: Array, w: Array, shard_dim: int, beside: None = None) -> Array:
         dims = w.ndim - 1
         h = self._col_to_row(h, h.ndim - dims + shard_dim)
         return lax.psum(matmul(h, w, dims), Axis.ROW)

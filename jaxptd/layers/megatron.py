@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
@@ -126,9 +127,12 @@ class TensorParallel1D(Base1D):
             checkpoint_name(self.gather_input(x, Axis.TP), SAVED_MATMUL_IN), w
         )
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: tuple[Array, Array] | None = None
+    ) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
-        return self.reduce_output(self.precision.matmul(h, w, w.ndim - 1), Axis.TP)
+        y = self.precision.matmul(h, w, w.ndim - 1)
+        return self.reduce_output(y if beside is None else y + matmul(*beside, 1), Axis.TP)
 
     def visit_experts(
         self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
@@ -196,8 +200,14 @@ class CollectiveMatmul1D(Base1D):
             lambda x, w: gather_product(x, w, Axis.TP, self.block_matmul), x, weights
         )
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
-        """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]."""
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: tuple[Array, Array] | None = None
+    ) -> Array:
+        """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]; factors beside them share the rounds."""
+        if beside is not None:
+            rows = h.reshape(*h.shape[:2], -1)
+            h = jnp.concatenate(alike(rows, beside[0]), -1)
+            w = jnp.concatenate(alike(w.reshape(-1, w.shape[-1]), beside[1]))
         return product_scatter(h, w, Axis.TP, self.block_matmul)
 
     def visit_experts(

@@ -207,8 +207,13 @@ class TensorParallel(Sharding, abc.ABC):
         """
 
     @abc.abstractmethod
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
-        """Second matmul of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x."""
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: tuple[Array, Array] | None = None
+    ) -> Array:
+        """Second matmul of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x.
+
+        beside: two more factors, `[B, T, R]` and `[R, D]`, whose product is part of the sum.
+        """
 
     @abc.abstractmethod
     def square(self, x: Array, w: Array) -> Array:

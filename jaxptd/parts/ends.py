@@ -210,7 +210,7 @@ class Embedding(End):
         forwards = 2 if step.plan and self.statistics else 1
         if not step.config.layout.has_grid:
             for length in self.lengths:
-                trained = not step.config.optimizer.freezes("tokens.table")
+                trained = not step.config.freezes("tokens.table")
                 yield from _whole_stream(step.with_tokens(length), sums=forwards, gathers=trained)
             return
         M, layout, sizes = step.micro_batches, step.config.layout, step.sizes

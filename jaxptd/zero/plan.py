@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple, Self, TypeVar
 
-from jaxptd.config import Config, Dtype, OptimizerConfig, itemsize
+from jaxptd.config import Config, Dtype, itemsize
+from jaxptd.config.lora import check_targets
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.layout import ZERO_AXES, Axis, ZeroStage
 from jaxptd.shapes import ParamShape, Spec, StoredShape
@@ -438,21 +439,21 @@ class ShardShape:
         return (*self.info.spec[: self.lead], (*axes, *self.holders))
 
 
-def with_frozen(optimizer: OptimizerConfig, infos: Mapping[str, Info]) -> Mapping[str, Info]:
-    """Marks the parameters that `optimizer.frozen` names.
+def with_frozen(config: Config, infos: Mapping[str, Info]) -> Mapping[str, Info]:
+    """Marks the parameters that do not train.
 
     Raises:
         UserError: a pattern names no parameter, or nothing is left to train.
     """
-    if not optimizer.frozen:
+    if not config.freezes_some:
         return infos
-    for pattern in optimizer.frozen:
+    for pattern in config.optimizer.frozen or ():
         if not fnmatch.filter(infos, pattern):
             remedy = did_you_mean(pattern, infos, otherwise="* stands for any letters")
             raise UserError(f"optimizer.frozen={quoted(pattern)} names no parameter; {remedy}")
+    check_targets(config.model.lora, infos)
     marked = {
-        name: dataclasses.replace(info, frozen=optimizer.freezes(name))
-        for name, info in infos.items()
+        name: dataclasses.replace(info, frozen=config.freezes(name)) for name, info in infos.items()
     }
     if not any(info.optimized for info in marked.values()):
         raise UserError("optimizer.frozen names all parameters; leave some of them to train")
@@ -480,7 +481,7 @@ class StateShapes:
     @classmethod
     def of(cls, config: Config, infos: Mapping[str, ParamShape]) -> Self:
         """The state of a config with these parameters, of which it may freeze some."""
-        infos = with_frozen(config.optimizer, infos)
+        infos = with_frozen(config, infos)
         plans = {name: plan_of(config, info) for name, info in infos.items()}
         split = (Axis.REPLICAS,) if config.layout.splits_state else ()
         return cls(infos, config.layout.sizes, plans, layers_plan(config), split)
