@@ -113,6 +113,7 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
             yield Kept(f"input of the {part.first_title}", taken, SOME)
         yield from part.kept_of_source(sizes)
         yield from part.kept(sizes)
+        yield from part.adapters_kept(sizes)
         if stack.norm_order == "post" or (number < stack.read_inside and not outputs):
             yield Kept(f"the residual sum after {part.title}", x, by("dots"))
     if not sizes.traces_layers:  # otherwise they are derived again

@@ -8,7 +8,9 @@ Letters: B batch, T position, R rank.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -58,10 +60,8 @@ class LowRank(nnx.Module):
             products: h of each.
             low: x A of each.
         """
-        b = self.b[...]
-        matrices = [b] if not self.parts else separated(alike(low[0], b)[1], 1)
-        both = zip(products, low, matrices, strict=True)
-        return [h + matmul(each * self.scale, b, 1) for h, each, b in both]
+        added = _products([each * self.scale for each in low], self.b[...], several=self.parts > 0)
+        return [h + each for h, each in zip(products, added, strict=True)]
 
     def of_all(self, h: Array, low: Sequence[Array]) -> Array:
         """Adds scale (x A) B to h, which has a dim for separate matrices, if there are any.
@@ -77,3 +77,17 @@ class LowRank(nnx.Module):
         """h[B, T, *rows] -> (scale h A, B): this device's factors of what is added to h W."""
         low = checkpoint_name(matmul(h, self.a[...], self.rows), SAVED_MATMUL_OUT)
         return low * self.scale, self.b[...]
+
+
+
+def _products(low: Sequence[Array], b: Array, *, several: bool) -> list[Array]:
+    """Each x A times its matrix of B. Backward splits B again, or a scan would save copies."""
+    if not several:
+        return [matmul(low[0], b, 1)]
+
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
+    def of_parts(low: Sequence[Array], b: Array) -> list[Array]:
+        matrices = separated(alike(low[0], b)[1], 1)
+        return [matmul(*both, 1) for both in zip(low, matrices, strict=True)]
+
+    return of_parts(low, b)

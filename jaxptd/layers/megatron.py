@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, final
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
@@ -204,11 +203,7 @@ class CollectiveMatmul1D(Base1D):
         self, h: Array, w: Array, shard_dim: int, beside: tuple[Array, Array] | None = None
     ) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]; factors beside them share the rounds."""
-        if beside is not None:
-            rows = h.reshape(*h.shape[:2], -1)
-            h = jnp.concatenate(alike(rows, beside[0]), -1)
-            w = jnp.concatenate(alike(w.reshape(-1, w.shape[-1]), beside[1]))
-        return product_scatter(h, w, Axis.TP, self.block_matmul)
+        return product_scatter(h, w, Axis.TP, self.block_matmul, beside)
 
     def visit_experts(
         self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any

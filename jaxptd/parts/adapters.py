@@ -4,6 +4,7 @@ Letters: D rows of a matrix, R rank.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Self
 
@@ -51,3 +52,9 @@ class Adapter:
             partial = over if each[2].count(None) == len(each[2]) else ()
             shape = ParamShape(*each, decay=True, cast=True, over=partial, matrix=matrix)
             yield f"lora.{name}", shape
+
+
+def low_columns(a: ParamShape) -> int:
+    """Columns of an adapter's first matrix, those of all its separate matrices."""
+    pairs = zip(a.shape, a.matrix, strict=True)
+    return math.prod(size for size, letter in pairs if letter != "r")

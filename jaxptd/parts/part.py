@@ -10,12 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from jaxptd.config import ModelConfig
 from jaxptd.costs.collective import ALL_GATHER, PERMUTE, Collective
-from jaxptd.costs.kept import Kept
+from jaxptd.costs.kept import MOST, Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis, Layout
+from jaxptd.parts.adapters import low_columns
 from jaxptd.parts.grid import product
-from jaxptd.parts.parameters import HeadShape, Named, Sharding
+from jaxptd.parts.parameters import HeadShape, LayoutSharding, Named, Sharding
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
@@ -201,6 +202,18 @@ class Part(abc.ABC):
     def kept_of_source(self, sizes: Sizes) -> Iterator[Kept]:
         """The tensors of another sequence, which it reads, that backward needs."""
         yield from ()
+
+    def adapters_kept(self, sizes: Sizes) -> Iterator[Kept]:
+        """What its adapters multiply with B."""
+        shapes = dict(self.parameters(LayoutSharding(sizes.config.layout)))
+        names = [name for name in shapes if name.endswith("lora.a")]
+        low = sum(self.tokens_of(name, sizes.tokens) * low_columns(shapes[name]) for name in names)
+        if low:
+            yield Kept("low-rank products of adapters", low * sizes.itemsize, MOST)
+
+    def tokens_of(self, name: str, tokens: int) -> int:
+        """Tokens that the matrix of a parameter multiplies, where the part has `tokens`."""
+        return tokens
 
     @abc.abstractmethod
     def pair_bytes(self, sizes: Sizes) -> PairBytes:
