@@ -56,10 +56,14 @@ class LoRA(Section):
         return self.rank > 0
 
     @property
+    def used_alpha(self) -> float:
+        """Alpha, or its default."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+    @property
     def scale(self) -> float:
         """The factor of what adapters add."""
-        alpha = 2 * self.rank if self.alpha is None else self.alpha
-        return alpha / (self.rank**0.5 if self.rslora else self.rank)
+        return self.used_alpha / (self.rank**0.5 if self.rslora else self.rank)
 
     def adapts(self, name: str) -> bool:
         """True if the matrix of that name in a layer, such as mlp.up, has an adapter."""
@@ -86,4 +90,9 @@ def check_lora(model: Any) -> None:
         raise UserError(
             f"{NAME} with model.products={model.products}: adapters multiply in model.dtype; use "
             "model.products=native"
+        )
+    if model.moe and model.moe.upcycle:
+        raise UserError(
+            f"{NAME} with model.moe.upcycle=true: routers would stay as they are drawn; leave one "
+            "of them out"
         )

@@ -263,7 +263,7 @@ class OptimizerConfig:
     momentum: float = 0.95
     grad_clip: float = 1.0
     skip_above: float = 0.0
-    frozen: list[str] | None = None
+    frozen: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")

@@ -79,7 +79,6 @@ class LowRank(nnx.Module):
         return low * self.scale, self.b[...]
 
 
-
 def _products(low: Sequence[Array], b: Array, *, several: bool) -> list[Array]:
     """Each x A times its matrix of B. Backward splits B again, or a scan would save copies."""
     if not several:

@@ -281,6 +281,8 @@ class Program:
 
     def initial(self, names: Collection[str]) -> Params:
         """The initial numbers of some parameters, as the state holds them."""
+        if not names:
+            return {}
         return self.resolved.blueprint.init(
             self.config.train.seed,
             mesh=self.mesh,

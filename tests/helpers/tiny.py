@@ -96,7 +96,7 @@ def config(
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = with_fields(BASES.get(model.get("family"), MODEL), model)
     data = DataConfig(documents=documents, restart_positions=restart_positions)
-    rule = dataclasses.replace(OPTIMIZER, name=optimizer, frozen=[*frozen] or None)
+    rule = dataclasses.replace(OPTIMIZER, name=optimizer, frozen=tuple(frozen) or None)
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)
 
 
