@@ -6,9 +6,7 @@ The names and dims of the tensors follow from the rules of the matrices that the
 Source: PEFT 0.21, `LoraConfig`, `LoraModel` and `get_peft_model_state_dict`.
 """
 
-import dataclasses
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,78 +15,24 @@ import numpy as np
 from jaxptd.config.lora import INSIDE
 from jaxptd.config.training import RANDOM
 from jaxptd.errors import UserError, quoted
+from jaxptd.hf.adapter_rules import PREFIX
 from jaxptd.hf.base import as_json, write_files
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import EXTRA, Directory, read_json
 from jaxptd.hf.load import program_of
 from jaxptd.hf.mapping import Arrays, Shapes, rules_of
 from jaxptd.hf.write import DTYPES, Shard, made_aside, require_new, save_tensors
-from jaxptd.run.adapters import letters_of
 from jaxptd.run.saved import SavedParams
 from jaxptd.stores import Place, on_disk
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
 TASKS = {"t5": "SEQ_2_SEQ_LM", "bert": None}  # of PEFT; others are CAUSAL_LM
-Rules = Mapping[str, list[Rule]]
+Rules = Mapping[str, Sequence[Rule]]
 
 
-# ---- the rules of adapters -----------------------------------------------------------------------
-
-
-def adapter_rules(family: str, shapes: Shapes, letters: Mapping[str, str]) -> Rules:
-    """The rules of each adapter's parameters.
-
-    Args:
-        family: of the model.
-        shapes: of all parameters, canonical.
-        letters: those of the dims of adapters, by their names, as in `ParamShape.matrix`.
-
-    Returns:
-        none for an adapter where PEFT has one for several of ours.
-
-    Raises:
-        UserError: the family has no Hugging Face names.
-    """
-    base = {name: shape for name, shape in shapes.items() if INSIDE not in name}
-    found, of_base = dict[str, list[Rule]](), rules_of(family, base)
-    for first in (name for name in shapes if name.endswith(f"{INSIDE}a")):
-        linear = first.removesuffix(f"{INSIDE}a")
-        pairs = [_pair(rule, linear, letters[first]) for rule in of_base[f"{linear}.w"]]
-        known = [pair for pair in pairs if pair]
-        found[first], found[f"{linear}{INSIDE}b"] = ([pair[i] for pair in known] for i in (0, 1))
-    return found
-
-
-def _pair(rule: Rule, linear: str, matrix: str) -> tuple[Rule, Rule] | None:
-    """The rules of A and of B beside a matrix; None: PEFT has one adapter for several of ours.
-
-    matrix: the letters of A's dims.
-    """
-    dims = re.findall(r"\([^)]*\)|\S+", rule.dims)
-    stack = int(matrix.startswith("s"))
-    begin, end = stack + matrix.count("r"), stack + matrix.count("r") + matrix.count("s") - stack
-    layers, rows, parts, columns = dims[:stack], dims[stack:begin], dims[begin:end], dims[end:]
-    ends = re.findall(r"\([^)]*\)|\S+", rule.tensor_dims)
-    reads = _factors(rows)
-    (inner,) = [each for each in ends if _factors([each]) <= reads]
-    (outer,) = [each for each in ends if each != inner]
-    if _factors(parts) & _factors([outer]):
-        return None
-    module = PREFIX + rule.name.removesuffix(".weight")
-    a = (*layers, *rows, *parts, "rank"), f"{module}.lora_A.weight", f"rank {inner}"
-    b = (*layers, "rank", *parts, *columns), f"{module}.lora_B.weight", f"{outer} rank"
-    first, second = (
-        dataclasses.replace(
-            rule, ours=f"{linear}{INSIDE}{x}", dims=" ".join(own), name=name, tensor_dims=tensor
-        )
-        for x, (own, name, tensor) in zip("ab", (a, b), strict=True)
-    )
-    return first, second
-
-
-def _factors(dims: list[str]) -> set[str]:
-    return {each for dim in dims for each in dim.strip("()").split()}
+def of_adapters(rules: Rules) -> Rules:
+    """The rules of adapters among all."""
+    return {name: each for name, each in rules.items() if INSIDE in name}
 
 
 # ---- ours -> PEFT's ------------------------------------------------------------------------------
@@ -131,9 +75,13 @@ def config_of_adapters(
         tensors: of the adapters.
         base: name of the model that they are beside.
     """
-    own = {name: shape for name, shape in shapes.items() if INSIDE not in name}
-    rules = [rule for each in rules_of(model.family, own).values() for rule in each]
-    every = {name.removesuffix(".weight") for r in rules for name in r.names(own[r.ours])}
+    every = {
+        tensor.removesuffix(".weight")
+        for name, rules in rules_of(model.family, shapes).items()
+        for rule in rules
+        for tensor in rule.names(shapes[name])
+        if INSIDE not in name
+    }
     modules = {_module(name) for name in tensors}
     ends = {name.rpartition(".")[2] for name in modules}
     alike = {name for name in every if name.rpartition(".")[2] in ends}
@@ -287,9 +235,8 @@ def write_adapter(saved: SavedParams, out: Path, *, dtype: str | None = None) ->
         raise UserError(
             f"the run {saved.run_dir} has no adapters (model.lora); leave out --unmerged"
         )
-    letters = letters_of(config)
-    rules = adapter_rules(config.model.family, saved.shapes, letters)
-    tensors = as_peft(rules, {name: saved.read(name) for name in letters})
+    rules = of_adapters(rules_of(config.model.family, saved.shapes))
+    tensors = as_peft(rules, {name: saved.read(name) for name in rules})
     kind = DTYPES[dtype] if dtype else None
     tensors = {name: x.astype(kind or x.dtype) for name, x in tensors.items()}
     start = config.checkpoint.start
@@ -310,8 +257,7 @@ def lora_of(files: AdapterFiles, directory: Directory) -> tuple[dict[str, Any], 
     section = files.section()
     program = program_of(directory, directory.path, lora=section)
     shapes = {name: info.shape for name, info in program.infos.items()}
-    letters = {name: info.matrix for name, info in program.infos.items()}
-    rules = adapter_rules(program.config.model.family, shapes, letters)
+    rules = of_adapters(rules_of(program.config.model.family, shapes))
     arrays = files.arrays(rules, shapes)
     linears = {name.partition(INSIDE)[0].partition(".")[2] for name in arrays}
     return section | {"targets": tuple(sorted(linears))}, arrays

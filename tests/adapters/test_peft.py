@@ -3,6 +3,7 @@
 transformers computes norms and softmax of a Llama in float32, so float64 is compared with GPT-2.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import jax
 import numpy as np
 import pytest
 from hugging import reference
+from turns import slow
 
 import jaxptd
 from jaxptd import Layout
+from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.hf.convert import main as convert
+from jaxptd.run.saved import SavedParams
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -93,9 +97,24 @@ def test_adapters_go_there_and_back(tmp_path: Path, kind: str) -> None:
     assert all(first[key] == second[key] for key in ("r", "lora_alpha", "use_rslora"))
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, tp=2, zero=3)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        *(
+            slow(each)
+            for each in (
+                Layout(dp=2, tp=2, sequence_parallel=True, zero=3),
+                Layout(pp=2),
+                Layout(cp=2),
+                Layout(tp=2, sequence_parallel=True, collective_matmul=True),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_losses_and_gradients_are_peft_s(tmp_path: Path, layout: Layout) -> None:
-    model = made(tmp_path, "gpt2").to(torch.float64).train()
+    model = made(tmp_path, "gpt2").to(torch.float64).eval()
     inputs = {name: torch.tensor(x) for name, x in batch().items()}
     found = model(input_ids=inputs["tokens"], use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(
@@ -103,12 +122,26 @@ def test_losses_and_gradients_are_peft_s(tmp_path: Path, layout: Layout) -> None
     )
     loss.backward()
     expected = {
-        name.replace(".default", ""): p.grad.numpy()
-        for name, p in model.named_parameters()
-        if p.grad is not None
+        name.replace(".default", ""): parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
     }
+    saved = SavedParams(as_run(tmp_path))
+    lora = dataclasses.asdict(saved.config.model.lora)
     with jax.enable_x64(True):
-        run = jaxptd.load(as_run(tmp_path), layout=layout, platform="cpu", dtype="float64")
-        value, gradients = run.loss_and_gradients(batch())
-    assert float(value) == pytest.approx(float(loss), rel=1e-12)
-    del expected, gradients
+        own = {"layout": layout, "dtype": "float64", "platform": "cpu"}
+        run = jaxptd.from_hf(tmp_path / "base", **own, lora=lora)
+        adapters = {
+            name: jax.device_put(saved.read(name).astype(np.float64), target.sharding)
+            for name, target in abstract_canonical(run.program)["params"].items()
+            if ".lora." in name
+        }
+        begun = params_from_canonical(run.program, {"params": adapters})
+        run.state = {**run.state, "params": {**run.state["params"], **begun}}
+        result = run.loss_and_gradients(batch())
+        gradients = jaxptd.hf.names(run.program, result.gradients)
+    assert result.loss == pytest.approx(loss.item(), rel=1e-12)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        scale = np.abs(expected[name]).max()
+        np.testing.assert_allclose(gradient, expected[name], rtol=0, atol=1e-10 * scale)
