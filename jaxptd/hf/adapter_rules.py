@@ -69,5 +69,18 @@ def _pair(rule: Rule, linear: str, dims_of_a: int, shared: int) -> tuple[Rule, R
     return first, second
 
 
+def is_transposed(rules: Mapping[str, Sequence[Rule]], name: str) -> bool:
+    """True if files have the matrix beside an adapter as `[in, out]`.
+
+    Args:
+        rules: of all parameters.
+        name: of a parameter of the adapter.
+    """
+    linear, _, letter = name.partition(INSIDE)
+    first = [_DIM.findall(rule.tensor_dims)[0] for rule in rules[f"{linear}.w"]]
+    of_adapter = [_DIM.findall(rule.tensor_dims) for rule in rules[name]]
+    return letter == "a" and any(x == own[1] for x, own in zip(first, of_adapter, strict=False))
+
+
 def _factors(dims: Sequence[str]) -> set[str]:
     return {factor for dim in dims for factor in dim.strip("()").split()}

@@ -15,7 +15,7 @@ import numpy as np
 from jaxptd.config.lora import INSIDE
 from jaxptd.config.training import RANDOM
 from jaxptd.errors import UserError, quoted
-from jaxptd.hf.adapter_rules import PREFIX
+from jaxptd.hf.adapter_rules import PREFIX, is_transposed
 from jaxptd.hf.base import as_json, write_files
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import EXTRA, Directory, read_json
@@ -26,7 +26,6 @@ from jaxptd.run.saved import SavedParams
 from jaxptd.stores import Place, on_disk
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TASKS = {"t5": "SEQ_2_SEQ_LM", "bert": None}  # of PEFT; others are CAUSAL_LM
 Rules = Mapping[str, Sequence[Rule]]
 
 
@@ -75,25 +74,28 @@ def config_of_adapters(
         tensors: of the adapters.
         base: name of the model that they are beside.
     """
+    rules = rules_of(model.family, shapes)
     every = {
         tensor.removesuffix(".weight")
-        for name, rules in rules_of(model.family, shapes).items()
-        for rule in rules
+        for name, each in rules.items()
+        for rule in each
         for tensor in rule.names(shapes[name])
         if INSIDE not in name
     }
+    decoder = "CAUSAL_LM" if model.block.causal else None  # PEFT has no name for masked tokens
+    task = "SEQ_2_SEQ_LM" if model.encoder_decoder else decoder
     modules = {_module(name) for name in tensors}
     ends = {name.rpartition(".")[2] for name in modules}
     alike = {name for name in every if name.rpartition(".")[2] in ends}
     return {
         "peft_type": "LORA",
-        "task_type": TASKS.get(model.family, "CAUSAL_LM"),
+        "task_type": task,
         "base_model_name_or_path": base,
         "r": model.lora.rank,
         "lora_alpha": model.lora.used_alpha,
         "use_rslora": model.lora.rslora,
         "target_modules": sorted(ends if alike == modules else modules),
-        "fan_in_fan_out": model.family == "gpt",  # its matrices are transposed
+        "fan_in_fan_out": any(is_transposed(rules, name) for name in of_adapters(rules)),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -158,7 +160,7 @@ class AdapterFiles:
         return {"rank": rank, "alpha": alpha, "rslora": bool(self.config.get("use_rslora", False))}
 
     def remarks(self) -> list[str]:
-        """What is not as in PEFT."""
+        """Remarks on what differs from PEFT."""
         rate = self.config.get("lora_dropout") or 0
         return [f"{self.path}: lora_dropout={rate} has no effect here"] if rate else []
 

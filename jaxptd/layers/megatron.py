@@ -24,6 +24,7 @@ from jaxptd.collectives import alike, all_gather, as_varying, reduce_from, reduc
 from jaxptd.layers.tensor_parallel import (
     NATIVE,
     ExpertSums,
+    Factors,
     Matmul,
     MatmulPrecision,
     PackedWeight,
@@ -127,7 +128,7 @@ class TensorParallel1D(Base1D):
         )
 
     def row_parallel(
-        self, h: Array, w: Array, shard_dim: int, beside: tuple[Array, Array] | None = None
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
     ) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
         y = self.precision.matmul(h, w, w.ndim - 1)
@@ -200,7 +201,7 @@ class CollectiveMatmul1D(Base1D):
         )
 
     def row_parallel(
-        self, h: Array, w: Array, shard_dim: int, beside: tuple[Array, Array] | None = None
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
     ) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]; factors beside them share the rounds."""
         return product_scatter(h, w, Axis.TP, self.block_matmul, beside)

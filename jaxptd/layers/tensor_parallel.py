@@ -143,6 +143,7 @@ def block_along(x: Array, axes: Sequence[Axis], dim: int) -> Array:
 # ---- matmuls -------------------------------------------------------------------------------------
 
 Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
+Factors = tuple[Array, Array]  # of a matmul
 # (tokens and their weights, numbers of their experts, matrices of experts) -> sums of the tokens
 ExpertSums = Callable[[tuple[Array, Array], Array, Any], Array]
 
@@ -208,7 +209,7 @@ class TensorParallel(Sharding, abc.ABC):
 
     @abc.abstractmethod
     def row_parallel(
-        self, h: Array, w: Array, shard_dim: int, beside: tuple[Array, Array] | None = None
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
     ) -> Array:
         """Second matmul of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x.
 

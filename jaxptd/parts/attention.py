@@ -133,9 +133,6 @@ class AttentionShape(Part):
         """
         return 0, self.head_size
 
-    def tokens_of(self, name: str, tokens: int) -> int:
-        return self.of_keys(tokens) if name.startswith("kv.") else tokens
-
     def of_keys(self, tokens: int) -> int:
         """Number of tokens with keys and values, for `tokens` queries."""
         return tokens * self.key_tokens // self.tokens

@@ -4,11 +4,13 @@ Letters: T tokens of a sequence, D model, M micro-batches, L layers.
 """
 
 import abc
+import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 from jaxptd.config import ModelConfig
+from jaxptd.config.lora import INSIDE
 from jaxptd.costs.collective import ALL_GATHER, PERMUTE, Collective
 from jaxptd.costs.kept import MOST, Kept
 from jaxptd.costs.program import Implementation, Work
@@ -20,6 +22,7 @@ from jaxptd.parts.parameters import HeadShape, LayoutSharding, Named, Sharding
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
+from jaxptd.shapes import ParamShape
 
 # Collectives of each kind per pair of matmuls: forward, and its conjugate backward.
 FORWARD, BACKWARD = 1, 1
@@ -134,6 +137,16 @@ class Part(abc.ABC):
         """Multiplications with weights in a sequence of `tokens` tokens."""
         return tokens * self.weights
 
+    def adapter_multiplications(self, tokens: int) -> int:
+        """Multiplications with its adapters' weights in a sequence of `tokens` tokens."""
+        shapes = self._adapters(Layout())
+        return sum(self.tokens_of(n, tokens) * math.prod(x.shape) for n, x in shapes.items())
+
+    def _adapters(self, layout: Layout) -> dict[str, ParamShape]:
+        """The parameters of its adapters."""
+        every = self.parameters(LayoutSharding(layout))
+        return {name: shape for name, shape in every if INSIDE in name}
+
     @property
     def score_flops(self) -> int | Fraction:
         """FLOPs per token between the two matmuls, forward."""
@@ -204,9 +217,9 @@ class Part(abc.ABC):
         yield from ()
 
     def adapters_kept(self, sizes: Sizes) -> Iterator[Kept]:
-        """What its adapters multiply with B."""
-        shapes = dict(self.parameters(LayoutSharding(sizes.config.layout)))
-        names = [name for name in shapes if name.endswith("lora.a")]
+        """Products of adapters, x A, which backward needs for the gradient of B."""
+        shapes = self._adapters(sizes.config.layout)
+        names = [name for name in shapes if name.endswith("a")]
         low = sum(self.tokens_of(name, sizes.tokens) * low_columns(shapes[name]) for name in names)
         if low:
             yield Kept("low-rank products of adapters", low * sizes.itemsize, MOST)
