@@ -82,6 +82,12 @@ def plan(
     Layout(tp=2)
     """
     _check_numbers({"gpus": gpus, "top": top, "compile": compile, "node": node}, max_memory)
+    if config.freezes_some:
+        name = "model.lora" if config.model.lora else "optimizer.frozen"
+        raise UserError(
+            f"`plan` prices steps in which all parameters train, not those with {name}; leave it "
+            "out here, and count a layout that you chose with `jaxptd memory`"
+        )
     cluster = Cluster(find_accelerator(gpu, hardware), node)
     space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}, config))
     limit = max_memory * cluster.accelerator.hbm_bytes

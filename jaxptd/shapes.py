@@ -70,6 +70,7 @@ class ParamShape:
         rows: for a stack, the stored row of each layer; None: layer i is in row i.
         counts: whether its gradient counts tokens: it has no part in the norm of all gradients, is
             neither scaled nor clipped, and moves the parameter by its sign.
+        frozen: whether training leaves it as it is (`optimizer.frozen`): it has no gradient.
     """
 
     shape: tuple[int, ...]
@@ -82,6 +83,12 @@ class ParamShape:
     matrix: str = ""
     rows: tuple[int, ...] | None = None
     counts: bool = False
+    frozen: bool = False
+
+    @property
+    def optimized(self) -> bool:
+        """True if an optimizer updates it, and so keeps moments of its gradients."""
+        return not (self.counts or self.frozen)
 
     @property
     def info(self) -> Self:

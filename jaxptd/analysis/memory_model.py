@@ -51,7 +51,7 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
     held = {n: whole(n) for n in gathered} | {n: shard(n) for n in joined}
     return {
         "parameters": parameters,
-        "gradients": sum(map(summed, zero.infos)) * wide,
+        "gradients": sum(summed(n) for n, info in zero.infos.items() if not info.frozen) * wide,
         "optimizer": sum(elements_on_device(m, layout) for m in moments) * wide,
         "gathered": sum(n * itemsize(zero.plans[each].gather_dtype) for each, n in held.items()),
     }
@@ -65,7 +65,7 @@ def narrowed(config: Config, zero: StateShapes) -> int:
     return sum(
         elements_on_device(info, config.layout) * (wide - itemsize(zero.plans[name].grad_dtype))
         for name, info in zero.infos.items()
-        if zero.plans[name].narrows
+        if zero.plans[name].narrows and not info.frozen
     )
 
 
@@ -113,6 +113,7 @@ def kept_by_layer(config: Config, stack: Stack) -> Iterator[Kept]:
             yield Kept(f"input of the {part.first_title}", taken, SOME)
         yield from part.kept_of_source(sizes)
         yield from part.kept(sizes)
+        yield from part.adapters_kept(sizes)
         if stack.norm_order == "post" or (number < stack.read_inside and not outputs):
             yield Kept(f"the residual sum after {part.title}", x, by("dots"))
     if not sizes.traces_layers:  # otherwise they are derived again

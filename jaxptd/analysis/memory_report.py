@@ -274,7 +274,8 @@ def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     model = program.config.model
     family = family_of(model)
     before = 2 * len(architecture_of(model).streams(sizes_of(program.config)))
-    behind = len(program.infos) + len(family.losses(model))
+    trained = sum(not info.frozen for info in program.resolved.zero.infos.values())
+    behind = trained + len(family.losses(model))
     return [var.aval for var in scan.outvars][before:-behind]
 
 

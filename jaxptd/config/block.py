@@ -13,6 +13,7 @@ import numpy as np
 from jaxptd.config.checks import Section, require_divides, require_not_negative, require_positive
 from jaxptd.config.images import SWIN, SWIN_UNET, check_images
 from jaxptd.config.latent import Latent, check_latent
+from jaxptd.config.lora import LoRA
 from jaxptd.config.moe import DEEPSEEK_V2, DEEPSEEK_V3, MoE
 from jaxptd.config.mtp import MTP
 from jaxptd.config.patterns import by_layer, check_patterns
@@ -293,6 +294,7 @@ _GPT: dict[str, Any] = {
     "residual_scale": 1.0,
     "logit_divisor": 1.0,
     "mtp": MTP(),
+    "lora": LoRA(),
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -318,7 +320,13 @@ _T5 = _LLAMA | {
     "encoder_decoder": EncoderDecoder(),
     "mtp": None,
 }
-_SWIN = _OTHER | {"activation": "gelu", "positions": "none", "causal": False, "images": SWIN}
+_SWIN = _OTHER | {
+    "activation": "gelu",
+    "positions": "none",
+    "causal": False,
+    "images": SWIN,
+    "lora": None,
+}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope": Rope(1e6)}
 _OLMO = _LLAMA | {
     "norm_eps": 1e-6,
@@ -374,7 +382,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "deepseek_v2": _DEEPSEEK | {"moe": DEEPSEEK_V2},
     "deepseek_v3": _DEEPSEEK | {"moe": DEEPSEEK_V3},
 }
-SECTIONS = ("rope", "encoder_decoder", "images", "moe", "latent", "mtp")  # of `ModelConfig`
+SECTIONS = ("rope", "encoder_decoder", "images", "moe", "latent", "mtp", "lora")  # of `ModelConfig`
 
 
 def section_of(model: Any, name: str) -> Any:

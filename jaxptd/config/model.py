@@ -25,6 +25,7 @@ from jaxptd.config.block import (
 from jaxptd.config.checks import require_not_negative, require_positive, require_share
 from jaxptd.config.images import Images
 from jaxptd.config.latent import Latent
+from jaxptd.config.lora import LoRA, check_lora
 from jaxptd.config.moe import MoE, check_layers
 from jaxptd.config.mtp import MTP, check_mtp
 from jaxptd.config.patterns import by_layer, period_of, repeated, shortest
@@ -44,7 +45,8 @@ class ModelConfig:
 
     Args:
         family: architecture; gpt is GPT-2. It sets every option of a block that is null, and which
-            of the sections rope, encoder_decoder, images, moe, latent and mtp the model can have.
+            of the sections rope, encoder_decoder, images, moe, latent, mtp and lora the model can
+            have.
         num_layers: transformer blocks; in an encoder-decoder, those of the encoder.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
@@ -120,6 +122,7 @@ class ModelConfig:
         latent: sizes of multi-head latent attention, from which head_size follows; null is the
             family's.
         mtp: modules that predict tokens further ahead; null has none.
+        lora: low-rank adapters, which train instead of the model's parameters; null has none.
     """
 
     family: FamilyName = "gpt"
@@ -173,6 +176,7 @@ class ModelConfig:
     moe: MoE | None = dataclasses.field(default=None, metadata={"sections": True})
     latent: Latent | None = dataclasses.field(default=None, metadata={"sections": True})
     mtp: MTP | None = dataclasses.field(default=None, metadata={"sections": True})
+    lora: LoRA | None = dataclasses.field(default=None, metadata={"sections": True})
 
     def __post_init__(self) -> None:
         check_fields(self, "model")
@@ -197,6 +201,8 @@ class ModelConfig:
             check_layers(self.moe, self.num_layers)
         if self.mtp:
             check_mtp(self)
+        if self.lora:
+            check_lora(self)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "

@@ -5,6 +5,7 @@ reads configs from YAML and options.
 """
 
 import dataclasses
+import fnmatch
 import ipaddress
 import math
 import re
@@ -16,6 +17,7 @@ from typing import Any
 from jaxptd.config.block import Kernels
 from jaxptd.config.checks import require_not_negative, require_positive
 from jaxptd.config.effects import check_layout, refuse_without_effect
+from jaxptd.config.lora import INSIDE
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.training import (
     WHOLE_MATRICES,
@@ -149,6 +151,7 @@ class Config:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_positions()
+        self._check_frozen()
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         self._check_update()
@@ -218,6 +221,33 @@ class Config:
                 f"{chosen} cuts sequences into {blocks} blocks for layout.cp={layout.cp}, which "
                 f"model.seq_length={length} does not split into; use a multiple of {unit}"
             )
+
+    def _check_frozen(self) -> None:
+        name = "model.lora" if self.model.lora else "optimizer.frozen"
+        if self.freezes_some and self.layout.has_grid:
+            raise UserError(
+                f"{name} with a grid (layout.row, layout.col), whose products compute all "
+                "gradients; use layout.tp instead of the grid"
+            )
+        if self.freezes_some and (self.layout.hosts_parameters or self.layout.hosts_moments):
+            raise UserError(
+                f"{name} with parameters or moments in host memory (layout.offload); use "
+                "layout.zero=3 instead"
+            )
+
+    @property
+    def freezes_some(self) -> bool:
+        """True if some parameters do not train."""
+        return bool(self.optimizer.frozen or self.model.lora)
+
+    def freezes(self, name: str) -> bool:
+        """True if the parameter of that name does not train.
+
+        Without `optimizer.frozen` a model with adapters trains only these.
+        """
+        if self.optimizer.frozen is None and self.model.lora:
+            return INSIDE not in name
+        return any(fnmatch.fnmatchcase(name, each) for each in self.optimizer.frozen or ())
 
     def _check_positions(self) -> None:
         model = self.model

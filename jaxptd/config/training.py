@@ -248,6 +248,9 @@ class OptimizerConfig:
             and saved beside them; 0 keeps none.
         rates: factors of the learning rate by names of parameters, with * for any letters, such as
             {tokens.table: 0.1}; of parameters that none names it is 1.
+        frozen: names of parameters that do not train, with * for any letters: they have no
+            gradients, no moments and no weight decay, and keep their values; null is none, or with
+            model.lora all but the adapters'.
     """
 
     name: OptimizerName = "adamw"
@@ -267,6 +270,7 @@ class OptimizerConfig:
     skip_above: float = 0.0
     ema_decay: float = 0.0
     rates: dict[str, float] | None = dataclasses.field(default=None, metadata={"paths": False})
+    frozen: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")

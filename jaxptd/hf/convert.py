@@ -11,16 +11,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from jaxptd.checkpoint.canonical import params_from_canonical
 from jaxptd.common_options import add_words, path_option, place_option
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed import launchers
 from jaxptd.errors import Parser, UserError, quoted, run_command
+from jaxptd.hf.adapters import AdapterFiles, lora_of, write_adapter
 from jaxptd.hf.base import keep_base
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import program_of
+from jaxptd.hf.mapping import Arrays
 from jaxptd.hf.read import read_params
 from jaxptd.hf.verdict import check, lines, table
 from jaxptd.hf.write import DTYPES, write_directory
+from jaxptd.run.adapters import MergedParams
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
 from jaxptd.run.saved import SavedParams
@@ -38,8 +42,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             "--out is required with --from-hf and --to-hf, and not allowed with --check"
         )
-    if args.to_hf is None and (args.dtype or args.shard_size or args.ema):
-        raise UserError("--dtype, --shard-size and --ema need --to-hf; leave them out")
+    if args.to_hf is None and (args.dtype or args.shard_size or args.unmerged or args.ema):
+        raise UserError("--dtype, --shard-size, --unmerged and --ema need --to-hf; leave them out")
+    if args.from_hf is None and args.adapter is not None:
+        raise UserError("--adapter needs --from-hf; leave it out")
     if not launchers.find(ProcessesConfig(), os.environ).alone:
         raise UserError("convert runs in one process; start it without srun, mpirun or torchrun")
     if args.check is not None:
@@ -66,6 +72,10 @@ def parser() -> Parser:
     command.add_argument("--from-hf", type=path_option, metavar="DIR", help=help_text)
     help_text = "run whose newest checkpoint to export as a Hugging Face directory"
     command.add_argument("--to-hf", type=place_option, metavar="RUN_DIR", help=help_text)
+    help_text = "with --from-hf: directory of a PEFT adapter for this model"
+    command.add_argument("--adapter", type=path_option, metavar="DIR", help=help_text)
+    help_text = "with --to-hf: write only the run's adapters, as PEFT does; else they are merged"
+    command.add_argument("--unmerged", action="store_true", help=help_text)
     help_text = (
         "model directory to check, from its headers: can jaxptd train it and generate with it?"
     )
@@ -95,9 +105,15 @@ def _bytes(text: str) -> int:
 def _from_hf(args: Any) -> dict[str, Any]:
     if os.path.lexists(args.out):
         raise UserError(f"--out {args.out} exists; choose another name, or remove it")
-    directory = Directory(args.from_hf)
-    program, run_dir = program_of(directory, args.out), RunDir(args.out)
-    state = program.states.new(read_params(program, directory))
+    directory, model, adapters = Directory(args.from_hf), dict[str, Any](), Arrays()
+    if args.adapter is not None:
+        files = AdapterFiles(args.adapter)
+        model["lora"], adapters = lora_of(files, directory)
+        for line in files.remarks():
+            print(line, file=sys.stderr)
+    program, run_dir = program_of(directory, args.out, **model), RunDir(args.out)
+    begun = params_from_canonical(program, {"params": adapters}) if adapters else {}
+    state = program.states.new(read_params(program, directory) | begun)
     checkpoints = RunCheckpoints(program, run_dir, print)
     checkpoints.save(state, 0, None)
     checkpoints.store.wait()
@@ -109,9 +125,13 @@ def _from_hf(args: Any) -> dict[str, Any]:
 
 
 def _to_hf(args: Any) -> dict[str, Any]:
-    saved = SavedParams(args.to_hf, ema=args.ema)
-    sizes = {"shard_size": args.shard_size} if args.shard_size else {}
-    shards = write_directory(saved, args.out, dtype=args.dtype, **sizes)
+    if args.unmerged:
+        saved = SavedParams(args.to_hf, ema=args.ema)
+        shards = write_adapter(saved, args.out, dtype=args.dtype)
+    else:
+        saved = MergedParams(args.to_hf, ema=args.ema)
+        sizes = {"shard_size": args.shard_size} if args.shard_size else {}
+        shards = write_directory(saved, args.out, dtype=args.dtype, **sizes)
     return {
         "out": str(args.out),
         "step": saved.step,

@@ -182,14 +182,15 @@ def check(model: ModelConfig, path: Place) -> None:
     check_sizes(begun, sizes, where=path, named=partial(given_as, model, begun))
 
 
-def program_of(directory: Directory, run_dir: Place) -> Program:
+def program_of(directory: Directory, run_dir: Place, **model: Any) -> Program:
     """The program of a directory's model, on one simulated device.
 
     Args:
         directory: has the sizes.
         run_dir: directory of the run that the program is for.
+        model: as of `config_of`.
     """
-    config = config_of(directory)
+    config = config_of(directory, **model)
     train = dataclasses.replace(config.train, run_dir=str(run_dir), platform="cpu")
     config, _ = ready(dataclasses.replace(config, layout=Layout(), train=train))
     return Program(config, make_mesh(config.layout))

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxptd.config.lora import INSIDE
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument
+from jaxptd.hf.adapter_rules import adapter_rules
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.families import Tensors, family_named
 from jaxptd.step import Program
@@ -129,19 +131,20 @@ def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
             lacks a parameter that it needs for them.
     """
     tensors, layers = tensors_of(family), _layers(ours)
-    by_name = {name: _rules_for(name, shape, tensors.rules, layers) for name, shape in ours.items()}
+    base = {name: shape for name, shape in ours.items() if INSIDE not in name}
+    by_name = {name: _rules_for(name, shape, tensors.rules, layers) for name, shape in base.items()}
     if lacking := [name for name in tensors.needs if name not in ours]:
         raise UserError(
             f"model.family={family} without {lacking[0]} has no Hugging Face names; use as many "
             "levels as the model that the family is named after"
         )
-    held = [name for name in ours if _plain(name)[0] not in tensors.zeros]
+    held = [name for name in base if _plain(name)[0] not in tensors.zeros]
     if without := [name for name in held if not by_name[name]]:
         raise UserError(
             f"{quoted(without[0])} has no counterpart in Hugging Face's model.family={family}; "
             "use the options of the model that the family is named after"
         )
-    return by_name
+    return by_name | adapter_rules(by_name, ours)
 
 
 _RUN = re.compile(r"blocks_(\d+)\.")  # begins the names of a run of layers, see `models/decoder.py`

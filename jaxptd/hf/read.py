@@ -15,6 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.config import FamilyName
+from jaxptd.config.lora import INSIDE
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Ranges, Rule
 from jaxptd.hf.directory import Directory
@@ -125,7 +126,8 @@ def read_params(program: Program, directory: Directory) -> Params:
     """The parameters of a directory, as the program's state holds them.
 
     Each process reads what its own devices hold, and equal slices only once. With
-    `model.moe.upcycle` the directory has the dense model without experts.
+    `model.moe.upcycle` the directory has the dense model without experts. Adapters begin as in a
+    new run.
 
     Raises:
         UserError: the directory's model differs from the program's config, is damaged, or has a
@@ -136,11 +138,12 @@ def read_params(program: Program, directory: Directory) -> Params:
     check_sizes(begun, sizes, where=directory, named=partial(given_as, model, begun))
     if upcycles(model):
         return upcycled(program, _reader_of_dense(program, directory, sizes["family"]))
-    targets = abstract_canonical(program)["params"]
+    every = abstract_canonical(program)["params"]
+    targets = {name: target for name, target in every.items() if INSIDE not in name}
     ours = {name: target.shape for name, target in targets.items()}
     mapped = map_tensors(model.family, ours, directory.shapes, where=directory)
     _check_copies(directory, mapped)
-    params: Params = {}
+    params = program.initial(every.keys() - targets.keys())
     for name, target in targets.items():
         read = partial(_read, directory, mapped, name=name, target=target)
         params |= params_from_canonical(program, {"params": {name: _array(target, read)}})

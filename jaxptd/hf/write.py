@@ -4,6 +4,7 @@ OUT/config.json, generation_config.json, tokenizer.json, ...  (see `base.py`)
 OUT/model.safetensors, or model-00001-of-00003.safetensors, ... and their index
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -58,24 +59,36 @@ def write_directory(
         UserError: the directory exists or cannot be written, or Hugging Face lacks such a model, or
             a parameter that its files lack is not zero.
     """
-    if os.path.lexists(out):
-        raise UserError(f"--out {shown(out)} exists; choose another name, or remove it")
+    require_new(out)
     kind = np.dtype(DTYPES[dtype]) if dtype else np.dtype(next(iter(saved.dtypes.values())))
     rules = rules_of(saved.config.model.family, saved.shapes)
     _check_zeros(saved, rules)
     copies = copies_of(saved.config.model.family, saved.shapes)
     shards = _shards(_sizes(saved, rules, kind, copies), shard_size)
     files = _small_files(saved, dtype=kind.name)
+    with made_aside(out) as aside:
+        write_files(aside, files)
+        _write_shards(_tensors(saved, rules, kind, copies), shards, aside)
+    return shards
+
+
+def require_new(out: Path) -> None:
+    """Raises UserError if there is such a file or folder."""
+    if os.path.lexists(out):
+        raise UserError(f"--out {shown(out)} exists; choose another name, or remove it")
+
+
+@contextlib.contextmanager
+def made_aside(out: Path) -> Iterator[Path]:
+    """The name of a folder to make, which becomes `out` once it is whole."""
     aside = out.with_name(f".{out.name}.partial")
     with explained(f"--out {shown(out)}", "use a writable directory"):
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            write_files(aside, files)
-            _write_shards(_tensors(saved, rules, kind, copies), shards, aside)
+            yield aside
             os.replace(aside, out)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    return shards
 
 
 def _small_files(saved: SavedParams, *, dtype: str) -> Files:
@@ -149,10 +162,6 @@ def _shards(sizes: Iterable[tuple[str, int]], most: int) -> list[Shard]:
 def _write_shards(
     tensors: Iterator[tuple[str, np.ndarray]], shards: list[Shard], folder: Path
 ) -> None:
-    try:
-        from safetensors.numpy import save_file  # the optional extra
-    except ImportError as error:
-        raise UserError(f"{folder} {EXTRA}") from error
     names = [SINGLE]
     if len(shards) > 1:
         numbers = range(1, len(shards) + 1)
@@ -164,7 +173,20 @@ def _write_shards(
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     for file, shard in zip(names, shards, strict=True):
-        save_file(dict(next(tensors) for _ in shard.names), folder / file, metadata=METADATA)
-        shutil.copymode(
-            folder / CONFIG, folder / file
-        )  # safetensors makes it readable by the owner only
+        save_tensors(
+            dict(next(tensors) for _ in shard.names), folder / file, beside=folder / CONFIG
+        )
+
+
+def save_tensors(tensors: Mapping[str, np.ndarray], path: Path, *, beside: Path) -> None:
+    """Writes a safetensors file with the permissions of another file.
+
+    Raises:
+        UserError: safetensors is missing.
+    """
+    try:
+        from safetensors.numpy import save_file  # the optional extra
+    except ImportError as error:
+        raise UserError(f"{path.parent} {EXTRA}") from error
+    save_file(dict(tensors), path, metadata=METADATA)
+    shutil.copymode(beside, path)  # safetensors makes it readable by the owner only

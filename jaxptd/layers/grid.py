@@ -22,6 +22,7 @@ from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.layers import grid_attention
 from jaxptd.layers.tensor_parallel import (
     ExpertSums,
+    Factors,
     PackedWeight,
     TensorParallel,
     both_gradients,
@@ -107,8 +108,11 @@ class Grid2D(TensorParallel2D):
             *both_gradients(x, w), self.grid, block_matmul
         )  # sums w's gradient, in its precision
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
+    ) -> Array:
         """h[B, T/row, *in], `in` sharded over col, w[*in, D/col], `in` sharded over row -> x."""
+        assert beside is None, "a config with a grid has no adapters"
         return _row(h, w, shard_dim, self.grid, self.block_matmul)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
@@ -155,7 +159,10 @@ class DecodeGrid2D(TensorParallel2D):
     def _product(self, x: Array, w: Array) -> Array:
         return lax.psum(matmul(self._col_to_row(x, -1), w, 1), Axis.ROW)
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
+    ) -> Array:
+        assert beside is None, "a config with a grid has no adapters"
         dims = w.ndim - 1
         h = self._col_to_row(h, h.ndim - dims + shard_dim)
         return lax.psum(matmul(h, w, dims), Axis.ROW)

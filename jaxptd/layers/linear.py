@@ -3,8 +3,9 @@
 Letters: B batch, T position, D model, F hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
-from typing import Self
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
+from jaxptd.layers.adapters import LowRank
 from jaxptd.layers.tensor_parallel import (
     PackedWeight,
     TensorParallel,
@@ -22,9 +24,9 @@ from jaxptd.layers.tensor_parallel import (
     both_gradients,
 )
 from jaxptd.params import Initialiser, normal, param, zeros
+from jaxptd.parts.adapters import Adapter
 from jaxptd.parts.parameters import (
     Column,
-    Named,
     Row,
     positions,
     square,
@@ -33,6 +35,7 @@ from jaxptd.parts.parameters import (
     vocabulary_bias,
 )
 from jaxptd.remat import SAVED_MATMUL_IN
+from jaxptd.shapes import ParamShape
 
 INIT = normal(0.02)  # GPT-2's
 
@@ -52,12 +55,14 @@ class ColumnParallelLinear(nnx.Module):
         gather_output: whether every device gets all of h.
         init: initialiser of the weight.
         parts: leading dims of `out` that number separate matrices: 1 for `(3, N, H)`, else 0.
+        adapter: of low rank beside the weight, or None.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
     w: nnx.Param
     b: nnx.Param | None = None
+    lora: LowRank | None = None
 
     def __init__(
         self,
@@ -72,11 +77,18 @@ class ColumnParallelLinear(nnx.Module):
         gather_output: bool = False,
         init: Initialiser = INIT,
         parts: int = 0,
+        adapter: Adapter | None = None,
     ) -> None:
         shape = Column(
-            in_features, tuple(out_features), dim=shard_dim, bias=bias, padded=padded, parts=parts
+            in_features,
+            tuple(out_features),
+            dim=shard_dim,
+            bias=bias,
+            padded=padded,
+            parts=parts,
+            adapter=adapter,
         )
-        declare(self, shape.parameters(tensor_parallel), rngs, w=init)
+        declare_linear(self, shape, tensor_parallel=tensor_parallel, rngs=rngs, init=init)
         self.tensor_parallel, self.shard_dim, self.gather_output = (
             tensor_parallel,
             shard_dim,
@@ -96,6 +108,7 @@ class ColumnParallelLinear(nnx.Module):
             padded=shape.padded,
             bias=shape.bias,
             parts=shape.parts,
+            adapter=shape.adapter,
         )
 
     @property
@@ -108,8 +121,9 @@ class ColumnParallelLinear(nnx.Module):
         bare: leaves out the bias.
         """
         w = PackedWeight(self.w[...], None if bare else self.bias)
-        (h,) = self.tensor_parallel.column_parallel(x_BTD, [w])
-        return h
+        adapters = [self.lora.first] if self.lora else []
+        h, *low = self.tensor_parallel.column_parallel(x_BTD, [w, *adapters])
+        return self.lora.of_all(h, low) if self.lora else h
 
     def __call__(self, x_BTD: Array) -> Array:
         h = self.kept(x_BTD, bare=True)
@@ -135,12 +149,14 @@ class RowParallelLinear(nnx.Module):
         bias: whether a bias `[D]` is added, once, after the sum over devices.
         input_is_parallel: whether h is sharded already; else each device takes its block of it.
         init: initialiser of the weight.
+        adapter: of low rank beside the weight, or None.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
     w: nnx.Param
     b: nnx.Param | None = None
+    lora: LowRank | None = None
 
     def __init__(
         self,
@@ -154,9 +170,17 @@ class RowParallelLinear(nnx.Module):
         bias: bool = True,
         input_is_parallel: bool = True,
         init: Initialiser = INIT,
+        adapter: Adapter | None = None,
     ) -> None:
-        shape = Row(tuple(in_features), out_features, dim=shard_dim, bias=bias, padded=padded)
-        declare(self, shape.parameters(tensor_parallel), rngs, w=init)
+        shape = Row(
+            tuple(in_features),
+            out_features,
+            dim=shard_dim,
+            bias=bias,
+            padded=padded,
+            adapter=adapter,
+        )
+        declare_linear(self, shape, tensor_parallel=tensor_parallel, rngs=rngs, init=init)
         self.tensor_parallel, self.shard_dim, self.input_is_parallel = (
             tensor_parallel,
             shard_dim,
@@ -177,12 +201,14 @@ class RowParallelLinear(nnx.Module):
             padded=shape.padded,
             bias=shape.bias,
             init=init,
+            adapter=shape.adapter,
         )
 
     def __call__(self, h: Array) -> Array:
         if not self.input_is_parallel:
             h = self.tensor_parallel.axes.scatter(h, h.ndim - (self.w.ndim - 1) + self.shard_dim)
-        y_BTD = self.tensor_parallel.row_parallel(h, self.w[...], self.shard_dim)
+        beside = self.lora.beside(h) if self.lora else None
+        y_BTD = self.tensor_parallel.row_parallel(h, self.w[...], self.shard_dim, beside)
         return y_BTD if self.b is None else add_bias(y_BTD, self.b[...])
 
 
@@ -220,10 +246,22 @@ class SquareLinear(nnx.Module):
 def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
     """The h of each matrix of several layers that read the same x, which is gathered once."""
     weights = [PackedWeight(x.w[...], x.bias, parts=bool(x.parts)) for x in linears]
-    return linears[0].tensor_parallel.column_parallel(x_BTD, weights)
+    adapters = [x.lora.first for x in linears if x.lora]
+    found = iter(linears[0].tensor_parallel.column_parallel(x_BTD, [*weights, *adapters]))
+    numbers = [x.w.shape[1] if x.parts else 1 for x in linears]
+    products = [list(itertools.islice(found, number)) for number in numbers]
+    several: list[Array] = []
+    for x, own in zip(linears, products, strict=True):
+        several += x.lora.of_each(own, list(itertools.islice(found, len(own)))) if x.lora else own
+    return several
 
 
-def declare(layer: nnx.Module, parameters: Named, rngs: nnx.Rngs, **inits: Initialiser) -> None:
+def declare(
+    layer: nnx.Module,
+    parameters: Iterable[tuple[str, ParamShape]],
+    rngs: nnx.Rngs,
+    **inits: Initialiser,
+) -> Array:
     """Declares the parameters of a layer by their names.
 
     Args:
@@ -231,9 +269,35 @@ def declare(layer: nnx.Module, parameters: Named, rngs: nnx.Rngs, **inits: Initi
         parameters: their descriptions, in the order in which random keys are drawn.
         rngs: random keys of the initial values.
         inits: initialisers by name; biases `b` begin as zeros.
+
+    Returns:
+        the last of these keys.
     """
+    key: Any = None
     for name, shape in parameters:
-        setattr(layer, name, param(rngs(), shape, inits.get(name, zeros)))
+        key = rngs()
+        setattr(layer, name, param(key, shape, inits.get(name, zeros)))
+    return key
+
+
+def declare_linear(
+    layer: "ColumnParallelLinear | RowParallelLinear",
+    shape: Column | Row,
+    *,
+    tensor_parallel: TensorParallel,
+    rngs: nnx.Rngs,
+    init: Initialiser,
+) -> None:
+    """Declares a weight, its bias and its adapter, which draws no key: others stay as without it.
+
+    init: initialiser of the weight.
+    """
+    named = dict(shape.parameters(tensor_parallel))
+    of_adapter = {each: named.pop(f"lora.{each}") for each in "ab" if shape.adapter}
+    key = declare(layer, named.items(), rngs, w=init)
+    if shape.adapter:
+        key = jax.random.fold_in(key, 1)
+        layer.lora = LowRank(shape.adapter, of_adapter, rows=shape.rows, key=key)
 
 
 # ---- tables of tokens and positions --------------------------------------------------------------

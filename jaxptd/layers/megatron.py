@@ -24,6 +24,7 @@ from jaxptd.collectives import alike, all_gather, as_varying, reduce_from, reduc
 from jaxptd.layers.tensor_parallel import (
     NATIVE,
     ExpertSums,
+    Factors,
     Matmul,
     MatmulPrecision,
     PackedWeight,
@@ -126,9 +127,12 @@ class TensorParallel1D(Base1D):
             checkpoint_name(self.gather_input(x, Axis.TP), SAVED_MATMUL_IN), w
         )
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
+    ) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
-        return self.reduce_output(self.precision.matmul(h, w, w.ndim - 1), Axis.TP)
+        y = self.precision.matmul(h, w, w.ndim - 1)
+        return self.reduce_output(y if beside is None else y + matmul(*beside, 1), Axis.TP)
 
     def visit_experts(
         self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any
@@ -196,9 +200,11 @@ class CollectiveMatmul1D(Base1D):
             lambda x, w: gather_product(x, w, Axis.TP, self.block_matmul), x, weights
         )
 
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
-        """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]."""
-        return product_scatter(h, w, Axis.TP, self.block_matmul)
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
+    ) -> Array:
+        """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]; factors beside them share the rounds."""
+        return product_scatter(h, w, Axis.TP, self.block_matmul, beside)
 
     def visit_experts(
         self, sums: ExpertSums, x: Array, weight: Array, expert: Array, w: Any

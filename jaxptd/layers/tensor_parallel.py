@@ -143,6 +143,7 @@ def block_along(x: Array, axes: Sequence[Axis], dim: int) -> Array:
 # ---- matmuls -------------------------------------------------------------------------------------
 
 Matmul = Callable[[Array, Array, int], Array]  # as `matmul`
+Factors = tuple[Array, Array]  # of a matmul
 # (tokens and their weights, numbers of their experts, matrices of experts) -> sums of the tokens
 ExpertSums = Callable[[tuple[Array, Array], Array, Any], Array]
 
@@ -207,8 +208,13 @@ class TensorParallel(Sharding, abc.ABC):
         """
 
     @abc.abstractmethod
-    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
-        """Second matmul of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x."""
+    def row_parallel(
+        self, h: Array, w: Array, shard_dim: int, beside: Factors | None = None
+    ) -> Array:
+        """Second matmul of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x.
+
+        beside: two more factors, `[B, T, R]` and `[R, D]`, whose product is part of the sum.
+        """
 
     @abc.abstractmethod
     def square(self, x: Array, w: Array) -> Array:

@@ -49,11 +49,20 @@ def gather_product(
 
 
 def product_scatter(
-    h: Array, w: Array, axis: Axes, block_matmul: BlockMatmul = block_matmul
+    h: Array,
+    w: Array,
+    axis: Axes,
+    block_matmul: BlockMatmul = block_matmul,
+    beside: tuple[Array, Array] | None = None,
 ) -> Array:
     """h[B, T, *in], w[*in, D] -> y[B, T/n, D]: the sum over the ring, in the precision of h.
 
-    block_matmul: multiplies blocks.
+    Args:
+        h: this device's.
+        w: this device's.
+        axis: of the ring.
+        block_matmul: multiplies blocks.
+        beside: two more factors, `[B, T, R]` and `[R, D]`, whose product is part of the sum.
 
     Raises:
         ValueError: T does not split over the ring.
@@ -61,8 +70,8 @@ def product_scatter(
     length, size = h.shape[1], lax.axis_size(axis)
     if length % size:
         raise ValueError(f"{length} tokens do not split over {axis}={size}")
-    h, w, _ = alike(h, w, lax.axis_index(axis))
-    return _product_scatter(h, w, axis, block_matmul)
+    *arrays, _ = alike(h, w, *(beside or ()), lax.axis_index(axis))
+    return _product_scatter(tuple(arrays[::2]), tuple(arrays[1::2]), axis, block_matmul)
 
 
 def visited_sums(function: Callable[..., Array], x: Any, fixed: Array, w: Any, axis: Axes) -> Array:
@@ -86,6 +95,7 @@ def visited_sums(function: Callable[..., Array], x: Any, fixed: Array, w: Any, a
 # ---- derivatives: residuals are the inputs, of any dims; everything below them uses matrices -----
 
 Residuals = tuple[Array, Array]
+Several = tuple[Array, ...]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -105,19 +115,31 @@ def _gather_product_bwd(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _product_scatter(h: Array, w: Array, axis: Axes, block_matmul: BlockMatmul) -> Array:
-    rows = h.reshape(*h.shape[:2], -1)
-    return _sum_of_each(rows, as_matrix(w, w.ndim - 1).astype(h.dtype), axis, block_matmul)[0]
+def _product_scatter(h: Several, w: Several, axis: Axes, block_matmul: BlockMatmul) -> Array:
+    return _sum_of_each(*_as_one(h, w), axis, block_matmul)[0]
 
 
 def _product_scatter_bwd(
-    axis: Axes, block_matmul: BlockMatmul, residuals: Residuals, dy: Array
-) -> Residuals:
+    axis: Axes, block_matmul: BlockMatmul, residuals: tuple[Several, Several], dy: Array
+) -> tuple[Several, Several]:
     h, w = residuals
-    rows = h.reshape(*h.shape[:2], -1)
-    w_DF = as_matrix(w, w.ndim - 1).astype(h.dtype).T
-    dh, dw = _times_each(dy, w_DF, axis, partial(block_matmul, gradient=0), other=rows)
-    return dh.reshape(h.shape), dw.reshape(w.shape).astype(w.dtype)
+    rows, w_FD = _as_one(h, w)
+    dh, dw = _times_each(dy, w_FD.T, axis, partial(block_matmul, gradient=0), other=rows)
+    columns = [math.prod(each.shape[:-1]) for each in w]
+    dhs, dws = lax.split(dh, columns, 2), lax.split(dw, columns, 0)
+    return (
+        tuple(part.reshape(each.shape) for part, each in zip(dhs, h, strict=True)),
+        tuple(p.reshape(x.shape).astype(x.dtype) for p, x in zip(dws, w, strict=True)),
+    )
+
+
+def _as_one(h: Several, w: Several) -> tuple[Array, Array]:
+    """Factors h[B, T, *in] and w[*in, D] of a sum of products -> those of one, `in` flattened."""
+    rows = [each.reshape(*each.shape[:2], -1) for each in h]
+    matrices = [as_matrix(each, each.ndim - 1).astype(h[0].dtype) for each in w]
+    if len(h) == 1:
+        return rows[0], matrices[0]
+    return jnp.concatenate(rows, 2), jnp.concatenate(matrices, 0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -148,8 +170,8 @@ _visited_sums.defvjp(_visited_sums_fwd, _visited_sums_bwd)
 
 
 def _forward(
-    product: Any, x: Array, w: Array, axis: Axes, block_matmul: BlockMatmul
-) -> tuple[Array, Residuals]:
+    product: Any, x: Any, w: Any, axis: Axes, block_matmul: BlockMatmul
+) -> tuple[Array, Any]:
     return product(x, w, axis, block_matmul), (x, w)
 
 

@@ -54,10 +54,10 @@ class Moments:
 def kept(optimizer: OptimizerConfig, stored: StoredShape) -> tuple[StoredShape, ...]:
     """The moments of a parameter, and its average if there is one.
 
-    A parameter that counts tokens has none of them: no optimizer updates it.
+    A parameter that no optimizer updates has none of them.
     """
     average = (stored,) if optimizer.ema_decay else ()
-    return () if stored.info.counts else (*MOMENTS[optimizer.name].kept(stored), *average)
+    return (*MOMENTS[optimizer.name].kept(stored), *average) if stored.info.optimized else ()
 
 
 MOMENTS: Mapping[OptimizerName, Moments] = {

@@ -113,11 +113,19 @@ class Stack:
         return sum(part.expert_weights for part in self.parts)
 
     @property
-    def flops(self) -> int:
-        """FLOPs per sequence of all layers in a whole step; see `Architecture.flops`."""
-        tokens = self.tokens
-        each = (6 * p.multiplications(tokens) + 3 * tokens * p.score_flops for p in self.parts)
-        return int(self.layers * sum(each))
+    def multiplications(self) -> int:
+        """Multiplications per sequence with the weights of all layers, without adapters."""
+        return self.layers * sum(part.multiplications(self.tokens) for part in self.parts)
+
+    @property
+    def of_adapters(self) -> int:
+        """Multiplications per sequence with the weights of all layers' adapters."""
+        return self.layers * sum(part.adapter_multiplications(self.tokens) for part in self.parts)
+
+    @property
+    def score_flops(self) -> int:
+        """FLOPs per sequence of attention's scores in all layers, forward."""
+        return int(self.layers * self.tokens * sum(part.score_flops for part in self.parts))
 
     # ---- images --------------------------------------------------------------------------------
 
@@ -249,12 +257,16 @@ class Architecture:
     def flops(self) -> int:
         """FLOPs of a step per sequence, with its source.
 
-        Six per token and matmul weight, plus three times the FLOPs of scores.
+        Six per token and matmul weight, plus three times the FLOPs of scores. With adapters four
+        per weight that does not train.
         Source: Chowdhery et al., arXiv 2204.02311, appendix B.
         """
-        tokens = self.stacks[-1].tokens
-        ends = sum(end.multiplications(tokens) for end in self.ends)
-        return 6 * ends + sum(stack.flops for stack in (*self.stacks, *self.layers_behind))
+        tokens, stacks = self.stacks[-1].tokens, (*self.stacks, *self.layers_behind)
+        weights = sum(end.multiplications(tokens) for end in self.ends)
+        weights += sum(stack.multiplications for stack in stacks)
+        adapters = sum(stack.of_adapters for stack in stacks)
+        scores = sum(stack.score_flops for stack in stacks)
+        return (4 if adapters else 6) * weights + 6 * adapters + 3 * scores
 
     @property
     def layers_behind(self) -> list[Stack]:

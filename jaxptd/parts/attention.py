@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from jaxptd.config import ModelConfig, Remat
+from jaxptd.config.lora import LoRA
 from jaxptd.context_parallel import CHUNK, Imported
 from jaxptd.costs.collective import (
     ALL_GATHER,
@@ -57,6 +58,7 @@ class AttentionShape(Part):
         causal: whether tokens see only themselves and earlier ones.
         out_bias: whether the output projection has a bias.
         sinks: whether each head has a logit beside its scores.
+        lora: adapters, of the projections that it names.
     """
 
     hidden: int
@@ -73,6 +75,7 @@ class AttentionShape(Part):
     causal: bool = True
     out_bias: bool = False
     sinks: bool = False
+    lora: LoRA | None = None
 
     layer = Imported("jaxptd.layers.attention", "SelfAttention")
     name: ClassVar[str] = "attention"
@@ -99,6 +102,7 @@ class AttentionShape(Part):
             "causal": options.causal,
             "out_bias": options.linear_bias == "all",
             "sinks": options.attention_sinks,
+            "lora": model.lora,
         }
         return cls(**fields | others)
 
@@ -199,6 +203,8 @@ class AttentionShape(Part):
             has_norm=self.has_norm,
             whole_norm=self.whole_norm,
             sinks=self.sinks,
+            lora=self.lora,
+            name=self.name,
         )
 
     def parameters(self, sharding: Sharding) -> Named:

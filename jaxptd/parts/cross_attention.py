@@ -61,6 +61,9 @@ class CrossAttentionShape(AttentionShape):
         """Columns of the queries' projection."""
         return self.second(sizes)
 
+    def tokens_of(self, name: str, tokens: int) -> int:
+        return self.of_keys(tokens) if name.startswith("kv.") else tokens
+
     def common_parameters(self, sharding: Sharding, stack: str) -> Named:
         """Adds the norm of the source."""
         yield from super().common_parameters(sharding, stack)

@@ -210,7 +210,8 @@ class Embedding(End):
         forwards = 2 if step.plan and self.statistics else 1
         if not step.config.layout.has_grid:
             for length in self.lengths:
-                yield from _whole_stream(step.with_tokens(length), sums=forwards)
+                trained = not step.config.freezes("tokens.table")
+                yield from _whole_stream(step.with_tokens(length), sums=forwards, gathers=trained)
             return
         M, layout, sizes = step.micro_batches, step.config.layout, step.sizes
         yield from self.norm.on_grid(step, forward=forwards * M, backward=M)
@@ -340,10 +341,17 @@ def _table_bytes(sizes: Sizes) -> int:
     return sizes.vocab * sizes.hidden * sizes.master_itemsize // sizes.matrix_shards
 
 
-def _whole_stream(step: Scenario, *, sums: int) -> Iterator[Collective]:
-    """Collectives of the residual stream over tp at a table, b*T/cp*D; sums: all-reduces."""
+def _whole_stream(step: Scenario, *, sums: int, gathers: int = 1) -> Iterator[Collective]:
+    """Collectives of the residual stream over tp at a table, b*T/cp*D.
+
+    Args:
+        step: the step.
+        sums: all-reduces, or reduce-scatters, per micro-batch.
+        gathers: all-gathers per micro-batch, with sequence parallelism; a look-up in a frozen table
+            needs none.
+    """
     for kind in step.kinds_on_tp:
-        times = step.micro_batches * (1 if kind == ALL_GATHER else sums)
+        times = step.micro_batches * (gathers if kind == ALL_GATHER else sums)
         yield Collective(kind, (Axis.TP,), times, times * step.sizes.activations)
 
 

@@ -95,16 +95,15 @@ class LatentProjections(Projections):
         """The projections `q_up` and `kv_up` of latent vectors; `q` of x if queries have none."""
         own: Any = {"bias": False, "padded": self._padded(sharding)[0]}
         keys_values = (self.heads, self.nope_size + self.value_size)
+        name = "q_up" if self.q_rank else "q"
         queries = Column(self.q_rank or self.hidden, (self.heads, self.head_size), **own)
-        return {
-            "q_up" if self.q_rank else "q": queries,
-            "kv_up": Column(self.kv_rank, keys_values, **own),
-        }
+        kv_up = Column(self.kv_rank, keys_values, **own)  # no adapter: it is absorbed
+        return {name: self.adapted(name, queries), "kv_up": kv_up}
 
     def out(self, sharding: Sharding) -> Row:
         """The output projection, of values without padding."""
         shape, padded = (self.heads, self.value_size), self._padded(sharding)[0]
-        return Row(shape, self.hidden, bias=False, padded=padded)
+        return self.adapted("out", Row(shape, self.hidden, bias=False, padded=padded))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +232,7 @@ class LatentAttentionShape(AttentionShape):
             kv_rank=self.kv_rank,
             nope_size=self.nope_size,
             value_size=self.value_size,
+            lora=self.lora,
         )
 
     def parameters(self, sharding: Sharding) -> Named:

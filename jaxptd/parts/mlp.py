@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
 from jaxptd.config import ModelConfig
+from jaxptd.config.lora import LoRA
 from jaxptd.context_parallel import Imported
 from jaxptd.costs.kept import MOST, SOME, Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields import checked
 from jaxptd.layout import Layout
+from jaxptd.parts.adapters import Adapter
 from jaxptd.parts.parameters import Column, Named, Row, Sharding, inside
 from jaxptd.parts.part import Part, Product
 from jaxptd.parts.sizes import Sizes
@@ -31,12 +33,16 @@ class MLPShape(Part):
         size: F.
         gated: whether the first matmul computes a gate for each hidden unit, `[D, 2, F]`.
         bias: whether both matmuls have a bias.
+        lora: adapters, of the matmuls that it names.
+        path: the MLP's name in a layer.
     """
 
     hidden: int
     size: int
     gated: bool
     bias: bool = False
+    lora: LoRA | None = None
+    path: str = "mlp"
 
     layer = Imported("jaxptd.layers.mlp", "MLP")
     name: ClassVar[str] = "mlp"
@@ -48,7 +54,8 @@ class MLPShape(Part):
         """The MLP of a model."""
         options = model.block
         bias = options.linear_bias == "all"
-        return cls(model.hidden_size, model.mlp_size, options.gated, bias=bias)
+        size = model.mlp_size
+        return cls(model.hidden_size, size, options.gated, bias=bias, lora=model.lora)
 
     # ---- sizes ---------------------------------------------------------------------------------
 
@@ -84,13 +91,16 @@ class MLPShape(Part):
     @property
     def up(self) -> Column:
         """The first matmul."""
-        gates = len(self.units) - 1
-        return Column(self.hidden, self.units, dim=gates, bias=self.bias, parts=gates)
+        gates, adapter = len(self.units) - 1, Adapter.of(self.lora, f"{self.path}.up")
+        return Column(
+            self.hidden, self.units, dim=gates, bias=self.bias, parts=gates, adapter=adapter
+        )
 
     @property
     def down(self) -> Row:
         """The second matmul."""
-        return Row((self.size,), self.hidden, bias=self.bias)
+        adapter = Adapter.of(self.lora, f"{self.path}.down")
+        return Row((self.size,), self.hidden, bias=self.bias, adapter=adapter)
 
     def parameters(self, sharding: Sharding) -> Named:
         yield from inside("up", self.up.parameters(sharding))

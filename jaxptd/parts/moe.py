@@ -85,14 +85,17 @@ class MoEShape(Part):
         """The experts of a model's sparse layers."""
         moe, gated, bias = model.moe, model.block.gated, model.block.linear_bias == "all"
         assert moe is not None
-        width = moe.shared_ffn_hidden_size
+        width, shared = moe.shared_ffn_hidden_size, None
+        if width:
+            own = MLPShape(model.hidden_size, width, gated, bias)
+            shared = dataclasses.replace(own, lora=model.lora, path="mlp.shared")
         return cls(
             model.hidden_size,
             moe.ffn_hidden_size or model.mlp_size,
             gated,
             moe.num_experts,
             moe.top_k,
-            shared=MLPShape(model.hidden_size, width, gated, bias) if width else None,
+            shared=shared,
             shared_gate=moe.shared_gate,
             router_bias=moe.router_bias,
             bias=bias,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from jaxptd.layout import Layout
 from jaxptd.matmul.padding import HeadCounts, padded_for, padded_heads
+from jaxptd.parts.adapters import Adapter
 from jaxptd.parts.specs import Specs
 from jaxptd.shapes import ParamShape, Spec
 
@@ -107,6 +108,7 @@ class Column:
         bias: whether there is one.
         padded: that dim with its padding; None: as the layout rounds it up.
         parts: leading dims of `out` that index separate matrices.
+        adapter: beside it, or None.
     """
 
     size: int
@@ -115,23 +117,30 @@ class Column:
     bias: bool = True
     padded: int | None = None
     parts: int = 0
+    adapter: Adapter | None = None
 
     def parameters(self, sharding: Sharding) -> Named:
-        """w, and b if there is one."""
+        """w, and b and those of an adapter if there are any."""
         dims, vector = len(self.out), self.vector(sharding)
-        yield (
-            "w",
-            ParamShape(
-                (self.size, *self.out),
-                (sharding.padded_hidden(self.size), *vector.stored_shape),
-                sharding.axes.column_spec(dims, self.dim),
-                decay=True,
-                cast=True,
-                matrix="r" + "s" * self.parts + "c" * (dims - self.parts),
-            ),
+        w = ParamShape(
+            (self.size, *self.out),
+            (sharding.padded_hidden(self.size), *vector.stored_shape),
+            sharding.axes.column_spec(dims, self.dim),
+            decay=True,
+            cast=True,
+            matrix="r" + "s" * self.parts + "c" * (dims - self.parts),
         )
+        yield "w", w
         if self.bias:
             yield "b", vector
+        if self.adapter:
+            over = (sharding.axes.inner,)
+            yield from self.adapter.parameters(w, rows=self.rows, parts=self.parts, over=over)
+
+    @property
+    def rows(self) -> int:
+        """The number of w's dims that are rows."""
+        return 1
 
     def vector(self, sharding: Sharding) -> ParamShape:
         """An element for each column, `[*out]`, sharded as columns are."""
@@ -149,6 +158,7 @@ class Row:
         dim: the sharded dim of `in`.
         bias: whether there is one.
         padded: that dim with its padding; None: as the layout rounds it up.
+        adapter: beside it, or None.
     """
 
     inside: tuple[int, ...]
@@ -156,23 +166,29 @@ class Row:
     dim: int = 0
     bias: bool = True
     padded: int | None = None
+    adapter: Adapter | None = None
 
     def parameters(self, sharding: Sharding) -> Named:
-        """w, and b if there is one."""
+        """w, and b and those of an adapter if there are any."""
         dims, hidden = len(self.inside), sharding.padded_hidden(self.size)
-        yield (
-            "w",
-            ParamShape(
-                (*self.inside, self.size),
-                (*_padded(sharding, self.inside, self.dim, self.padded), hidden),
-                sharding.axes.row_spec(dims, self.dim),
-                decay=True,
-                cast=True,
-                matrix="r" * dims + "c",
-            ),
+        w = ParamShape(
+            (*self.inside, self.size),
+            (*_padded(sharding, self.inside, self.dim, self.padded), hidden),
+            sharding.axes.row_spec(dims, self.dim),
+            decay=True,
+            cast=True,
+            matrix="r" * dims + "c",
         )
+        yield "w", w
         if self.bias:
             yield "b", vector((self.size,), sharding.axes.hidden_spec(), (hidden,))
+        if self.adapter:
+            yield from self.adapter.parameters(w, rows=dims, over=(sharding.axes.inner,))
+
+    @property
+    def rows(self) -> int:
+        """The number of w's dims that are rows."""
+        return len(self.inside)
 
 
 def _padded(

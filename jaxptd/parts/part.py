@@ -4,21 +4,25 @@ Letters: T tokens of a sequence, D model, M micro-batches, L layers.
 """
 
 import abc
+import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 from jaxptd.config import ModelConfig
+from jaxptd.config.lora import INSIDE
 from jaxptd.costs.collective import ALL_GATHER, PERMUTE, Collective
-from jaxptd.costs.kept import Kept
+from jaxptd.costs.kept import MOST, Kept
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
 from jaxptd.layout import Axis, Layout
+from jaxptd.parts.adapters import low_columns
 from jaxptd.parts.grid import product
-from jaxptd.parts.parameters import HeadShape, Named, Sharding
+from jaxptd.parts.parameters import HeadShape, LayoutSharding, Named, Sharding
 from jaxptd.parts.scenario import Recomputed, Scenario
 from jaxptd.parts.sizes import Sizes
 from jaxptd.parts.working import PairBytes
+from jaxptd.shapes import ParamShape
 
 # Collectives of each kind per pair of matmuls: forward, and its conjugate backward.
 FORWARD, BACKWARD = 1, 1
@@ -133,6 +137,16 @@ class Part(abc.ABC):
         """Multiplications with weights in a sequence of `tokens` tokens."""
         return tokens * self.weights
 
+    def adapter_multiplications(self, tokens: int) -> int:
+        """Multiplications with its adapters' weights in a sequence of `tokens` tokens."""
+        shapes = self._adapters(Layout())
+        return sum(self.tokens_of(n, tokens) * math.prod(x.shape) for n, x in shapes.items())
+
+    def _adapters(self, layout: Layout) -> dict[str, ParamShape]:
+        """The parameters of its adapters."""
+        every = self.parameters(LayoutSharding(layout))
+        return {name: shape for name, shape in every if INSIDE in name}
+
     @property
     def score_flops(self) -> int | Fraction:
         """FLOPs per token between the two matmuls, forward."""
@@ -201,6 +215,18 @@ class Part(abc.ABC):
     def kept_of_source(self, sizes: Sizes) -> Iterator[Kept]:
         """The tensors of another sequence, which it reads, that backward needs."""
         yield from ()
+
+    def adapters_kept(self, sizes: Sizes) -> Iterator[Kept]:
+        """Products of adapters, x A, which backward needs for the gradient of B."""
+        shapes = self._adapters(sizes.config.layout)
+        names = [name for name in shapes if name.endswith("a")]
+        low = sum(self.tokens_of(name, sizes.tokens) * low_columns(shapes[name]) for name in names)
+        if low:
+            yield Kept("low-rank products of adapters", low * sizes.itemsize, MOST)
+
+    def tokens_of(self, name: str, tokens: int) -> int:
+        """Tokens that the matrix of a parameter multiplies, where the part has `tokens`."""
+        return tokens
 
     @abc.abstractmethod
     def pair_bytes(self, sizes: Sizes) -> PairBytes:

@@ -4,9 +4,11 @@ Letters: D model, N heads, K heads of keys and values, H head size.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from jaxptd.config.lora import LoRA
 from jaxptd.matmul.padding import HeadCounts
+from jaxptd.parts.adapters import Adapter
 from jaxptd.parts.parameters import (
     Column,
     HeadShape,
@@ -18,6 +20,8 @@ from jaxptd.parts.parameters import (
     inside,
 )
 from jaxptd.shapes import ParamShape
+
+Matrix = TypeVar("Matrix", Column, Row)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Projections:
         has_norm: whether queries and keys are normalised.
         whole_norm: whether all heads together are.
         sinks: whether each head of queries has a logit beside its scores.
+        lora: adapters, of the projections that it names.
+        name: of attention in a layer.
     """
 
     hidden: int
@@ -49,23 +55,30 @@ class Projections:
     has_norm: bool = False
     whole_norm: bool = False
     sinks: bool = False
+    lora: LoRA | None = None
+    name: str = "attention"
 
     def first(self, sharding: Sharding) -> dict[str, Column]:
         """The projections of queries, keys and values: `qkv`, or `q` and `kv`."""
         dim = sharding.axes.head_dim
         if self.joined:
-            return {"qkv": self._keys_of(sharding, 3, self.heads)}
+            return {"qkv": self.adapted("qkv", self._keys_of(sharding, 3, self.heads))}
         shape, queries = (self.heads, self.head_size), self._padded(sharding)[0]
-        return {
-            "q": Column(self.hidden, shape, dim=dim, bias=self.bias, padded=queries),
-            "kv": self._keys_of(sharding, 2, self.kv_heads),
-        }
+        q = Column(self.hidden, shape, dim=dim, bias=self.bias, padded=queries)
+        kv = self._keys_of(sharding, 2, self.kv_heads)
+        return {"q": self.adapted("q", q), "kv": self.adapted("kv", kv)}
 
     def out(self, sharding: Sharding) -> Row:
         """The output projection."""
         shape, dim = (self.heads, self.head_size), sharding.axes.head_dim
         queries = self._padded(sharding)[0]
-        return Row(shape, self.hidden, dim=dim, bias=self.out_bias, padded=queries)
+        out = Row(shape, self.hidden, dim=dim, bias=self.out_bias, padded=queries)
+        return self.adapted("out", out)
+
+    def adapted(self, name: str, matrix: Matrix) -> Matrix:
+        """The projection of that name, with its adapter if it has one."""
+        adapter = Adapter.of(self.lora, f"{self.name}.{name}")
+        return dataclasses.replace(matrix, adapter=adapter)
 
     def parameters(self, sharding: Sharding) -> Named:
         """Parameters of the projections, and of the norms of queries and keys."""

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import itertools
+import json
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,8 @@ def command_line(config: Config) -> str:
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, tuple) and any(isinstance(each, str) for each in value):
+        return shlex.quote(json.dumps(value, separators=(",", ":")))
     if isinstance(value, tuple):
         return f"[{','.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

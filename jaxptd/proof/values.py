@@ -138,6 +138,10 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.latent.rope_size": (None, 2),
     "model.latent.value_size": (None, 1, 5),
     "model.mtp.layers": (None, 1, 2),
+    "model.lora.rank": (None, 1, 3),
+    "model.lora.alpha": (None, 5.0),
+    "model.lora.targets": (None, ("attention.*",), ("*.q*", "*.down")),
+    "model.lora.rslora": (None, True),
     "data.documents": ("joined", "apart", "whole"),
     "data.restart_positions": (False, True),
     "optimizer.name": get_args(OptimizerName),
@@ -150,6 +154,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "optimizer.grad_clip": (1.0, 0.0, 0.01),
     "optimizer.ema_decay": (0.0, 0.8),
     "optimizer.rates": (None, "*.w"),  # a pattern, drawn without its factor
+    "optimizer.frozen": (None, ("*.w",), ("*.mlp.*",), ("*table",)),
     "train.global_batch_size": (8, 4, 6, 12, 24),
     "train.seed": (0, 7),
 }

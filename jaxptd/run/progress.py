@@ -538,13 +538,16 @@ def printable(text: str, encoding: str) -> str:
 def summary(program: Program, devices: str, data: Data) -> str:
     """Describes a run in one line: parameters, devices, layout, attention kernel, data."""
     parameters = sum(math.prod(info.shape) for info in program.infos.values())
-    resolved = program.resolved
+    resolved, some = program.resolved, ""
+    if program.config.freezes_some:
+        sizes = [math.prod(x.shape) for x in resolved.zero.infos.values() if not x.frozen]
+        some = f", of which {sum(sizes) / 1e6:.2f} M train,"
     kernel, obstacle = resolved.model.attention, resolved.attention_obstacle
     layout = str(program.config.layout)
     if resolved.plan:
         layout += f" (bubble {bubble(resolved.plan.schedule):.0%})"
     return (
-        f"{parameters / 1e6:.2f} M parameters on {devices}, layout {layout}; "
+        f"{parameters / 1e6:.2f} M parameters{some} on {devices}, layout {layout}; "
         f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "
         f"{'kernels: triton; ' * (resolved.model.kernels == 'triton')}{_rates(program.config)}"
         f"{data.train.amount}"

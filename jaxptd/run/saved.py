@@ -29,6 +29,7 @@ from jaxptd.checkpoint.canonical import (
 )
 from jaxptd.checkpoint.manifest import MANIFEST
 from jaxptd.config import Config, Kernels, ModelConfig, flat, option
+from jaxptd.config.lora import INSIDE
 from jaxptd.data.tokenizer_folders import TEMPLATE, TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError
@@ -169,7 +170,8 @@ def restore_newest(checkpoints: Checkpoints, run_dir: Place, target: Any) -> dic
 def restore_weights(program: Program, path: Place) -> Params:
     """The parameters of a checkpoint with the same model, or of a run's newest good one.
 
-    With `model.moe.upcycle` the checkpoint has the dense model without experts.
+    With `model.moe.upcycle` the checkpoint has the dense model without experts. Adapters that it
+    lacks begin as in a new run.
 
     Raises:
         UserError: there is no such checkpoint, it is damaged, it has another model, or a number
@@ -179,10 +181,13 @@ def restore_weights(program: Program, path: Place) -> Params:
     _check_model(program.config.model, path)
     if upcycles(program.config.model):
         return upcycled(program, _reader_of_dense(program, path))
-    restored = restore_part(path, {"params": abstract_canonical(program)["params"]})
+    targets, there = abstract_canonical(program)["params"], read_tensors(path)
+    lacking = [name for name in targets if INSIDE in name and f"params.{name}" not in there]
+    wanted = {name: x for name, x in targets.items() if name not in lacking}
+    restored = restore_part(path, {"params": wanted})
     for name, x in restored["params"].items():
         _check_finite(path, name, x)
-    return params_from_canonical(program, restored)
+    return program.initial(lacking) | params_from_canonical(program, restored)
 
 
 def _checkpoint(path: Place) -> Place:
@@ -204,6 +209,8 @@ def _check_model(model: ModelConfig, path: Place) -> None:
     """Raises UserError unless a checkpoint has the weights that a model begins with."""
     saved = described_config(str(path), read_description(path)).model
     begun = begun_from(model, saved.family, where=f"checkpoint.start={path}")
+    if saved.lora:
+        begun = dataclasses.replace(begun, lora=model.lora)
     for name in flat(saved) | flat(begun):
         ours, theirs = option(begun, name), option(saved, name)
         if name not in _NO_WEIGHTS and ours != theirs:
@@ -266,20 +273,20 @@ class SavedParams:
         self.config = _with_average(saved_config(checkpoints, run_dir), run_dir, ema)
         self.step = _newest_undamaged(checkpoints, run_dir)
         self._path = _folder(run_dir, self.step)
-        saved, tensors = read_tensors(self._path), dict[str, Any]()
+        saved, self._tensors = read_tensors(self._path), dict[str, Any]()
         self._places: dict[str, tuple[str, str]] = {}
         for form in (PARAMS, AVERAGES)[: 1 + ema]:
             for found in filter(None, (re.fullmatch(form, name) for name in saved)):
-                tensors[found[3]] = saved[found[0]]
+                self._tensors[found[3]] = saved[found[0]]
                 self._places[found[3]] = found[1], found[2]
-        self.shapes = {name: tuple(each["shape"]) for name, each in tensors.items()}
-        self.dtypes = {name: each["dtype"] for name, each in tensors.items()}
+        self.shapes = {name: tuple(each["shape"]) for name, each in self._tensors.items()}
+        self.dtypes = {name: each["dtype"] for name, each in self._tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
         """One parameter."""
         wide = self.dtypes[name] == "float64"
         with _in_float64() if wide else contextlib.nullcontext():
-            x: Any = jax.ShapeDtypeStruct(self.shapes[name], self.dtypes[name])
+            x: Any = jax.ShapeDtypeStruct(self._tensors[name]["shape"], self.dtypes[name])
             where, key = self._places[name]
             return np.asarray(load_part(self._path, {where: {key: x}})[where][key])
 

@@ -45,6 +45,8 @@ def upcycles(model: ModelConfig) -> bool:
 def begun_from(model: ModelConfig, family: FamilyName, *, where: object) -> ModelConfig:
     """The model whose weights a run begins with: itself, or with `upcycle` the dense one.
 
+    It has no adapters, which begin beside any weights.
+
     Args:
         model: of the run.
         family: of the weights.
@@ -53,7 +55,7 @@ def begun_from(model: ModelConfig, family: FamilyName, *, where: object) -> Mode
     Raises:
         UserError: the weights have experts where they should not, or none where they should.
     """
-    has_experts = "moe" in FAMILIES[family]
+    model, has_experts = dataclasses.replace(model, lora=None), "moe" in FAMILIES[family]
     if model.moe is None or (has_experts and not model.moe.upcycle):
         return model
     if not model.moe.upcycle:

@@ -69,7 +69,11 @@ class StepBody:
             resolved,
             states,
             make_passes(resolved),
-            tuple(name for name, each in resolved.stored.items() if each.info.counts),
+            tuple(
+                n
+                for n, each in resolved.stored.items()
+                if each.info.counts and not each.info.frozen
+            ),
             owed_axes(resolved),
             terms=resolved.family.losses(resolved.model),
             fields=resolved.family.fields(resolved.config),
@@ -110,6 +114,7 @@ class StepBody:
         if counts:
             new["params"] |= balanced(config, state["params"], counts, sound)
             loads = load_metrics(config, counts, resolved.stored)
+        new["params"] = state["params"] | new["params"]  # frozen ones as they were
         skips = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
         state = self.states.to_host({**new, "step": state["step"] + 1, "guard": guard})
         return state, metrics | skips | scales | loads, grads | counts

@@ -125,7 +125,7 @@ def make_optimizer(config: OptimizerConfig, stored: Mapping[str, Stored]) -> Upd
     some of them with their moments, the learning rate as `rate`, and `sound`: whether the step is
     taken. If it is not, moments and averages stay as they were, and the step means nothing.
     """
-    stored = {name: each for name, each in stored.items() if not each.info.counts}
+    stored = {name: each for name, each in stored.items() if each.info.optimized}
     decays = {name: each.info.decay for name, each in stored.items()}
     rates = {name: config.rate_of(name) for name in stored}
     parts = [

@@ -43,9 +43,12 @@ from jaxptd.zero.zero import (
     attached,
     gathered,
     grad_slots_of,
+    is_frozen,
+    read_with_slot,
     reduce_scattered,
     regathered,
     with_wide_gradients,
+    without_gradient,
 )
 
 # ---- where a pipeline keeps what layers save -----------------------------------------------------
@@ -101,6 +104,7 @@ class PipelineSchedule:
         arrays = self._arrays(given, micro, token_info)
         losses, stacks, ends, common = training.gradients(functions, self.plan, arrays)
         layers = {name: g for stack in stacks.values() for name, g in stack.items()}
+        common = {name: common[name] for name in common.keys() & grad_slots_of(given).keys()}
         others = {name: self._reduce_end(name, g) for name, g in (ends | common).items()}
         return losses, layers | others
 
@@ -117,7 +121,7 @@ class PipelineSchedule:
     def gathered(self, params: StepParams) -> StepParams:
         infos = self.blueprint.infos
         ends = {name: p for name, p in params.items() if infos[name].stack is None}
-        return params | {name: self._gather_end(name, p) for name, p in ends.items()}
+        return params | {name: self._gathered_end(name, p) for name, p in ends.items()}
 
     def empty_state(self, params: StepParams, batch: int) -> GenerationState:
         return self.blueprint.build(params).empty_state(batch)
@@ -162,14 +166,14 @@ class PipelineSchedule:
             token_info=MicroBatches.token_info,
             gathered=gathered,
             regathered=regathered,
-            reduce_scattered=reduce_scattered,
+            reduce_scattered=_sent,
             fetched=on_device,
             unroll=not self.model.scan_layers,
         )
 
     def _outside(self, params: StepParams, ends: Params) -> Model:
         """The model without its layers; ends: its gradient slots, among `params`."""
-        named = {name: params[name] for name in ends}
+        named = {name: p for name, p in params.items() if name in ends or self._is_fixed(name, p)}
         return self.blueprint.build(attached(named, ends))
 
     def _layers(self) -> list[Callable]:
@@ -223,10 +227,17 @@ class PipelineSchedule:
             stack = self.blueprint.infos[name].stack
             others = common if name.startswith(f"{COMMON}.") else ends
             (others if stack is None else layers[stack])[name] = p
+        common = {name: read_with_slot(p) for name, p in common.items()}
         grad_slots = grad_slots_of(ends)
         of_layers = {stack: grad_slots_of(each) for stack, each in layers.items()}
         zeros = pools.wide_zeros((of_layers, grad_slots, common))
         return ModelArrays(layers, grad_slots, micro, token_info, common, zeros)
+
+    def _gathered_end(self, name: str, p: Any) -> Any:
+        """`_gather_end` of an array, or of a frozen parameter."""
+        if is_frozen(p):
+            return without_gradient(self._gather_end(name, p.block), p.plan)
+        return self._gather_end(name, p)
 
     def _gather_end(self, name: str, x: Array) -> Array:
         """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""
@@ -234,10 +245,21 @@ class PipelineSchedule:
             return as_varying(x, [Axis.PP])
         return all_gather(x.astype(self.zero.plans[name].gather_dtype), Axis.PP, dim)
 
+    def _is_fixed(self, name: str, p: Any) -> bool:
+        """True for a frozen parameter outside the layers, besides those that all layers read."""
+        outside = self.blueprint.infos[name].stack is None
+        return outside and is_frozen(p) and not name.startswith(f"{COMMON}.")
+
     def _reduce_end(self, name: str, gradient: Array) -> Array:
         """The gradient's sum over stages, sharded, if the parameter is; else the partial sum."""
         dim = stage_dim(self.blueprint.infos[name])
         return gradient if dim is None else reduce_scatter(gradient, Axis.PP, dim)
+
+
+def _sent(gradients: Params, layer: StepParams) -> Params:
+    """`reduce_scattered` of a layer's gradients by name, without those of frozen parameters."""
+    sent = reduce_scattered(gradients, layer)
+    return {name: g for name, g in sent.items() if g is not None}
 
 
 def _without_cache(layer: Callable, params: Any, inputs: LayerInputs, x: X) -> X:

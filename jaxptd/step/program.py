@@ -281,6 +281,8 @@ class Program:
 
     def initial(self, names: Collection[str]) -> Params:
         """The initial numbers of some parameters, as the state holds them."""
+        if not names:
+            return {}
         return self.resolved.blueprint.init(
             self.config.train.seed,
             mesh=self.mesh,
@@ -446,8 +448,9 @@ class Program:
     @cached_property
     def _train(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
         """`StepBody.train` on global arrays."""
-        state = self.states.specs
-        return self._on_mesh(self.body.train, state, outs=(state, P(), state["params"]))
+        state, stored = self.states.specs, self.states.stored
+        trained = {n: spec for n, spec in state["params"].items() if not stored[n].info.frozen}
+        return self._on_mesh(self.body.train, state, outs=(state, P(), trained))
 
     def _on_mesh(self, body: Callable, arrays: Any, *, outs: Any) -> Callable:
         """A method of the body as a function of global arrays, in any dict, and a batch.

@@ -165,7 +165,7 @@ class States:
     @cached_property
     def trained(self) -> Mapping[str, Stored]:
         """The stored forms of the parameters that the optimizer updates, which have moments."""
-        return {name: each for name, each in self.stored.items() if not each.info.counts}
+        return {name: each for name, each in self.stored.items() if each.info.optimized}
 
     def _make(self, params: Params) -> State:
         return {

@@ -57,6 +57,7 @@ from jaxptd.zero.zero import (
     gathered,
     is_lazy,
     missing_blocks,
+    of_trained,
     read_with_slot,
     reduce_scattered,
     regathered,
@@ -313,8 +314,8 @@ def _backward(
             row = layer_at(stack, jnp.maximum(i - 1, 0))
             before = missing_blocks(after(behind_barriers(row), dx))
         arguments = arguments_at(params, inputs, i, blocks)
-        of_params, dx = traced.backward(kept, *arguments, (dx, None))
-        return before, *of_params, dx
+        (of_layer, of_common), dx = traced.backward(kept, *arguments, (dx, None))
+        return before, of_trained(of_layer, stack), of_common, dx
 
     first: tuple[Any, ...] = [], None, jax.tree.map(jnp.zeros_like, common), dx
     if last:  # outside of a loop XLA would keep forward's values and not recompute them
@@ -328,11 +329,7 @@ def _backward(
         stack,
         is_leaf=is_lazy,
     )
-    sums = jax.tree.map(
-        lambda put, leaf: jnp.zeros_like(leaf.grad_slot) if put is pools.put else leaf.sum,
-        puts,
-        stack,
-    )
+    sums = jax.tree.map(_first_sum, puts, stack)
 
     def send(sums: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, the part of these that is sent)."""
@@ -355,3 +352,8 @@ def _backward(
     (_, gradients, total, dx, sums), _ = lax.scan(trip, (*first, sums), others, reverse=True)
     sums = send(sums, gradients, 0)[0] if last else sums
     return (as_layer(stack, sums), total), None, dx
+
+
+def _first_sum(put: Callable, leaf: Any) -> Any:
+    """The sum that a loop begins with for a parameter; None of a frozen one."""
+    return jax.tree.map(jnp.zeros_like, leaf.grad_slot) if put is pools.put else leaf.sum

@@ -12,12 +12,14 @@ Nothing here imports jax.
 """
 
 import dataclasses
+import fnmatch
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeVar
 
 from jaxptd.config import Config, Dtype, OptimizerConfig, itemsize
+from jaxptd.config.lora import check_targets
 from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.layout import ZERO_AXES, Axis, ZeroStage
 from jaxptd.shapes import ParamShape, Spec, StoredShape
@@ -29,6 +31,7 @@ Gather = Literal["never", "step", "first_microbatch", "layer"]
 Reduce = Literal["end", "last_microbatch", "each_layer"]
 Accumulate = Literal["after", "in_loop", "in_tick"]
 
+Info = TypeVar("Info", bound=ParamShape)
 BY_LAYER = ("muon",)  # optimizers that look at one layer's matrix at a time, and so at its shards
 
 
@@ -438,7 +441,7 @@ class ShardShape:
 
 def check_rates(optimizer: OptimizerConfig, infos: Mapping[str, ParamShape]) -> None:
     """Raises UserError if a pattern of `optimizer.rates` names no parameter, or two name one."""
-    names = [name for name, info in infos.items() if not info.counts]
+    names = [name for name, info in infos.items() if info.optimized]
     found = {name: [*optimizer.rates_of(name)] for name in names}
     for pattern in optimizer.rates or ():
         if not any(pattern in each for each in found.values()):
@@ -453,6 +456,27 @@ def check_rates(optimizer: OptimizerConfig, infos: Mapping[str, ParamShape]) -> 
                 f"optimizer.rates: {quoted(repr(first))} and {quoted(repr(others[0]))} both name "
                 f"{name}; let one pattern name each parameter"
             )
+
+
+def with_frozen(config: Config, infos: Mapping[str, Info]) -> Mapping[str, Info]:
+    """Marks the parameters that do not train.
+
+    Raises:
+        UserError: a pattern names no parameter, or nothing is left to train.
+    """
+    if not config.freezes_some:
+        return infos
+    for pattern in config.optimizer.frozen or ():
+        if not fnmatch.filter(infos, pattern):
+            remedy = did_you_mean(pattern, infos, otherwise="* stands for any letters")
+            raise UserError(f"optimizer.frozen={quoted(pattern)} names no parameter; {remedy}")
+    check_targets(config.model.lora, infos)
+    marked = {
+        name: dataclasses.replace(info, frozen=config.freezes(name)) for name, info in infos.items()
+    }
+    if not any(info.optimized for info in marked.values()):
+        raise UserError("optimizer.frozen names all parameters; leave some of them to train")
+    return marked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,7 +499,8 @@ class StateShapes:
 
     @classmethod
     def of(cls, config: Config, infos: Mapping[str, ParamShape]) -> Self:
-        """The state of a config with these parameters."""
+        """The state of a config with these parameters, of which it may freeze some."""
+        infos = with_frozen(config, infos)
         check_rates(config.optimizer, infos)
         plans = {name: plan_of(config, info) for name, info in infos.items()}
         split = (Axis.REPLICAS,) if config.layout.splits_state else ()

@@ -67,6 +67,7 @@ class LazyParam:
         shard: this device's shard, `[L, n/Z]`, or `[n/Z]` of one layer. Without `info` it is the
             block on the host. None if `block` is set.
         grad_slot: the array that the gradient belongs to, of its shape and type. Nothing reads it.
+            None if the parameter is frozen: it has no gradient.
         block: the block, if it was gathered before or never sharded.
         info: how the block is sharded; None if it is not.
         plan: what this micro-batch does with the parameter.
@@ -75,7 +76,7 @@ class LazyParam:
     """
 
     shard: Array | None
-    grad_slot: Array
+    grad_slot: Array | None
     block: Array | None
     info: ShardedInfo | None
     plan: ParamPlan
@@ -102,6 +103,26 @@ def grad_slot(like: Array, plan: ParamPlan, info: ShardedInfo | None = None) -> 
         return like
     shape = info.local_shape(like) if info is not None and plan.reduce == "end" else like.shape
     return as_varying(jnp.zeros(shape, plan.grad_dtype), sorted(varying_axes(like)))
+
+
+def is_frozen(leaf: Any) -> bool:
+    """True for a parameter without a gradient."""
+    return isinstance(leaf, LazyParam) and leaf.grad_slot is None
+
+
+def without_gradient(p: Any, plan: ParamPlan) -> LazyParam:
+    """A frozen parameter: a block, or a `LazyParam`."""
+    if isinstance(p, LazyParam):
+        return dataclasses.replace(p, grad_slot=None)
+    return LazyParam(None, None, p, None, plan)
+
+
+def of_trained(gradients: Any, layer: Any) -> Any:
+    """Gradients of a layer's parameters, None for those that are frozen."""
+    tree: Any
+    leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
+    pairs = zip(leaves, tree.flatten_up_to(gradients), strict=True)
+    return jax.tree.unflatten(tree, [None if is_frozen(leaf) else g for leaf, g in pairs])
 
 
 def with_grad_slot(block: Array, plan: ParamPlan) -> LazyParam:
@@ -150,7 +171,8 @@ class Zero(StateShapes):
             replicas = [Axis.REPLICAS] if owed and plan.sums_replicas else []
             p = as_varying(like, replicas)
             if plan.gather == "layer":
-                begun[name] = LazyParam(p, grad_slot(like, plan, info), None, info, plan)
+                slot = None if stored.info.frozen else grad_slot(like, plan, info)
+                begun[name] = LazyParam(p, slot, None, info, plan)
                 continue
             like = on_device(like) if plan.where == "host" else like
             block: Any = (p := as_varying(like, replicas))
@@ -170,6 +192,8 @@ class Zero(StateShapes):
                 and (plan.accumulate == "in_loop" or block.dtype != plan.grad_dtype)
             ):
                 begun[name] = with_grad_slot(block, plan)
+            if training and stored.info.frozen:
+                begun[name] = without_gradient(begun[name], plan)
         return begun
 
     def end_step(self, grads: Params, owed: Mapping[str, Axes]) -> Params:
@@ -296,13 +320,15 @@ def behind_barriers(layer: Any) -> Any:
 def reduce_scattered(gradients: Any, layer: Any) -> Any:
     """Gradients of `gathered(layer)` -> `grad_slots_of(layer)`: a reduce-scatter for each group.
 
-    Gradients of shards are summed over Z. Those of blocks and other leaves do not change.
+    Gradients of shards are summed over Z. Those of blocks and other leaves do not change; frozen
+    parameters have None.
     """
+    tree: Any
     leaves, tree = jax.tree.flatten(layer, is_leaf=is_lazy)
-    grads = jax.tree.leaves(gradients)
+    grads = tree.flatten_up_to(of_trained(gradients, layer))
     scattered = []
     for i, leaf in enumerate(leaves):
-        if is_lazy(leaf):
+        if is_lazy(leaf) and not is_frozen(leaf):
             grads[i] = grads[i].astype(leaf.grad_slot.dtype)
             if leaf.plan.reduce == "last_microbatch":  # with the micro-batches before
                 grads[i] = leaf.sum + grads[i]
@@ -365,6 +391,8 @@ def with_sums(
     for name, p in params.items():
         plan = p.plan if isinstance(p, LazyParam) else WHOLE
         last = plan.reduce == "last_microbatch"
+        if is_frozen(p):
+            continue
         if last if sent else plan.accumulate == "in_loop" and not last:
             having[name] = dataclasses.replace(p, sum=sums[name])
             rest[name] = jnp.zeros_like(p.grad_slot)
@@ -374,9 +402,10 @@ def with_sums(
 def added(params: Mapping[str, Any], rest: Params, gradients: Params) -> Params:
     """Adds gradients to the sums that `with_sums` left; parameters with sums have added theirs."""
     sums: Params = {}
-    for name, p in params.items():
+    for name, gradient in gradients.items():
+        p = params[name]
         has_sum = isinstance(p, LazyParam) and p.sum is not None
-        sums[name] = gradients[name] if has_sum else rest[name] + gradients[name]
+        sums[name] = gradient if has_sum else rest[name] + gradient
     return sums
 
 
@@ -397,14 +426,18 @@ def with_wide_gradients(
     wide = dict(params)
     for name, p in params.items():
         plan = plans[name]
-        if plan.runs == "outside" and p.dtype != plan.grad_dtype:
+        if plan.runs == "outside" and not is_frozen(p) and p.dtype != plan.grad_dtype:
             wide[name] = with_grad_slot(p, plan)
     return wide
 
 
 def grad_slots_of(params: Mapping[str, Any]) -> Params:
-    """The arrays that gradients belong to: the slot of each `LazyParam`, or the array itself."""
-    return {n: p.grad_slot if isinstance(p, LazyParam) else p for n, p in params.items()}
+    """The arrays that gradients belong to: the slot of each `LazyParam`, or the array itself.
+
+    Frozen parameters have none.
+    """
+    slots = {n: p.grad_slot if isinstance(p, LazyParam) else p for n, p in params.items()}
+    return {name: slot for name, slot in slots.items() if slot is not None}
 
 
 def attached(params: Mapping[str, Any], grad_slots: Params) -> dict[str, Any]:
@@ -416,7 +449,7 @@ def attached(params: Mapping[str, Any], grad_slots: Params) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, p in params.items():
         if isinstance(p, LazyParam):
-            p = dataclasses.replace(p, grad_slot=grad_slots[name])
+            p = dataclasses.replace(p, grad_slot=grad_slots.get(name))
             given[name] = read_with_slot(p) if p.plan.runs == "outside" else p
         else:
             given[name] = grad_slots[name]
@@ -424,7 +457,9 @@ def attached(params: Mapping[str, Any], grad_slots: Params) -> dict[str, Any]:
 
 
 def read_with_slot(leaf: Any) -> Any:
-    """The block of a `LazyParam`, with a gradient that belongs to its slot."""
+    """The block of a `LazyParam`, with a gradient that belongs to its slot, or without one."""
+    if is_frozen(leaf):
+        return leaf.block
     return _attached(leaf.block, leaf.grad_slot) if isinstance(leaf, LazyParam) else leaf
 
 
@@ -471,7 +506,7 @@ def first_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(p, LazyParam) and p.plan.reduce == "last_microbatch":
             assert p.shard is not None
             plan = p.plan.first
-            slot = grad_slot(p.shard, plan, p.info)
+            slot = None if is_frozen(p) else grad_slot(p.shard, plan, p.info)
             first[name] = dataclasses.replace(p, grad_slot=slot, plan=plan)
     return first
 
@@ -505,4 +540,6 @@ def middle_microbatch_params(params: Mapping[str, Any]) -> dict[str, Any]:
             plan, block = p.plan.middle, p.block
             assert block is not None
             middle[name] = block if plan.accumulate == "after" else with_grad_slot(block, plan)
+            if is_frozen(p):
+                middle[name] = without_gradient(block, plan)
     return middle

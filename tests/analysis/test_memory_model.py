@@ -32,6 +32,7 @@ PATTERN = {
 # Heads of two widths, one of them in layers with a window.
 WIDTHS = {"family": "llama", "num_kv_heads": 2, "num_layers": 4, "head_sizes": (2, 6), "window": 3}
 WIDTHS |= {"window_layers": (True, False)}
+ADAPTED = {"family": "llama", "num_kv_heads": 2, "lora.rank": 3}
 SINKS = {"attention_sinks": True, "num_kv_heads": 2, "family": "llama"}
 FIVE = {"num_layers": 5, "micro_batches": 4}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_divisor": 2.0}
@@ -92,6 +93,9 @@ QUICK = [
     (Layout(ulysses=2, tp=2, latent_products="absorbed"), LATENT),
     (Layout(cp=2, tp=2, ring="rsa", latent_products="absorbed"), LATENT),
     (tiny.SEQUENCE_PARALLEL, PLAIN_QUERIES | {"remat": "attention"}),
+    (Layout(tp=2, sequence_parallel=True, collective_matmul=True), ADAPTED | {"remat": "dots"}),
+    (Layout(pp=2, tp=2), ADAPTED | FIVE | {"lora.targets": ("mlp.*",)}),
+    (Layout(pp=2), FIVE | {"frozen": ("blocks.mlp.*",)}),
 ]
 # One of the ways to recompute for each, in turn.
 TURNS = [
@@ -223,6 +227,15 @@ TURNS = [
     every(Layout(ep=2, tp=2, sequence_parallel=True), **GPT_OSS)[1:3],
     every(Layout(cp=2, tp=2, ring="gather"), **GPT_OSS)[:2],
     every(Layout(pp=2, ep=2, zero=2), **GPT_OSS | FIVE)[::2],
+    every(Layout(), **ADAPTED),
+    every(Layout(tp=4), **ADAPTED),
+    every(KEEPING, **ADAPTED, dropout=0.1),
+    every(RING_STEPS, **ADAPTED),
+    every(Layout(cp=2, tp=2), **ADAPTED | {"lora.targets": ("*.q", "*.up")}),
+    every(Layout(ep=2, tp=2), **MOE | {"lora.rank": 2}),
+    every(tiny.SEQUENCE_PARALLEL, **LATENT | {"lora.rank": 2}),
+    every(Layout(tp=2), **T5 | {"lora.rank": 2}),
+    every(Layout(dp=2, zero=3), **ADAPTED, dtype="bfloat16"),
     every(Layout(), **WIDTHS),
     every(KEEPING, **WIDTHS),
     every(RING_STEPS, **WIDTHS),

@@ -91,6 +91,7 @@ def config(
     optimizer: OptimizerName = "adamw",
     ema_decay: float = 0.0,
     rates: tuple[tuple[str, float], ...] = (),
+    frozen: tuple[str, ...] = (),
     **model: Any,
 ) -> Config:
     """The tiny model's config; `model` sets fields of the model, such as `images.size`."""
@@ -98,6 +99,7 @@ def config(
     sizes = with_fields(BASES.get(model.get("family"), MODEL), model)
     data = DataConfig(documents=documents, restart_positions=restart_positions)
     fields: Any = {"name": optimizer, "ema_decay": ema_decay, "rates": dict(rates) or None}
+    fields["frozen"] = tuple(frozen) or None
     rule = dataclasses.replace(OPTIMIZER, **fields)
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)
 

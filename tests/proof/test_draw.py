@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shlex
 
 import pytest
 
@@ -100,8 +101,7 @@ def test_pairs_that_cannot_be_are_counted_apart() -> None:
 
 def test_the_command_of_a_case_is_its_config(drawn) -> None:
     for case in drawn[1][:3]:
-        _, *words = command_line(case.config).split(" --")
-        options = [word for each in words for word in f"--{each}".split(" ", 1)]
+        _, _, *options = shlex.split(command_line(case.config))
         fixed = [f"--{name}={value}" for name, value in FIXED.items()]
         assert parse(make_parser("verify", ""), [*options, *fixed])[0] == case.config
 

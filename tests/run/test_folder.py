@@ -105,6 +105,7 @@ IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
 LATENT = ("q_rank=0", "kv_rank=64", "nope_size=96", "rope_size=32", "value_size=64")
 TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
 TARGETS += ("relative_distance=40", "output_scale=0.5")
+OF_ADAPTERS = ("alpha=3.0", "targets=[mlp.up]", "rslora=true")
 OF_CHATS = ("tools_field=functions", "chat_template=own.jinja", "chat_date=2026-12-31")
 OF_CHATS += ("train_on=last",)
 # Options that a field requires, without the field itself and those that need it.
@@ -113,6 +114,7 @@ NEEDED = {
     "data.restart_positions": ["--data.documents=apart"],
     "model.rope.window_theta": ["--model.positions=rope", "--model.window=5"],
     "model.mtp.layers": ["--model.mtp.layers=1"],
+    "model.lora.rank": ["--model.lora.rank=1"],
 }
 
 
@@ -157,6 +159,8 @@ NEEDED = {
         *(f"--model.images.{each} --model.family=swin-unet" for each in IMAGES),
         *(f"--model.latent.{each} --model.family=deepseek_v2" for each in LATENT),
         *("--model.mtp.layers=2", "--model.mtp.weight=0.1 --model.mtp.layers=1"),
+        *(f"--model.lora.{each} --model.lora.rank=4" for each in OF_ADAPTERS),
+        "--model.lora.rank=2",
         "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
@@ -180,6 +184,7 @@ NEEDED = {
         "--optimizer.momentum=0.9 --optimizer.name=muon",
         *("--optimizer.beta1=0.8", "--optimizer.beta2=0.8", "--optimizer.grad_clip=2"),
         *("--optimizer.ema_decay=0.9", '--optimizer.rates={"tokens.*":0.5}'),
+        "--optimizer.frozen=[embed.*]",
         *("--train.global_batch_size=16", "--train.seed=1"),
     ],
 )

@@ -38,16 +38,18 @@ def state_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collective]
         summed = _summed_over(stored, layout)
         if zero.plans[name].sums_replicas:
             summed = tuple(axis for axis in summed if axis != Axis.REPLICAS)
-        yield Collective(ALL_REDUCE, summed, 1, elements * wide)
+        if not stored.info.frozen:
+            yield Collective(ALL_REDUCE, summed, 1, elements * wide)
         if not isinstance(stored, ShardShape):
             continue
         shard, along, plan = elements * stored.parts, stored.along, zero.plans[name]
         yield Collective(ALL_GATHER, stored.split, 1, shard * itemsize(plan.gather_dtype))
-        yield Collective(REDUCE_SCATTER, stored.split, 1, shard * wide)
+        if not stored.info.frozen:
+            yield Collective(REDUCE_SCATTER, stored.split, 1, shard * wide)
         whole = shard * stored.devices
         if plan.gather == "step":
             yield Collective(ALL_GATHER, along, 1, whole * itemsize(plan.gather_dtype))
-        if plan.reduce == "end":
+        if plan.reduce == "end" and not stored.info.frozen:
             yield Collective(REDUCE_SCATTER, along, 1, whole * wide)
 
 
@@ -55,7 +57,7 @@ def expert_counts(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     """Gathers of the counts of each expert's tokens, for metrics."""
     layout, wide = step.config.layout, step.sizes.master_itemsize
     for stored in zero.stored.values():
-        if stored.info.counts:
+        if stored.info.counts and not stored.info.frozen:
             whole = elements_on_device(stored.info, layout)
             if isinstance(stored, ShardShape):
                 gathered = elements_on_device(stored, layout) * stored.devices * stored.parts
@@ -78,7 +80,8 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
     for along, message in _messages(zero, layout, stack, together=False):
         for size, elements in message.items():
             yield Collective(ALL_GATHER, along, gathers, gathers * elements * size)
-    for along, message in _messages(zero, layout, stack, together=plan.reduce == "last_microbatch"):
+    at_last = plan.reduce == "last_microbatch"
+    for along, message in _messages(zero, layout, stack, together=at_last, sent=True):
         summed = scatters * sum(message.values()) * wide
         yield Collective(REDUCE_SCATTER, along, scatters, summed)
         if plan.sums_replicas:
@@ -87,20 +90,22 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
 
 
 def _messages(
-    zero: StateShapes, layout: Layout, stack: Stack, *, together: bool
+    zero: StateShapes, layout: Layout, stack: Stack, *, together: bool, sent: bool = False
 ) -> Iterable[tuple[tuple[Axis, ...], dict[int, int]]]:
     """The collectives of a layer: the axes of each, and its elements by bytes of an element.
 
     Parameters that are sharded alike share one. A loop's matrices are sent separately unless
     `together`, as when the last micro-batch scatters their gradients.
+
+    sent: counts gradients, which frozen parameters do not have.
     """
     messages: dict[Any, tuple[tuple[Axis, ...], dict[int, int]]] = {}  # by axes, or by name
     for name, stored in zero.stored.items():
         if isinstance(stored, ShardShape) and stored.info.stack == stack.name:
             axes = stored.axes | {*_summed_over(stored, layout)}
             plan = zero.plans[name]
-            if together and plan.reduce == "end":
-                continue  # experts that no other device has
+            if (together and plan.reduce == "end") or (sent and stored.info.frozen):
+                continue  # experts that no other device has, or no gradient
             alone = plan.own_collective and not together
             alike = name if alone else (stored.along, tuple(sorted(axes)))
             _, message = messages.setdefault(alike, (stored.along, {}))
@@ -143,7 +148,7 @@ def whole_matrices(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterato
     moved = _MOVED.get(step.config.optimizer.name)
     if moved is not None:
         for each in stored.values():
-            if not each.info.counts:
+            if each.info.optimized:
                 yield from moved(step, each)
 
 

@@ -59,7 +59,8 @@ def unstacked_collectives(step: Scenario, zero: StateShapes) -> Iterator[Collect
             whole = elements_on_device(info, layout) * layout.pp
             narrow = itemsize(zero.plans[name].gather_dtype)
             yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * narrow)
-            yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole * wide)
+            if not zero.infos[name].frozen:
+                yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole * wide)
 
 
 def as_gathers(layers: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
@@ -278,6 +279,6 @@ def _loss(step: Scenario) -> Iterator[Collective]:
 
 def _norm(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
     """All-reduces of the gradient norm: a scalar for all parameters sharded over the same axes."""
-    for axes in dict.fromkeys(each.axes for each in stored.values() if not each.info.counts):
+    for axes in dict.fromkeys(each.axes for each in stored.values() if each.info.optimized):
         over = tuple(Axis(axis) for axis in sorted(axes))
         yield Collective(ALL_REDUCE, over, 1, step.sizes.master_itemsize)
