@@ -107,7 +107,7 @@ def test_check_reads_headers(gpt2, capsys, tmp_path) -> None:
         (["--from-hf", "DIR"], "--out is required with --from-hf and --to-hf"),
         (
             ["--from-hf", "DIR", "--out", "x", "--dtype", "float32"],
-            "--dtype, --shard-size and --ema need ",
+            "--dtype, --shard-size, --unmerged and --ema need ",
         ),
         (["--from-hf", "DIR", "--out", "DIR"], "exists; choose another name, or remove it"),
         (["--from-hf", "nowhere", "--out", "x"], "nowhere has no config.json; name a directory"),
