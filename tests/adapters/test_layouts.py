@@ -57,9 +57,9 @@ LAYOUTS = [
     (Layout(dp=2, tp=2, sequence_parallel=True, zero=3), SOME | {"remat": "full"}),
     (Layout(**RING), LLAMA),
     (Layout(dp=2, ep=2, zero=2), EXPERTS),
+    (Layout(tp=4), LLAMA | OF_Q),
 ]
 MORE = [
-    (Layout(tp=4), LLAMA | OF_Q),
     (Layout(pp=2, dp=2, schedule="zb-h1", zero=2), LLAMA),
     (Layout(dp=2, tp=2), tiny.LATENT | {"lora.rank": 2}),
     (Layout(dp=2, tp=2, zero=1), tiny.T5 | {"lora.rank": 2}),
