@@ -135,7 +135,8 @@ def _parts(on_gpu: Peak) -> Iterator[Row]:
 
 def _state(program: Program) -> Iterator[Row]:
     """The state of the step, its gradients, and parameters gathered for the whole step."""
-    published = published_state(program.config, program.infos)
+    every = published_state(program.config, program.infos)
+    published = {} if program.config.freezes_some else every  # where all parameters train
     params, moments = program.states.memory
     memory = {"parameters": params, "optimizer": moments}
     state = memory_model.state(program.config, program.resolved.zero)
