@@ -199,6 +199,7 @@ class Launched:
         try:
             for each in children:  # so that what is found here still holds when one is killed
                 os.kill(each, signal.SIGSTOP)
+            _wait(lambda: all(map(_has_stopped, children)))
             rank = draw.randrange(len(children))
             writing, lost = self.writes(), str(rank % self._number)
             if host := host and self.is_whole_without(lost):
@@ -347,6 +348,16 @@ class Restarts:
         print(f"{self.name}: {self.kills[-1]}", flush=True)
 
 
+def _has_stopped(pid: int) -> bool:
+    """True once all threads of a process have stopped, or it has gone: a signal takes a moment."""
+    try:
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
+        states = [(each / "stat").read_text().rpartition(")")[2].split()[0] for each in threads]
+    except OSError:
+        return True
+    return all(state in "TtZX" for state in states)
+
+
 def _wait(until: Callable[[], Any], seconds: float = PATIENCE) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -399,7 +410,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", help="a folder for restarts.md")
     options = parser.parse_args(argv)
     done: list[Restarts] = []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
