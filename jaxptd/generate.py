@@ -290,7 +290,10 @@ def parser() -> Parser:
         "jaxptd generate --run-dir runs/quickstart --prompt 'class '",
         "jaxptd generate --run-dir runs/swin-unet-shapes --images slices/ --out masks",
     )
-    parser = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
+    usage = "jaxptd generate --run-dir D [--prompt TEXT | --images F ...] [options]"
+    parser = Parser(
+        prog="jaxptd generate", usage=usage, description=main.__doc__, examples=examples
+    )
     add_run(parser)
     add = parser.add_argument
     add("--prompt", help="text to continue; empty starts a document")

@@ -114,6 +114,12 @@ generate --run-dir . --platform tpu | --platform/--train.platform: invalid choic
 generate --run-dir . --toknes 5 | did you mean --tokens?
 generate --run-dir . stray | unrecognized arguments: stray
 
+chat | --run-dir is required: the directory of a run; or
+chat --run-dir nowhere | nowhere holds no checkpoint; train with
+chat --run-dir . --temperature -1 | temperature=-1.0 must be a number, 0 or more
+chat --run-dir . --system | --system: expected one argument
+chat --run-dir . --tokens 0 | --tokens 0: use 1 to 1000000 tokens
+
 data | required: --out
 data --out t.bin | --source is required: text files or stdlib; or
 data --source text.txt | required: --out

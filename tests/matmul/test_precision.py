@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from jax import lax
@@ -15,7 +14,7 @@ from jaxptd.api.whole_batches import _logits_function
 from jaxptd.config import Config, Dtype, ModelConfig
 from jaxptd.matmul import precision
 from jaxptd.mesh import make_mesh
-from jaxptd.run.generator import Generator, Sampling
+from jaxptd.run.generator import NONE, Generator, Sampling
 from jaxptd.step import Program
 
 HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
@@ -52,8 +51,8 @@ def test_so_are_those_of_generated_tokens(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(precision, "on_gpus", lambda mesh: True)
     program = Program(Config(SMALL), make_mesh(Config().layout))
     generator = Generator(program, 16, Sampling(temperature=0))
-    batch = generator._writing.first(SMALL, [1, 2])
-    arguments = program.abstract_state["params"], batch, jax.random.key(0), np.zeros(2, np.int32)
-    jaxpr = generator._write.trace(*arguments).jaxpr
+    batch, keys = generator._batch([[1, 2]]), generator._keys([2], 1)
+    given, params = np.full((3, 1), NONE, np.int32), program.abstract_state["params"]
+    jaxpr = generator._write.trace(params, batch, keys, given, np.int32(3)).jaxpr
     found = [each.params["precision"] for each in equations(jaxpr) if is_product(each)]
     assert set(found) == {HIGHEST}

@@ -121,7 +121,8 @@ def test_published_numbers_of_parameters() -> None:
     more = work_of(model).flops - work_of(plain).flops
     tokens = model.seq_length
     head = model.hidden_size * (model.vocab_size or 0)
-    assert more == module.flops + 6 * tokens * (both + head)
+    of_module = 6 * module.multiplications + 3 * module.score_flops
+    assert more == of_module + 6 * tokens * (both + head)
     assert work_of(model).tokens == work_of(plain).tokens == tokens
 
 
