@@ -15,7 +15,8 @@ from jaxptd.run.adapters import merged
 from jaxptd.step import Program
 
 LLAMA = {"family": "llama", "num_kv_heads": 2, "lora.rank": 3}
-SOME = LLAMA | {"num_layers": 3, "dropout": 0.1, "batch": 12}
+FASTER = {"ema_decay": 0.8, "rates": (("*.lora.b", 4.0),)}  # B learns faster: LoRA+
+SOME = LLAMA | FASTER | {"num_layers": 3, "dropout": 0.1, "batch": 12}
 GPT = {"lora.rank": 2, "lora.targets": ("attention.*",), "batch": 12}
 EXPERTS = tiny.MOE | {"lora.rank": 2, "moe.shared_ffn_hidden_size": 8}
 RING = {"tp": 4, "sequence_parallel": True, "collective_matmul": True}

@@ -232,6 +232,14 @@ def test_experts_write_the_same_on_every_layout(layout):
     assert len(set(found)) > 5
 
 
+@pytest.mark.parametrize("layout", [TP2, *map(slow, (SEQUENCE, PIPELINE, CP2_TP2))], ids=str)
+def test_adapters_write_the_same_on_every_layout(layout):
+    prompt, model = PROMPTS["some"], (*QWEN, "--model.lora.rank=3")
+    found = write(prompt, two_halves_more(prompt), *model, *layout)
+    assert found == written_without_cache(prompt, two_halves_more(prompt), *model)
+    assert len(set(found)) > 5
+
+
 @pytest.mark.parametrize(
     "layout", [(), TP2, *map(slow, (TP3, SEQUENCE, PIPELINE, CP2_TP2, ULYSSES))], ids=str
 )
