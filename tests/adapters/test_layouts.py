@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from one_device import case, hold
+from one_device import case, hold, verified
 from turns import slow
 
 from jaxptd import comms
@@ -52,6 +52,13 @@ OF_Q = {"lora.targets": ("*.q", "mlp.down"), "lora.rslora": True}
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bits_are_verified(dtype: str) -> None:
+    layout = Layout(dp=2, tp=2, sequence_parallel=True, zero=3)
+    assert verified(layout, dtype, **LLAMA).wrong == []
 
 
 LAYOUTS = [

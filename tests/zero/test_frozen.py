@@ -48,6 +48,7 @@ EXPERTS = {"family": "mixtral", "frozen": ("blocks.attention.*", "blocks.mlp.*")
                 case(EXPERTS, 2, pp=2, ep=2, zero=2),
                 case(SOME | {"optimizer": "muon"}, 2, dp=2, tp=2, zero=2),
                 case(SOME | {"optimizer": "adafactor"}, 2, dp=2, tp=2, zero=1),
+                case({"family": "swin-unet", "frozen": ("*.up.w",)}, 1, dp=2, tp=2, zero=2),
             )
         ),
     ],
