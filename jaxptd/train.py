@@ -172,6 +172,8 @@ class Training:
         """
         run, done, end = self.run, self.run.step, self.config.train.steps
         if done >= end or self.patience.is_over():
+            with contextlib.closing(run.run_dir), failed_saves_explained():
+                run.checkpoints.complete(run.arrays, done)
             return
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (

@@ -117,9 +117,21 @@ class RunCheckpoints:
                 self.keep(state, step)
             yield
             memory.wait()
-            newest = run_on_first("memory.ended", lambda: max(self.store.steps(), default=-1))
-            if newest >= memory.newest:
+            if self._newest_saved("memory.ended") >= memory.newest:
                 memory.remove()
+
+    def complete(self, state: State, step: int) -> None:
+        """Saves the last step's state if only the hosts' memory has it: the run died before."""
+        wanted = self.memory is not None and self._settings.every > 0
+        if not wanted or self._newest_saved("memory.complete") >= step:
+            return
+        with self.keeping(state, step):
+            self.save(state, step, None)
+            self.store.wait()
+
+    def _newest_saved(self, name: str) -> int:
+        """The step of the newest checkpoint, -1 without one; name: of this question."""
+        return run_on_first(name, lambda: max(self.store.steps(), default=-1))
 
     def good_steps(self) -> list[int]:
         """Steps of the good checkpoints, once the pending save has ended or failed."""
@@ -171,7 +183,7 @@ class RunCheckpoints:
 
     def _start_from_newest(self, target: dict[str, Any]) -> State | None:
         """The newest good state, of memory or of the store; None without one."""
-        newest = run_on_first("memory.newest", lambda: max(self.store.steps(), default=-1))
+        newest = self._newest_saved("memory.newest")
         if (state := self._start_from_memory(target, after=newest)) is not None:
             return state
         stored = self.store.restore_newest(target, report=self._warn)

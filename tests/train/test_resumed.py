@@ -326,3 +326,25 @@ def test_resuming_by_path_is_of_the_same_run_too(train):
     )
     assert f"{path} belongs to another run: train.seed is 3, was 0" in line
     assert not other.exists()
+
+
+def test_a_run_that_died_behind_its_last_step_is_completed(train, tmp_path, monkeypatch) -> None:
+    """Only memory has the last state; the next start saves it, though no step is left."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    words = ["--checkpoint.memory_every=1", f"--checkpoint.memory_dir={memory}"]
+    words += ["--checkpoint.every=1000"]
+
+    def die(run: Run, *_: object) -> None:
+        run.checkpoints.memory.wait()
+        raise Killed
+
+    with monkeypatch.context() as before, pytest.raises(Killed):
+        before.setattr(Run, "checkpoint", die)
+        main([*train.options, *words])
+    assert train.steps == []
+    assert any(memory.rglob("*-of-1"))
+    assert train(*words).code == 0
+    rows = train.run_dir.metrics()
+    assert train.steps == [rows[-1]["step"]]
+    assert not any(memory.rglob("*-of-1"))
