@@ -22,7 +22,7 @@ from jaxptd.hf.directory import EXTRA, Directory, read_json
 from jaxptd.hf.load import program_of
 from jaxptd.hf.mapping import Arrays, Shapes, rules_of
 from jaxptd.hf.write import DTYPES, Shard, made_aside, require_new, save_tensors
-from jaxptd.run.saved import SavedParams
+from jaxptd.run.saved import SavedParams, check_finite
 from jaxptd.stores import Place, on_disk
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -108,17 +108,20 @@ def config_of_adapters(
 _READ: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    "use_dora": (False,),
-    "lora_bias": (False,),
-    "use_qalora": (False,),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "layer_replication": (None,),
-    "megatron_config": (None,),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+# Keys that are read elsewhere, or say nothing of what a trained adapter computes.
+_OTHERS = {
+    *("r", "lora_alpha", "use_rslora", "lora_dropout", "fan_in_fan_out", "target_modules"),
+    *(
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "eva_config",
+        "qalora_group_size",
+    ),
+    *("base_model_name_or_path", "revision", "task_type", "auto_mapping", "peft_version"),
+    *("inference_mode", "megatron_core", "runtime_config", "ensure_weight_tying"),
 }
 
 
@@ -135,11 +138,12 @@ class AdapterFiles:
     def __init__(self, path: Place) -> None:
         self.path = path
         self.config = read_json(path / CONFIG)
-        for key, values in _READ.items():
-            if key in self.config and self.config[key] not in values:
+        for key, value in self.config.items():
+            known = value in _READ[key] if key in _READ else key in _OTHERS or not value
+            if not known:
                 raise UserError(
-                    f"{path / CONFIG}: {key}={quoted(self.config[key])} is not supported; merge "
-                    "the adapter into its model with PEFT, and use that"
+                    f"{path / CONFIG}: {key}={quoted(value)} is not supported; merge the adapter "
+                    "into its model with PEFT, and use that"
                 )
         self.tensors = self._read()
 
@@ -208,6 +212,8 @@ class AdapterFiles:
                     f"{self.path}: {key} is {list(left[key].shape)}, but the model needs "
                     f"{list(rule.shape(array.shape))}; name the model that it was trained on"
                 )
+            bad = np.count_nonzero(~np.isfinite(left[key].astype(np.float32)))
+            check_finite(f"{self.path}: {key}", int(bad))
             there, whole = True, tuple((0, n) for n in array.shape)
             x = rule.read(left.pop(key).astype(np.float32), array.shape, rule.ranges(whole))
             place: list[Any] = [*index, *[slice(None)] * (array.ndim - len(index))]
@@ -229,13 +235,19 @@ def write_adapter(saved: SavedParams, out: Path, *, dtype: str | None = None) ->
         dtype: of the tensors. None keeps the saved precision.
 
     Raises:
-        UserError: the directory exists or cannot be written, or the run has no adapters.
+        UserError: the directory exists or cannot be written, or the run has no adapters, or trained
+            other parameters.
     """
     require_new(out)
     config = saved.config
     if config.model.lora is None:
         raise UserError(
             f"the run {saved.run_dir} has no adapters (model.lora); leave out --unmerged"
+        )
+    if config.optimizer.frozen is not None:
+        raise UserError(
+            f"the run {saved.run_dir} may have trained more than its adapters (optimizer.frozen); "
+            "leave out --unmerged"
         )
     rules = of_adapters(rules_of(config.model.family, saved.shapes))
     tensors = as_peft(rules, {name: saved.read(name) for name in rules})

@@ -45,12 +45,7 @@ def merged(w: np.ndarray, a: np.ndarray, b: np.ndarray, *, matrix: str, scale: f
 class MergedParams(SavedParams):
     """The parameters of a run, its adapters merged: those of its model without adapters.
 
-    Args:
-        run_dir: of the run.
-        ema: read the moving averages of the parameters.
-
-    Raises:
-        UserError: there is no run, no good checkpoint, or no average.
+    Arguments and errors as of `SavedParams`.
     """
 
     def __init__(self, run_dir: Place, *, ema: bool = False) -> None:

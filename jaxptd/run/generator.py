@@ -219,7 +219,8 @@ class Generator:
             places: positions of the first drawn ids, which key their random numbers.
             first: tokens of each prompt that are read in one pass; None: all.
             size: texts of the program, which repeats the last prompt if there are fewer.
-            longest: ids that the program can write, with those that are given; None: no more.
+            longest: most ids after a prompt's first pass for which the program is compiled, given
+                or drawn; None: as many as these texts need.
         """
         size = self._rows(size)
         prompts = [*prompts, *[prompts[-1]] * (size - len(prompts))]

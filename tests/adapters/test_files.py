@@ -17,6 +17,7 @@ from jaxptd.hf.convert import main as convert
 from jaxptd.mesh import Layout
 from jaxptd.run.adapters import MergedParams, merged
 from jaxptd.run.saved import SavedParams
+from jaxptd.train import main as train
 
 BASE = "base_model.model."
 LLAMA = {
@@ -123,6 +124,8 @@ def test_files_become_a_run_and_come_back(folder: Path, capsys) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
         ({"rank_pattern": {"q_proj": 9}}, "rank_pattern="),
         ({"init_lora_weights": "pissa"}, "init_lora_weights=pissa"),
+        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens="),
+        ({"a_later_variant": {"x": 1}}, "a_later_variant="),
         ({"r": 4}, r"lora_\w.weight is .* but the model needs"),
     ],
 )
@@ -135,14 +138,17 @@ def test_adapters_of_other_kinds_are_refused(folder, tmp_path, config, message) 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("model.layers.0.self_attn.v_proj.lora_A.weight", "elements that are NaN or infinite"),
         ("model.layers.0.mlp.gate.lora_A.weight", "no matrix of the model can have"),
         ("model.layers.0.self_attn.q_proj.lora_A.weight", "has one of the two matrices"),
     ],
 )
-def test_tensors_without_a_matrix_or_a_partner_are_refused(folder, tmp_path, name, message) -> None:
+def test_tensors_that_make_no_adapter_are_refused(folder, tmp_path, name, message) -> None:
     tensors = dict(AdapterFiles(folder / "adapter").tensors)
     full = f"{BASE}{name}"
-    if full in tensors:
+    if "NaN" in message:
+        tensors[full] = np.full((3, 16), np.nan, np.float32)
+    elif full in tensors:
         del tensors[full]
     else:
         tensors |= {full: np.zeros((3, 16)), full.replace("_A", "_B"): np.zeros((4, 3))}
@@ -155,6 +161,15 @@ def convert_with(folder: Path, tmp_path: Path) -> None:
     words = ["--from-hf", str(folder / "base"), "--adapter", str(tmp_path / "adapter")]
     convert([*words, "--out", str(tmp_path / "run"), "--quiet"])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_trained_more_than_adapters_is_not_written_without_the_rest(tmp_path) -> None:
+    words = ["--model.lora.rank=2", '--optimizer.frozen=["*.w"]', "--train.steps=1"]
+    trained = ["--config", "test-tiny", "--data.tokenizer=bytes", *words]
+    train([*trained, "--train.eval_every=0", f"--train.run_dir={tmp_path / 'run'}", "--quiet"])
+    with pytest.raises(UserError, match=r"trained more than its adapters \(optimizer.frozen\)"):
+        convert(["--to-hf", str(tmp_path / "run"), "--unmerged", "--out", str(tmp_path / "x")])
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_run_without_adapters_has_none_to_write(folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import tiny
 from one_device import case, hold, verified
 from turns import slow
 
+import jaxptd
 from jaxptd import comms
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
@@ -169,3 +170,11 @@ def test_what_adapters_do_not_go_with_is_refused(layout, choice, message) -> Non
 def test_targets_that_name_no_matrix_are_refused() -> None:
     with pytest.raises(UserError, match=r"targets=attn.q names no matrix that can have"):
         tiny.program(Layout(), **LLAMA | {"lora.targets": ("attn.q", "mlp.up")}).init_state()
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"), [(LLAMA, "model.lora"), ({"frozen": ("norm.*",)}, "optimizer.frozen")]
+)
+def test_a_plan_prices_no_step_in_which_some_parameters_stay(choice: dict, name: str) -> None:
+    with pytest.raises(UserError, match=f"in which all parameters train, not those with {name}"):
+        jaxptd.plan(tiny.config(Layout(), dtype="bfloat16", **choice), gpus=2, gpu="h200")

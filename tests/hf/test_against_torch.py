@@ -27,17 +27,6 @@ transformers = pytest.importorskip("transformers")
 Tensors = dict[str, np.ndarray]
 
 VOCAB, LENGTH, STEPS = 37, 32, 3
-MODELS = {
-    "gpt2": {"n_layer": 2, "n_embd": 24, "n_head": 4, "n_positions": LENGTH},
-    "llama": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": LENGTH,
-    },
-}
 OPTIMIZER = OptimizerConfig(
     learning_rate=1e-3, warmup_steps=0, decay="constant", weight_decay=0.1, grad_clip=0
 )
@@ -49,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A directory of each model, with random norms and biases, so that they matter."""
     torch.manual_seed(0)
     found = {}
-    for name, sizes in MODELS.items():
+    for name, sizes in reference.SIZES.items():
         config = transformers.AutoConfig.for_model(name, vocab_size=VOCAB, **sizes)
         model = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
@@ -148,7 +137,7 @@ def test_three_steps_and_an_export_are_torch_s(folders, tmp_path, layout) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", PLACES, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", reference.SIZES)
 def test_twenty_likeliest_tokens_are_those_of_transformers(folders, name, layout) -> None:
     prompt = [5, 17, 2]
     model = reference.load(folders[name])

@@ -342,6 +342,8 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         f"optimizer.name={optimizer.name}": optimizer.name != "adamw",
         f"optimizer.ema_decay={optimizer.ema_decay}": optimizer.ema_decay != 0,
         "optimizer.rates": bool(optimizer.rates),
+        "optimizer.frozen": bool(optimizer.frozen),
+        "adapters (model.lora)": bool(model.lora),
     }
     for words, bad in wrong.items():
         if bad:

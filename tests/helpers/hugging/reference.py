@@ -6,6 +6,19 @@ from typing import Any
 
 import numpy as np
 
+# Of tiny models, by transformers' names of their kinds.
+SIZES: dict[str, dict[str, int]] = {
+    "gpt2": {"n_layer": 2, "n_embd": 24, "n_head": 4, "n_positions": 32},
+    "llama": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+    },
+}
+
 
 def load(directory: Path) -> Any:
     """The model of a directory, in float64.
@@ -36,7 +49,8 @@ def loss_and_gradients(
     )
     model.zero_grad()
     loss.backward()
-    grads = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    grads = {name: p.grad.numpy() for name, p in trained}
     return loss.item(), grads
 
 

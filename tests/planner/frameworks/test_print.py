@@ -91,6 +91,11 @@ REFUSED = (
         "optimizer.name=muon is not written as a setting of Megatron-LM",
     ),
     (["--optimizer.rates", "{'*': 2}"], "optimizer.rates is not written as a setting of Megatron"),
+    (["--model.lora.rank", "8"], "adapters (model.lora) is not written as a setting"),
+    (
+        ["--optimizer.frozen", "[norm.w]"],
+        "optimizer.frozen is not written as a setting of",
+    ),
     (["--optimizer.ema_decay", "0.99"], "optimizer.ema_decay=0.99 is not written as a setting"),
     (["--model.products", "fp8"], "model.products=fp8 is not written as a setting of Megatron-LM"),
     (["--model.logit_softcap", "30"], "model.logit_softcap=30.0 is not written as a setting"),
