@@ -17,6 +17,7 @@ AVERAGED, EXACT = "--optimizer.ema_decay=0.8", "--model.dropout=0"
 NAMES = [*EVALUATION, *(f"{name}_ema" for name in EVALUATION)]
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_the_same_average_on_another_layout(train, monkeypatch) -> None:
     other = train.folder / "other"
     out = train(AVERAGED, EXACT, *DP2_TP2, f"--train.run_dir={other}").out
