@@ -33,6 +33,8 @@ def write_whole(
 ) -> None:
     """Writes several files, all or none: under temporary names first, then moved into place.
 
+    Several processes may write the same file: it is what one of them wrote, as a whole.
+
     Args:
         files: the content of each file.
         explain: makes the error context of one file, see `explained`.
@@ -41,7 +43,7 @@ def write_whole(
         with explain(path):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    aside = {path: path.with_name(f".{path.name}.partial") for path in files}
+    aside = {path: path.with_name(f".{path.name}.{os.getpid()}.partial") for path in files}
     try:
         for path, data in files.items():
             with explain(path):
