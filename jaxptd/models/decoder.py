@@ -16,12 +16,14 @@ from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Writing
+from jaxptd.models.pairs import REFERENCE, drawn_pairs, pair_fields, pair_losses
 from jaxptd.parts.architecture import Architecture, Stack
 from jaxptd.parts.ends import Embedding, End, Head
 from jaxptd.parts.latent_attention import attention_of
 from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.moe import MoEShape, RouterLosses
 from jaxptd.parts.mtp import Module
+from jaxptd.parts.preference import PairSums
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 CHOICES = "choices"  # the field of given experts
@@ -48,8 +50,9 @@ def fields(config: Config) -> Mapping[str, Field]:
         segments[IN_DOCUMENT] = Field(
             "seq_length", lowest=0, derived=Derived((SEGMENTS,), _in_documents)
         )
+    of_pairs = pair_fields(config, SEGMENTS)
     arrangement = arranged(config.layout)
-    return shapes | segments | choices(config.model) | arrangement | fields_ahead(config)
+    return shapes | segments | of_pairs | choices(config.model) | arrangement | fields_ahead(config)
 
 
 def arranged(layout: Layout) -> dict[str, Field]:
@@ -131,8 +134,11 @@ def _in_documents(segment_BT: np.ndarray) -> np.ndarray:
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
     """Cross-entropy of the next tokens, z-loss, which keeps their logits small, routers' losses,
-    and the cross-entropy of tokens further ahead.
+    and the cross-entropy of tokens further ahead. With `model.preference` that of pairs replaces
+    the first two.
     """
+    if model.preference:
+        return {**pair_losses(), **router_losses(model)}
     z_loss = {Z_LOSS: Loss("targets", weight=model.z_loss, evaluated=False)}
     of_logits = {CROSS_ENTROPY: Loss("targets")} | (z_loss if model.z_loss else {})
     return of_logits | router_losses(model) | losses_ahead(model)
@@ -150,11 +156,13 @@ def losses_ahead(model: ModelConfig) -> dict[str, Loss]:
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
-    """A field of the samples with these numbers, int32[B, T]."""
+    """A field of the samples with these numbers, `[B, T]`."""
     if field == "targets":
         found: np.ndarray = samples.targets(number_B)
     elif field == SEGMENTS:
         found = samples.documents(number_B, end_of_document)
+    elif field == REFERENCE:
+        found = samples.reference(number_B)
     else:
         found = samples.rows(number_B)[:, :-1]
     return found
@@ -182,11 +190,12 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
         place_T = np.arange(1, shape[1])
         padding_BT = place_T > shape[1] * (1 - rng.random((shape[0], 1)) / 2)
         segments, targets = (np.where(padding_BT, NOT_COUNTED, x) for x in (segments, targets))
-    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: segments}
+    of_pairs = drawn_pairs(segments, rng) if config.model.preference else {}
+    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: segments, **of_pairs}
     if moe := config.model.moe:
         shape = (*targets.shape, config.model.routed_layers, moe.top_k)
         batch[CHOICES] = np.full(shape, NOT_COUNTED)
-    return {name: x.astype(np.int32) for name, x in batch.items()}
+    return {name: x if name == REFERENCE else x.astype(np.int32) for name, x in batch.items()}
 
 
 def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.ndarray]:
@@ -212,6 +221,7 @@ def architecture(model: ModelConfig) -> Architecture:
     head = Head(hidden, size, statistics=0 if post else statistics, own=own)
     terms = len(router_losses(model))
     behind: tuple[End, ...] = (head, RouterLosses(terms)) if terms else (head,)
+    behind += (PairSums(),) if model.preference else ()
     modules = [Module(layer, size) for layer in layers_ahead(model, statistics)]
     return Architecture(hidden, (embedding,), stacks(model, statistics), (*behind, *modules))
 
