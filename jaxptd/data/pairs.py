@@ -18,10 +18,10 @@ from jaxptd.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairs(WholeRecords):
-    """Sequences of whole pairs and padding; arguments as of `WholeRecords`, and
+    """Sequences of whole pairs and padding.
 
     Args:
-        middles: the first token of each rejected text, int64[R].
+        middles: the first token of each rejected text, int64[R]; the others as of `WholeRecords`.
     """
 
     middles: np.ndarray = dataclasses.field(kw_only=True)

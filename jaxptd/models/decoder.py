@@ -6,30 +6,31 @@ Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabul
 import itertools
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.config.preference import ACCURACY, CHOSEN, LOSS, REJECTED, pairs_of
 from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Writing
-from jaxptd.models.pairs import REFERENCE, drawn_pairs, pair_fields, pair_losses
 from jaxptd.parts.architecture import Architecture, Stack
-from jaxptd.parts.ends import Embedding, End, Head
+from jaxptd.parts.ends import Embedding, End, Head, PairSums
 from jaxptd.parts.latent_attention import attention_of
 from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.moe import MoEShape, RouterLosses
 from jaxptd.parts.mtp import Module
-from jaxptd.parts.preference import PairSums
 
 CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 CHOICES = "choices"  # the field of given experts
 SEGMENTS = "segments"  # the field of documents
 SAMPLE, POSITION = "sample", "position"  # fields that say where `layout.balance` put what
 IN_DOCUMENT = "position_in_document"
+REFERENCE = "reference"  # the field of the reference model's log-probabilities
+PAIRS = "pairs"  # the field that numbers pairs of answers
 BALANCE_LOSS, ROUTER_Z_LOSS = "balance_loss", "router_z_loss"
 MTP_LOSS = "mtp_loss"  # of the first MTP module; of others with their numbers
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -50,7 +51,7 @@ def fields(config: Config) -> Mapping[str, Field]:
         segments[IN_DOCUMENT] = Field(
             "seq_length", lowest=0, derived=Derived((SEGMENTS,), _in_documents)
         )
-    of_pairs = pair_fields(config, SEGMENTS)
+    of_pairs = pair_fields(config)
     arrangement = arranged(config.layout)
     return shapes | segments | of_pairs | choices(config.model) | arrangement | fields_ahead(config)
 
@@ -264,6 +265,50 @@ def _stack(model: ModelConfig, name: str, layers: slice, *, statistics: int, spa
     ]
     every, order = tuple(itertools.chain(*parts)), model.block.norm_order
     return Stack(name, number // period, every, statistics, order, updates="x", period=period)
+
+
+# ---- pairs of answers ----------------------------------------------------------------------------
+
+
+def pair_fields(config: Config) -> dict[str, Field]:
+    """The reference's log-probabilities, of which a document's sum counts, and the pairs' numbers.
+
+    None without `model.preference`.
+    """
+    if config.model.preference is None:
+        return {}
+    wide: Literal["float32", "float64"] = (
+        "float64" if config.model.dtype == "float64" else "float32"
+    )
+    return {
+        REFERENCE: Field("seq_length", dtype=wide),
+        PAIRS: Field("seq_length", derived=Derived(("targets", SEGMENTS), pair_numbers)),
+    }
+
+
+def pair_numbers(target_BT: np.ndarray, segment_BT: np.ndarray) -> np.ndarray:
+    """The number of a pair at the first target of its chosen text; elsewhere not counted."""
+    chosen_BT = (target_BT >= 0) & (segment_BT >= 0) & (segment_BT % 2 == 0)
+    document_BT = np.where(chosen_BT, segment_BT, NOT_COUNTED)
+    last_BT = np.maximum.accumulate(document_BT, axis=1)
+    before_BT = np.pad(last_BT[:, :-1], ((0, 0), (1, 0)), constant_values=NOT_COUNTED)
+    return np.where(document_BT > before_BT, segment_BT // 2, NOT_COUNTED).astype(np.int32)
+
+
+def pair_losses() -> Mapping[str, Loss]:
+    """The loss, the share of pairs whose chosen text gains more, and what both gain, times beta."""
+    score = Loss(PAIRS, weight=0.0, trained=False)
+    return {LOSS: Loss(PAIRS), ACCURACY: score, CHOSEN: score, REJECTED: score}
+
+
+def drawn_pairs(segment_BT: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random log-probabilities, and documents of at most as many pairs as a sequence can hold."""
+    most = 2 * pairs_of(segment_BT.shape[1])
+    reference_BT = -np.abs(rng.standard_normal(segment_BT.shape))
+    return {REFERENCE: reference_BT, SEGMENTS: np.minimum(segment_BT, most - 1)}
+
+
+# ---- the family ----------------------------------------------------------------------------------
 
 
 def router_losses(model: ModelConfig) -> dict[str, Loss]:

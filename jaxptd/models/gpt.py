@@ -20,9 +20,15 @@ from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.layers.mtp import Ahead, MTPModule
 from jaxptd.layers.preference import Documents, document_sums, preference_sums
 from jaxptd.layers.tensor_parallel import ShardingAxes, block_along
-from jaxptd.models.decoder import CROSS_ENTROPY, SEGMENTS, Z_LOSS, losses_ahead, router_losses
+from jaxptd.models.decoder import (
+    CROSS_ENTROPY,
+    REFERENCE,
+    SEGMENTS,
+    Z_LOSS,
+    losses_ahead,
+    router_losses,
+)
 from jaxptd.models.model import TextModel, empty_layer_cache
-from jaxptd.models.pairs import REFERENCE
 from jaxptd.remat import with_remat
 
 

@@ -17,8 +17,8 @@ from jaxptd.atomic_files import write_whole
 from jaxptd.data import Data, Pairs
 from jaxptd.distributed.coordination import first_only
 from jaxptd.errors import UserError
+from jaxptd.models.decoder import REFERENCE
 from jaxptd.models.families import family_of
-from jaxptd.models.pairs import REFERENCE
 from jaxptd.run.folder import RunDir, run_dir_errors
 from jaxptd.stores import open_binary
 

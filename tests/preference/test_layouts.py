@@ -12,7 +12,7 @@ from turns import slow
 from jaxptd import comms
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.mesh import Layout
-from jaxptd.models.pairs import pair_numbers
+from jaxptd.models.decoder import pair_numbers
 
 PAIRS = {"documents": "whole", "positions": "rope", "seq_length": 16, "batch": 12}
 DPO = PAIRS | {"preference.loss": "sigmoid"}
