@@ -339,7 +339,7 @@ class Head(End):
 
 @dataclasses.dataclass(frozen=True)
 class PairSums(End):
-    """What the texts of pairs gain, and their sizes, added up over the devices of a sequence."""
+    """Sums over the devices of a sequence: what the texts of its pairs gain, and their sizes."""
 
     def collectives(self, step: Scenario) -> Iterator[Collective]:
         """An all-reduce of two numbers of each document, 2*b*K."""
