@@ -99,10 +99,10 @@ print(tuned.chat(chat(question), tokens=40, temperature=0))
 # %% [markdown]
 # ## Prefer some answers
 #
-# Now pairs: to the same question a better and a worse answer. Here people like short answers, so
-# of the answers to two questions the shorter one is better. (Real pairs come from people or from a
-# model that judges.) The loss is DPO's: what the better answer gains, in log-probability, should
-# exceed what the worse one gains.
+# Now pairs: to the same question a better and a worse answer. Here people like short answers:
+# each pair has the answers to two questions, and the shorter one is better. (Real pairs come from
+# people, or from a model that judges.) The loss is DPO's: what the better answer gains, in
+# log-probability, should exceed what the worse one gains.
 
 # %%
 texts = list(answers.values())
@@ -150,7 +150,7 @@ preferring = jaxptd.Config(
 )
 preferred = jaxptd.train(preferring)
 
-# %% Of pairs that it has not seen, how many does it get right?
+# %% How many of the pairs that it has not seen does it get right?
 found = preferred.evaluate()
 print(f"{found['validation_accuracy']:.0%} of the held-out pairs: the better answer has gained more")
 print(preferred.chat(chat(question), tokens=40, temperature=0))
