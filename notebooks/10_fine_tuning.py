@@ -152,7 +152,9 @@ preferred = jaxptd.train(preferring)
 
 # %% How many of the pairs that it has not seen does it get right?
 found = preferred.evaluate()
-print(f"{found['validation_accuracy']:.0%} of the held-out pairs: the better answer has gained more")
+print(
+    f"{found['validation_accuracy']:.0%} of the held-out pairs: the better answer has gained more"
+)
 print(preferred.chat(chat(question), tokens=40, temperature=0))
 
 # %% The layout computes what one device computes, with adapters and pairs as well.

@@ -20,9 +20,7 @@ import jaxptd
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-NOTEBOOKS = sorted(
-    (ROOT / "notebooks").glob("*.py"), key=lambda path: int(path.stem.split("_")[0])
-)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"), key=lambda path: int(path.stem.split("_")[0]))
 # Modules with fixed paths, whose `__all__` is public in addition to what `import jaxptd` exports.
 MODULES = ("jaxptd.ring_attention", "jaxptd.summa2d")
 # Sizes that keep each at half a minute on two cores; a timed limit would depend on the machine.
