@@ -21,7 +21,7 @@ import importlib
 import inspect
 import json
 import shutil
-import sys  # noqa: F401, for the commands below
+import sys
 from pathlib import Path
 
 import jaxptd
@@ -45,7 +45,8 @@ examples = Path(jaxptd.__path__[0]).parent / "examples"
 # answer is the first line of its docstring.
 
 # %%
-modules = "os shutil json re random statistics string math itertools functools inspect ast".split()
+modules = ["os", "shutil", "json", "re", "random", "statistics", "string", "math"]
+modules += ["itertools", "functools", "inspect", "ast"]
 answers = {}
 for module in map(importlib.import_module, modules):
     for name, thing in inspect.getmembers(module, callable):
@@ -152,9 +153,7 @@ preferred = jaxptd.train(preferring)
 
 # %% How many of the pairs that it has not seen does it get right?
 found = preferred.evaluate()
-print(
-    f"{found['validation_accuracy']:.0%} of the held-out pairs: the better answer has gained more"
-)
+print(f"{found['validation_accuracy']:.0%} of the held-out pairs: the better answer gained more")
 print(preferred.chat(chat(question), tokens=40, temperature=0))
 
 # %% The layout computes what one device computes, with adapters and pairs as well.
@@ -169,8 +168,9 @@ jaxptd.verify(preferring)
 # %%
 shutil.rmtree("models/notebook-10-short", ignore_errors=True)
 shutil.rmtree("models/notebook-10-adapter", ignore_errors=True)
-# !{sys.executable} -m jaxptd convert --to-hf runs/notebook-10-short --out models/notebook-10-short
-# !{sys.executable} -m jaxptd convert --to-hf runs/notebook-10-short --out models/notebook-10-adapter --unmerged
+convert = f"{sys.executable} -m jaxptd convert --to-hf runs/notebook-10-short"
+# !{convert} --out models/notebook-10-short
+# !{convert} --out models/notebook-10-adapter --unmerged
 
 # %% [markdown]
 # `docs/howto/fine_tune.md` does the same with commands, and says which learning rates are usual.

@@ -18,7 +18,7 @@ def test_two_processes_may_write_the_same_file(
         write_whole({path: text.encode()}, lambda _: contextlib.nullcontext())
 
     def meanwhile(source: Path, target: Path) -> None:
-        """Another process writes the file, from start to end, just before this one moves its own."""
+        """Another process writes all of the file just before this one moves its own there."""
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", moved)
             patch.setattr(os, "getpid", lambda: 1)

@@ -96,6 +96,8 @@ class ModelConfig:
         vocab_multiple: pads the token table with unused rows so that each device holds a multiple
             of this; GPU matmuls are faster at multiples of 128.
         dropout: rate after the embedding, in attention and before each residual sum.
+        neftune: noise that training adds to the embedding of each token (NEFTune): uniform, at most
+            neftune / sqrt(seq_length * hidden_size); fine-tunes use 5 to 15.
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
             float16 scales the loss.
         products: precision of a block's four matmuls: native is dtype, fp8 is 8-bit with one scale
@@ -159,6 +161,7 @@ class ModelConfig:
     vocab_size: int | None = None
     vocab_multiple: int = 1
     dropout: float = 0.0
+    neftune: float = 0.0
     dtype: Dtype = "float32"
     products: Products = "native"
     tie_embeddings: bool = True
@@ -191,7 +194,7 @@ class ModelConfig:
         require_positive("model", self, "attention_scale", "embedding_scale", "residual_scale")
         require_positive("model", self, "logit_divisor", "attention_softcap")
         require_share("model", self, "dropout")
-        require_not_negative("model", self, "remat_layers", "z_loss", "token_types")
+        require_not_negative("model", self, "remat_layers", "z_loss", "token_types", "neftune")
         most = max(self.num_layers, self.decoder_layers)
         if (self.remat_layers or 0) > most:
             raise UserError(
@@ -236,7 +239,8 @@ class ModelConfig:
     @property
     def drops(self) -> bool:
         """True if training draws random numbers."""
-        return self.dropout > 0 or bool(self.images and self.images.drop_path > 0)
+        path = bool(self.images and self.images.drop_path > 0)
+        return self.dropout > 0 or self.neftune > 0 or path
 
     @property
     def mlp_size(self) -> int:

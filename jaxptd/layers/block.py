@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.config import ModelConfig
 from jaxptd.config.block import NormOrder
 from jaxptd.layers.attention import Cache
-from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout
+from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout, noise
 from jaxptd.layers.norm import Norm
 from jaxptd.layers.tensor_parallel import TensorParallel, block_along
 from jaxptd.params import normal, stacked
@@ -195,6 +195,15 @@ def drop_residual(
     axes = tensor_parallel.axes
     local = token_info._replace(position_T=block_along(token_info.position_T, axes.tokens, -1))
     return dropout(x_BTD, local, axes.local_hidden(x_BTD.shape[-1]), rate)
+
+
+def noise_residual(
+    x_BTD: Array, token_info: TokenInfo, *, tensor_parallel: TensorParallel, most: float
+) -> Array:
+    """Adds noise between -most and most to this device's block of the residual stream."""
+    axes = tensor_parallel.axes
+    local = token_info._replace(position_T=block_along(token_info.position_T, axes.tokens, -1))
+    return x_BTD + noise(local, axes.local_hidden(x_BTD.shape[-1]), most).astype(x_BTD.dtype)
 
 
 class Period(nnx.Module):

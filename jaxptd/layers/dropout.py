@@ -27,6 +27,7 @@ class DropoutSite(IntEnum):
     CROSS_ATTENTION_OUTPUT = 5
     ATTENTION_PATH = 6
     MLP_PATH = 7
+    EMBEDDING_NOISE = 8
 
 
 class TokenInfo(NamedTuple):
@@ -121,6 +122,25 @@ def dropout(x_BTD: Array, token_info: TokenInfo, hidden_D: Array, rate: float) -
 def _drop(x_BTD: Array, seed_B11: Array, position_T: Array, hidden_D: Array, rate: float) -> Array:
     keep_BTD = keep_mask(seed_B11, position_T[..., None], hidden_D, rate)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)
+
+
+def noise(token_info: TokenInfo, hidden_D: Array, most: float) -> Array:
+    """Numbers between -most and most, all equally likely, float32 `[B, T, D]`; without a seed 0.
+
+    Args:
+        token_info: samples and positions of this device's tokens, and the seed of this site.
+        hidden_D: global indices of hidden units.
+        most: their largest size.
+
+    Source: Jain et al., NEFTune, arXiv 2310.05914.
+    """
+    if token_info.seed is None:
+        return jnp.float32(0)
+    seed_B11 = fold(token_info.seed, token_info.sample_B, 0)[:, None, None]
+    word_BTD = _pcg4d(
+        *_words(token_info.position_T[..., None], hidden_D, seed_B11[..., 0], seed_B11[..., 1])
+    )[-1]
+    return ((word_BTD >> 8).astype(jnp.float32) * 2.0**-23 - 1) * most
 
 
 def drop_path(y: Array, token_info: TokenInfo, rate: Array | float) -> Array:

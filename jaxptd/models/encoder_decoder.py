@@ -136,6 +136,11 @@ def check(config: Config) -> None:
             f"model.logit_divisor={model.logit_divisor} has no effect with the family "
             f"{model.family}; use model.encoder_decoder.output_scale instead"
         )
+    if model.neftune:
+        raise UserError(
+            f"model.neftune={model.neftune}: embeddings of an encoder-decoder have no noise; leave "
+            "it out"
+        )
     for name in ("causal", "window"):
         if (given := getattr(model, name)) is not None:
             raise UserError(

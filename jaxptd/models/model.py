@@ -6,6 +6,7 @@ Letters: B batch, T position, S maximum length, D model, L layers, N heads, H he
 vocabulary.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, cast
@@ -19,7 +20,15 @@ from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.block import Block, Period, Routed, Seen, drop_residual, make_blocks
+from jaxptd.layers.block import (
+    Block,
+    Period,
+    Routed,
+    Seen,
+    drop_residual,
+    make_blocks,
+    noise_residual,
+)
 from jaxptd.layers.dropout import DropoutSite, TokenInfo
 from jaxptd.layers.linear import INIT, PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.norm import Norm
@@ -193,6 +202,10 @@ class TextModel(nnx.Module):
         """A batch with tokens[B, T] -> the residual stream."""
         dtype = jnp.dtype(self.config.dtype)
         x_BTD = self.tokens(batch["tokens"], dtype)
+        if alpha := self.config.neftune:
+            read = token_info.at(0, DropoutSite.EMBEDDING_NOISE)
+            most = alpha / math.sqrt(self.config.seq_length * self.config.hidden_size)
+            x_BTD = noise_residual(x_BTD, read, tensor_parallel=self.tensor_parallel, most=most)
         if self.positions is not None:
             position_T = batch.get(IN_DOCUMENT, token_info.position_T)
             x_BTD = x_BTD + self.positions(position_T, dtype)

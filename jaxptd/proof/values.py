@@ -109,6 +109,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.max_positions": (None, 24),
     "model.vocab_size": (13, 16, 31),
     "model.dropout": (0.0, 0.1),
+    "model.neftune": (0.0, 5.0),
     "model.tie_embeddings": (True, False),
     "model.encoder_decoder.output_scale": (None, 0.5),
     "model.attention_softcap": (None, 0.5),

@@ -57,7 +57,7 @@ PARAMS, AVERAGES = r"(params)\.((.+))", r"(optimizer)\.(\d+\.average\.(.+))"
 # Model fields that change how the weights are used, not the weights.
 _NO_WEIGHTS = frozenset(
     {
-        *("vocab_multiple", "dropout", "dtype", "products"),
+        *("vocab_multiple", "dropout", "neftune", "dtype", "products"),
         *("remat", "remat_layers", "attention", "kernels", "scan_layers"),
         "images.drop_path",
         *("moe.bias_rate", "moe.balance_loss", "moe.z_loss"),

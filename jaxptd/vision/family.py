@@ -69,7 +69,7 @@ def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray
 _OF_TOKENS = (
     *("num_layers", "num_kv_heads", "head_size", "head_sizes", "norm_order", "linear_bias"),
     *("positions", "qk_norm", "causal", "token_types", "window", "seq_length"),
-    *("max_positions", "vocab_size", "vocab_multiple"),
+    *("max_positions", "vocab_size", "vocab_multiple", "neftune"),
     *("products", "tie_embeddings", "logit_softcap", "z_loss", "attention"),
     *("attention_sinks", "attention_softcap"),
     *("remat_layers", "embedding_scale", "residual_scale", "logit_divisor"),

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from one_device import case, hold
 from turns import slow
 
-from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout, fold, keep_mask
+from jaxptd.layers.dropout import DropoutSite, TokenInfo, dropout, fold, keep_mask, noise
 from jaxptd.mesh import Layout
+from jaxptd.models import model
 from jaxptd.step.passes import MicroBatches
 
 SEED = jnp.array([1, 2], jnp.uint32)
@@ -113,4 +115,62 @@ def test_a_model_draws_at_every_site(choice: dict, others: set, monkeypatch) -> 
     monkeypatch.setattr(TokenInfo, "at", noted)
     program = tiny.program(Layout(), dropout=0.1, **choice)
     program.train_step.trace(program.abstract_state, program.abstract_batch)
-    assert drawn == {*DropoutSite} - others
+    assert drawn == {*DropoutSite} - others - {DropoutSite.EMBEDDING_NOISE}
+
+
+# ---- noise of embeddings -------------------------------------------------------------------------
+
+noisy = jax.jit(noise, static_argnums=2)
+
+
+def test_noise_is_uniform_and_the_same_wherever_it_lies() -> None:
+    token_info = TokenInfo(numbers(6), numbers(80), SEED)
+    whole = np.asarray(noisy(token_info, numbers(100), 0.3))
+    assert np.abs(whole).max() == pytest.approx(0.3, rel=1e-3)
+    shares, _ = np.histogram(whole, 10, (-0.3, 0.3))
+    np.testing.assert_allclose(shares / whole.size, 0.1, atol=4 * (0.09 / whole.size) ** 0.5)
+    local = TokenInfo(numbers(6)[3:5], numbers(80)[40:], SEED)
+    piece = np.asarray(noisy(local, numbers(100)[50:], 0.3))
+    np.testing.assert_array_equal(piece, whole[3:5, 40:, 50:])
+    assert noise(token_info._replace(seed=None), numbers(10), 0.3) == 0
+
+
+NOISE = {"neftune": 5.0, "positions": "rope"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        case(NOISE, 2, dp=2, cp=2, tp=2, sequence_parallel=True),
+        *(
+            slow(*each.values)
+            for each in (
+                case(NOISE | {"dropout": 0.1}, 2, pp=2, tp=2),
+                case(NOISE | {"hidden_size": 12, "num_heads": 3}, 2, row=2, col=2),
+                case({"neftune": 5.0, "family": "bert"}, 2, dp=2, tp=2, zero=3),
+                case(NOISE | tiny.MOE | {"batch": 8}, 2, dp=2, ep=2),
+            )
+        ),
+    ],
+)
+def test_a_step_with_noise_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+def test_noise_is_of_training_and_as_large_as_its_paper_says(monkeypatch) -> None:
+    programs = [tiny.program(Layout(), neftune=alpha, positions="rope") for alpha in (0.0, 4.0)]
+    batch, states = tiny.batch(), [each.init_state() for each in programs]
+    both = [*zip(programs, states, strict=True)]
+    found = [jax.device_get(each.eval_step(state["params"], batch)) for each, state in both]
+    assert found[0] == found[1]
+    losses = [float(each.gradients(state, batch)[0]) for each, state in both]
+    assert losses[0] != losses[1]
+    sizes = []
+
+    def noted(x: jax.Array, token_info: TokenInfo, *, most: float, **_) -> jax.Array:
+        sizes.append(most)
+        return x
+
+    monkeypatch.setattr(model, "noise_residual", noted)
+    programs[1].train_step.trace(programs[1].abstract_state, programs[1].abstract_batch)
+    assert {*sizes} == {4 / (8 * 16) ** 0.5}

@@ -157,6 +157,7 @@ NEEDED = {
         *("--model.causal=false", "--model.token_types=2"),
         *("--model.seq_length=8", "--model.vocab_size=300"),
         *("--model.dropout=0.2", "--model.dtype=bfloat16", "--model.products=fp8"),
+        "--model.neftune=5.0",
         *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32", "--model.mlp=own"),
         *(f"--model.images.{each} --model.family=swin-unet" for each in IMAGES),
         *(f"--model.latent.{each} --model.family=deepseek_v2" for each in LATENT),

@@ -336,6 +336,7 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         f"model.attention_softcap={model.attention_softcap}": model.attention_softcap is not None,
         f"model.logit_softcap={model.logit_softcap}": model.logit_softcap is not None,
         f"model.z_loss={model.z_loss}": model.z_loss != 0,
+        f"model.neftune={model.neftune}": model.neftune != 0,
         f"model.qk_norm={options.qk_norm}": options.qk_norm == "whole",
         f"model.dtype={model.dtype}": model.dtype != "bfloat16",
         f"model.products={model.products}": model.products != "native",

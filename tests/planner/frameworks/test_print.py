@@ -101,6 +101,7 @@ REFUSED = (
         "optimizer.frozen is not written as a setting of",
     ),
     (["--optimizer.ema_decay", "0.99"], "optimizer.ema_decay=0.99 is not written as a setting"),
+    (["--model.neftune", "5"], "model.neftune=5.0 is not written as a setting of Megatron-LM"),
     (["--model.products", "fp8"], "model.products=fp8 is not written as a setting of Megatron-LM"),
     (["--model.logit_softcap", "30"], "model.logit_softcap=30.0 is not written as a setting"),
     (["--print", "torchtitan", "--config", "gpt2-124m"], "model.family=gpt is none of llama"),
