@@ -122,6 +122,16 @@ def run_layers(
     return x, new
 
 
+def past_layers(
+    model: Model, batch: Mapping[str, Array], token_info: TokenInfo
+) -> tuple[X, GenerationState]:
+    """A batch -> x with the shape and type that it has after all layers, which are not traced."""
+    x = model.embed(batch, token_info)
+    for name in model.stacks if model.enter else ():
+        x = model.enter(name, x)
+    return x, {}
+
+
 # ---- models of one text --------------------------------------------------------------------------
 
 
