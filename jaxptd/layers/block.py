@@ -139,8 +139,8 @@ class Block(nnx.Module):
         order = self.norm_order
         first, outputs, last = order in ("pre", "both"), order == "output", order == "post"
         x_BTD, n_BTD = self.attention_norm.beside(x_BTD) if first else (x_BTD, x_BTD)
-        own = token_info._replace(layer=layer)
-        own = own.at(layer, DropoutSite.ATTENTION) if self.rate else own
+        own = token_info._replace(layer=layer, seed=None)
+        own = token_info.at(layer, DropoutSite.ATTENTION) if self.rate else own
         a_BTD, cache = self.attention(n_BTD, own, cache, bias_NR=bias_NR)
         after = self.attention_norm if outputs else self.attention_output_norm
         a_BTD = a_BTD if after is None else self.normed(after, a_BTD)

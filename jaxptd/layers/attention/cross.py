@@ -67,7 +67,7 @@ class CrossAttention(Heads):
         if isinstance(source, Encoded):
             return self.out(self._attend_encoded(q_BTNH, source, token_info, scores))
         k_BSKH, v_BSKH = self._keys(source.x_BSD)
-        seed = self.seed(token_info, q_BTNH.shape[2])
+        seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
         inputs = AttentionInputs(key_segment_BCS=source.segment_BCS, seed_BN2=seed)
         o_BTNH = self.tensor_parallel.attend(
             q_BTNH, k_BSKH, v_BSKH, inputs, kernel=self.kernel, scores=scores

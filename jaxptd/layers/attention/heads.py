@@ -166,10 +166,9 @@ class Heads(nnx.Module):
             o_BTNH, _ = with_sinks(o_BTNH, lse_BTN, self.sinks[...])
         return self.tensor_parallel.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
 
-    def seed(self, token_info: TokenInfo, heads: int) -> Array | None:
-        """Dropout seeds `[B, N, 2]`, one per sequence and head; None if nothing is dropped."""
-        if token_info.seed is None or not self.config.dropout:
-            return None
+    def seed(self, token_info: TokenInfo, heads: int) -> Array:
+        """Dropout seeds `[B, N, 2]`, one per sequence and head."""
+        assert token_info.seed is not None
         return fold(
             token_info.seed,
             token_info.sample_B[:, None],

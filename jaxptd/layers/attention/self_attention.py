@@ -100,7 +100,7 @@ class SelfAttention(Heads):
     ) -> Array:
         """Attends from the tokens of a sequence to those on all devices that share it."""
         segment = token_info.segment_BCT
-        seed = self.seed(token_info, q_BTNH.shape[2])
+        seed = None if token_info.seed is None else self.seed(token_info, q_BTNH.shape[2])
         sink_N = None if self.sinks is None else self.sinks[...]
         places = token_info.position_BCT
         every = self.capped
