@@ -75,7 +75,8 @@ def evaluation_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def rises(metric: str) -> bool:
     """True for a metric that is higher for a better model, such as accuracy."""
-    return re.fullmatch(rf"validation_(accuracy|dice(_\d+)?)({EMA})?(/.*)?", metric) is not None
+    scores = r"accuracy|chosen_reward|dice(_\d+)?"
+    return re.fullmatch(rf"validation_({scores})({EMA})?(/.*)?", metric) is not None
 
 
 def metric_of(key: str, name: str) -> str:

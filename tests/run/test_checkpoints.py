@@ -184,6 +184,8 @@ def test_a_default_that_only_sets_could_replace_is_warned_of():
         ("validation_dice", True),
         ("validation_dice_2", True),
         ("validation_accuracy", True),
+        ("validation_chosen_reward", True),
+        ("validation_rejected_reward", False),
     ],
 )
 def test_of_scores_the_highest_is_the_best(metric, highest):
