@@ -1,7 +1,7 @@
 """Runs the notebooks and writes them as pages of the documentation, with output and pictures.
 
 `python docs/tutorial_pages.py [NAME ...] [--out docs/tutorials]`, or `make tutorials`, which takes
-four minutes on two cores. Needs the notebooks, viz and hf extras. Building the documentation then
+five minutes on two cores. Needs the notebooks, viz and hf extras. Building the documentation then
 runs nothing. `tests/project/test_tutorial_pages.py` fails for a page whose notebook has changed.
 
 A page is MyST for Sphinx, and is read on a host of repositories too. Code is marked `py` and not
@@ -23,7 +23,8 @@ from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.plot import INK
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.py"))}
+FILES = sorted((ROOT / "notebooks").glob("*.py"), key=lambda path: int(path.stem.split("_")[0]))
+NOTEBOOKS = {path.stem: path for path in FILES}
 # Run before the first cell, and not shown: pictures are drawings in the style of the pages. Text
 # within axes is on fills.
 STYLE = """

@@ -8,6 +8,7 @@ SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 a run finishes its step, saves and stops. Fr
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from jaxptd.hf.base import keep_base
 from jaxptd.hf.load import first_state
 from jaxptd.mesh import make_mesh, on_gpus
 from jaxptd.models.families import family_of, tokenizer_of, with_vocabulary
+from jaxptd.run import reference
 from jaxptd.run.checkpoints import failed_saves_explained, require_metric, without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import Row, RunDir, check_alike
@@ -158,10 +160,28 @@ class Training:
         if self.patience.is_over():
             self.display.say(f"nothing left to do: {self.patience.reason()}; raise train.patience")
             return
+        if run.step:
+            reference.require(run.run_dir, run.data)
         run.run_dir.open(for_all_processes(self.config, self.given), step=run.step)
         keep_base(run.run_dir, self.config, say=run.say, anew=begins)
+        self._compute_reference()
         with failed_saves_explained():
             run.checkpoints.begin(run.step)
+
+    def _compute_reference(self) -> None:
+        """Computes what the model that a run begins with says of its pairs, if it has any."""
+        run, size = self.run, self.config.train.global_batch_size
+        pairs = dict(reference.pairs_of(run.data))
+        if not pairs or run.step:
+            return
+        number = sum(len(each.ends) for each in pairs.values())
+        run.say(f"{number:,} pairs: computing their log-probabilities before the first step")
+        total = sum(reference.batches_of(each, size) for each in pairs.values())
+        done = itertools.count(1)
+        with self.watchdog.phase(Phase.EVALUATING), self.display.steps(done=0, total=total):
+            for samples in pairs.values():
+                reference.compute(run, samples, advance=lambda: self.display.advance(next(done)))
+        reference.write(run.run_dir, run.data)
 
     def train(self) -> None:
         """Runs the remaining steps.

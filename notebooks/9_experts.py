@@ -141,3 +141,6 @@ for each in found.jaxpr:
 again = jaxptd.load("runs/notebook-9", Layout(ep=2, tp=2, sequence_parallel=True))
 for each in (run, again):
     print(f"{each.config.layout!s:32} {each.evaluate()['validation_loss']:.6f}")
+
+# %% [markdown]
+# Next: [from a base model to a chat model](10_fine_tuning.py).

@@ -23,8 +23,8 @@ CEILINGS = {
     "files of at most 60 lines": 49,
     "files over 600 lines": 0,
     "functions over 60 lines": 0,
-    "files": 364,
-    "lines": 74_000,
+    "files": 368,
+    "lines": 75_000,
 }
 
 

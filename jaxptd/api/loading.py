@@ -9,12 +9,14 @@ from jaxptd.api.run import Run, open_corpus
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical
 from jaxptd.config import Dtype, ModelConfig
+from jaxptd.data import Data
 from jaxptd.fields import checked, refuse_unknown
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import config_of
 from jaxptd.hf.read import read_params
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of, tokenizer_of
+from jaxptd.run import reference
 from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
 from jaxptd.run.saved import restore_newest, saved_config
@@ -51,7 +53,14 @@ def load(
     program = Program(config, make_mesh(config.layout))
     canonical = restore_newest(checkpoints, folder, abstract_canonical(program))
     tokenizer = tokenizer_of(config)
-    run = Run(program, tokenizer, partial(open_corpus, config, tokenizer), RunDir(folder), print)
+    files = RunDir(folder)
+
+    def opened() -> Data:
+        data = open_corpus(config, tokenizer)
+        reference.read(files, data)
+        return data
+
+    run = Run(program, tokenizer, opened, files, print)
     run.state = from_canonical(program, canonical)
     return run
 

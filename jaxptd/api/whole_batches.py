@@ -224,8 +224,13 @@ def _check_no_others(batch: WholeBatch, fields: Mapping[str, Field], config: Con
 
 def _check_targets(batch: Mapping[str, np.ndarray], config: Config) -> None:
     """Raises UserError if a loss has no target to average over."""
-    for term, loss in family_of(config.model).losses(config.model).items():
-        if not loss.optional and (batch[loss.targets] < 0).all():
+    family = family_of(config.model)
+    for term, loss in family.losses(config.model).items():
+        if loss.optional:
+            continue
+        derived = family.fields(config)[loss.targets].derived
+        targets = derived.make(*map(batch.get, derived.fields)) if derived else batch[loss.targets]
+        if (targets < 0).all():
             raise UserError(
                 f"a batch has no valid target in {loss.targets} for the loss {term}; use targets "
                 "of 0 or more"

@@ -22,7 +22,7 @@ from jaxptd.common_options import add_words, path_option, pattern_option
 from jaxptd.config import BeginToken, Config, DataConfig, SpecialTokens
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.corpus import about_begin, about_spellings
-from jaxptd.data.lengths import Records
+from jaxptd.data.lengths import Piece, Records
 from jaxptd.data.packing import Packing
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import is_token_file, write_bin_arrays
@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     spelled: Counter[str] = Counter()
     texts = partial(tokenize, tokenizer=tokenizer, spelled=spelled, text_field=data.text_field)
     records = Records(data, seq_length)
-    read = ((ids, None) for ids in _with_progress(files, texts, quiet=args.quiet))
+    read = (Piece(ids, None) for ids in _with_progress(files, texts, quiet=args.quiet))
     lengths: list[int] = []
-    documents = _counting((ids for ids, _ in records.fit(read)), lengths)
+    documents = _counting((piece.ids for piece in records.fit(read)), lengths)
     sizes = (tokenizer.vocab_size, tokenizer.end_of_document)
     tokens = write_bin_arrays(args.out, documents, vocab_size=sizes[0], end_of_document=sizes[1])
     written: dict[str, Any] = {
@@ -162,6 +162,11 @@ def _check_kept(data: DataConfig) -> None:
         raise UserError(
             f"data.prompt_field={data.prompt_field!r} in the config: a .bin cannot tell "
             "prompts from answers; train on the .jsonl directly"
+        )
+    if data.rejected_field is not None:
+        raise UserError(
+            f"data.rejected_field={data.rejected_field!r} in the config: a .bin holds no pairs; "
+            "train on the .jsonl directly"
         )
     if data.has_chats:
         raise UserError(

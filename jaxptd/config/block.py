@@ -17,6 +17,7 @@ from jaxptd.config.lora import LoRA
 from jaxptd.config.moe import DEEPSEEK_V2, DEEPSEEK_V3, MoE
 from jaxptd.config.mtp import MTP
 from jaxptd.config.patterns import by_layer, check_patterns
+from jaxptd.config.preference import Preference
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
@@ -295,6 +296,7 @@ _GPT: dict[str, Any] = {
     "logit_divisor": 1.0,
     "mtp": MTP(),
     "lora": LoRA(),
+    "preference": Preference(),
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -303,7 +305,7 @@ _LLAMA = _GPT | {
     "linear_bias": "none",
     "positions": "rope",
 }
-_OTHER = _GPT | {"mtp": None}  # than a decoder
+_OTHER = _GPT | {"mtp": None, "preference": None}  # than a decoder
 _BERT = _OTHER | {
     "norm_eps": 1e-12,
     "norm_order": "post",
@@ -319,6 +321,7 @@ _T5 = _LLAMA | {
     "attention_scale": 1.0,
     "encoder_decoder": EncoderDecoder(),
     "mtp": None,
+    "preference": None,
 }
 _SWIN = _OTHER | {
     "activation": "gelu",
@@ -382,7 +385,9 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "deepseek_v2": _DEEPSEEK | {"moe": DEEPSEEK_V2},
     "deepseek_v3": _DEEPSEEK | {"moe": DEEPSEEK_V3},
 }
-SECTIONS = ("rope", "encoder_decoder", "images", "moe", "latent", "mtp", "lora")  # of `ModelConfig`
+SECTIONS = (  # of `ModelConfig`
+    *("rope", "encoder_decoder", "images", "moe", "latent", "mtp", "lora", "preference"),
+)
 
 
 def section_of(model: Any, name: str) -> Any:

@@ -29,6 +29,7 @@ from jaxptd.config.lora import LoRA, check_lora
 from jaxptd.config.moe import MoE, check_layers
 from jaxptd.config.mtp import MTP, check_mtp
 from jaxptd.config.patterns import by_layer, period_of, repeated, shortest
+from jaxptd.config.preference import Preference, check_preference
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields, named_fields
 
@@ -45,8 +46,7 @@ class ModelConfig:
 
     Args:
         family: architecture; gpt is GPT-2. It sets every option of a block that is null, and which
-            of the sections rope, encoder_decoder, images, moe, latent, mtp and lora the model can
-            have.
+            of the sections below, from rope on, the model can have.
         num_layers: transformer blocks; in an encoder-decoder, those of the encoder.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
@@ -123,6 +123,7 @@ class ModelConfig:
             family's.
         mtp: modules that predict tokens further ahead; null has none.
         lora: low-rank adapters, which train instead of the model's parameters; null has none.
+        preference: trains on pairs of a better and a worse answer; null predicts the next token.
     """
 
     family: FamilyName = "gpt"
@@ -177,6 +178,7 @@ class ModelConfig:
     latent: Latent | None = dataclasses.field(default=None, metadata={"sections": True})
     mtp: MTP | None = dataclasses.field(default=None, metadata={"sections": True})
     lora: LoRA | None = dataclasses.field(default=None, metadata={"sections": True})
+    preference: Preference | None = dataclasses.field(default=None, metadata={"sections": True})
 
     def __post_init__(self) -> None:
         check_fields(self, "model")
@@ -203,6 +205,8 @@ class ModelConfig:
             check_mtp(self)
         if self.lora:
             check_lora(self)
+        if self.preference:
+            check_preference(self)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "

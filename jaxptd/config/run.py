@@ -157,6 +157,7 @@ class Config:
         self._check_update()
         self._check_steps()
         self._check_balance()
+        self._check_pairs()
         slices = self.layout.sample_shards * self.train.micro_batches
         sizes = {axis: self.layout.sizes[axis] for axis in SAMPLE_AXES}
         named = [f"layout.{axis}={n}" for axis, n in sizes.items() if n > 1 or axis is Axis.DP]
@@ -220,6 +221,18 @@ class Config:
             raise UserError(
                 f"{chosen} cuts sequences into {blocks} blocks for layout.cp={layout.cp}, which "
                 f"model.seq_length={length} does not split into; use a multiple of {unit}"
+            )
+
+    def _check_pairs(self) -> None:
+        if self.model.preference and self.data.documents != "whole":
+            raise UserError(
+                f"model.preference.loss={self.model.preference.loss} compares whole answers; use "
+                "data.documents=whole"
+            )
+        if self.data.rejected_field is not None and not self.model.preference:
+            raise UserError(
+                f"data.rejected_field={quoted(self.data.rejected_field)} is read for pairs of "
+                "answers; use model.preference.loss=sigmoid, or leave it out"
             )
 
     def _check_frozen(self) -> None:

@@ -79,6 +79,8 @@ class DataConfig:
         text_field: field of records (jsonl, json, csv, parquet) that holds a document.
         prompt_field: field of records that holds a prompt, whose tokens are left out of the loss;
             null without prompts.
+        rejected_field: field of records that holds a worse answer than text_field, or a worse chat
+            than messages_field, for model.preference; null without pairs.
         messages_field: field of records that holds a chat, a list of messages, which the chat
             template writes as text; null without chats.
         format: of chats: messages (each with role and content, in messages_field or "messages"),
@@ -111,6 +113,7 @@ class DataConfig:
     begin_token: BeginToken = "auto"
     text_field: str = dataclasses.field(default="text", metadata={"paths": False})
     prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
+    rejected_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
     messages_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
     format: ChatFormat = "auto"
     tools_field: str | None = dataclasses.field(default="tools", metadata={"paths": False})
@@ -144,6 +147,33 @@ class DataConfig:
             what = "the field of the answers" if self.prompt_field else "empty"
             raise UserError(f"data.prompt_field is {what}; name the prompts' field, or use null")
         self._check_chats()
+        if self.rejected_field is not None:
+            self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        """Raises UserError for options that pairs of answers do not support."""
+        chosen = self.messages_field if self.has_chats else self.text_field
+        if self.rejected_field in ("", chosen, self.prompt_field):
+            what = "another field already" if self.rejected_field else "empty"
+            raise UserError(
+                f"data.rejected_field is {what}; name the field of worse answers, or use null"
+            )
+        for name, refused in (("format", "alpaca"), ("too_long", "cut")):
+            if getattr(self, name) == refused:
+                raise UserError(
+                    f"data.{name}={refused} with data.rejected_field: pairs are whole, and chats "
+                    "of pairs are lists of messages; leave one of them out"
+                )
+        if self.train_on != DataConfig.train_on:
+            raise UserError(
+                f"data.train_on={self.train_on} with data.rejected_field: of a pair all that "
+                "follows the prompt counts; leave it out"
+            )
+        if isinstance(self.source, dict):
+            raise UserError(
+                "data.rejected_field with a mixture of sources, which has no pairs yet; use a list "
+                "of files as data.source"
+            )
 
     @property
     def has_chats(self) -> bool:
@@ -153,6 +183,8 @@ class DataConfig:
     @property
     def counts_all(self) -> bool:
         """True if every token of training counts in the loss."""
+        if self.rejected_field is not None:
+            return False
         return self.prompt_field is None and not (self.has_chats and self.train_on != "all")
 
     def _check_chats(self) -> None:
@@ -169,7 +201,8 @@ class DataConfig:
                     "with data.messages_field, or leave it out"
                 )
             return
-        of_others = [name for name in _NOT_OF_CHATS if name in set_fields]
+        unread = [name for name in _NOT_OF_CHATS if name in set_fields]
+        of_others = [name for name in unread if name == "text_field" or not self.rejected_field]
         of_others += ["messages_field"] if self.format == "alpaca" and self.messages_field else []
         if of_others:
             raise UserError(

@@ -31,6 +31,7 @@ from jaxptd.data.corpus import Corpus, check_vocabulary, read_corpus, split_corp
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
 from jaxptd.data.packing import WholeRecords, about_packing, lengths_of, require_fit
+from jaxptd.data.pairs import Pairs
 from jaxptd.data.sources import find_each, find_files
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from jaxptd.errors import UserError
@@ -49,6 +50,7 @@ __all__ = [
     "MaskedPairs",
     "Mixture",
     "Objective",
+    "Pairs",
     "Prepared",
     "Samples",
     "ShuffledWindows",
@@ -157,6 +159,7 @@ def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int
     check_vocabulary(objective.vocab_size, vocab_size)
     for name, value in (
         ("prompt_field", None),
+        ("rejected_field", None),
         ("messages_field", None),
         ("format", "auto"),
         ("too_long", "split"),
@@ -255,12 +258,14 @@ def _read(
     corpus = read_corpus(files, config, tokenizer, seq_length=sizes[0], vocab_size=sizes[1])
     if config.documents == "whole":
         assert corpus.ends is not None
-        require_fit(lengths_of(corpus.ends), sizes[0])
+        drop = {} if corpus.middles is None else {"otherwise": "or data.too_long=drop"}
+        require_fit(lengths_of(corpus.ends), sizes[0], **drop)
     return corpus
 
 
 def _identity(corpus: Corpus, config: "DataConfig") -> dict[str, Any]:
-    masks = (corpus.ends, corpus.counted if config.has_chats else None)
+    by_record = config.has_chats or config.rejected_field is not None
+    masks = (corpus.ends, corpus.counted if by_record else None)
     return identity_of(corpus.tokens, *masks)
 
 
@@ -279,6 +284,9 @@ def _samples(
     options["counted"] = corpus.counted
     if config.documents == "whole":
         assert corpus.ends is not None
+        if corpus.middles is not None:
+            options["middles"] = corpus.middles
+            return Pairs(corpus.tokens, corpus.ends, seed=seed, **options)
         return WholeRecords(corpus.tokens, corpus.ends, seed=seed, **options)
     options["ends"] = corpus.ends
     if seed is None:

@@ -521,7 +521,7 @@ class Field(NamedTuple):
         end: values are below it; None: any.
         derived: from other fields; None: it is given.
         others: the fields of `ModelConfig` that are the sizes of the other dims.
-        dtype: int32 or float32.
+        dtype: int32, float32 or float64.
         ring: T is in the order of the ring's devices; else as a user gives it.
     """
 
@@ -530,7 +530,7 @@ class Field(NamedTuple):
     end: int | None = None
     derived: Derived | None = None
     others: tuple[str, ...] = ()
-    dtype: Literal["int32", "float32"] = "int32"
+    dtype: Literal["int32", "float32", "float64"] = "int32"
     ring: bool = True
 
     @property
@@ -546,7 +546,7 @@ class Field(NamedTuple):
         """
         lowest = NOT_COUNTED if self.lowest is None else self.lowest
         missing = [(0, size - have) for size, have in zip(sizes, x.shape, strict=True)]
-        return np.pad(x, missing, constant_values=0 if self.dtype == "float32" else lowest)
+        return np.pad(x, missing, constant_values=lowest if self.dtype == "int32" else 0)
 
     def dims(self) -> str:
         """The dims in words, as `[B, T]`."""

@@ -25,6 +25,8 @@ from jaxptd.data.chat_templates import (
     marked_spans,
     turn_spans,
 )
+from jaxptd.data.lengths import Piece
+from jaxptd.data.pairs import joined
 from jaxptd.data.records import explained, has_records, read_values
 from jaxptd.data.tokenizers import Tokenizer, spellings
 from jaxptd.errors import UserError, quoted
@@ -76,8 +78,8 @@ class Chats:
         self._pattern = spellings(tokenizer)
         self._form: str | None = None if config.format == "auto" else config.format
 
-    def read(self, files: Iterable[Place]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields the ids of each chat, and which of them count in the loss.
+    def read(self, files: Iterable[Place]) -> Iterator[Piece]:
+        """Yields the ids of each chat, and which of them count in the loss; or of each pair.
 
         Raises:
             UserError: a file or a record cannot be read, a chat has nothing to write, or the
@@ -89,8 +91,11 @@ class Chats:
                 for where, record in self._records(path):
                     empty = False
                     with _at(where):
-                        chat = self._tokenize(*self._chat(record))
-                    yield chat
+                        if self._config.rejected_field is not None:
+                            piece = self._pair(record)
+                        else:
+                            piece = Piece(*self._tokenize(*self._chat(record)))
+                    yield piece
             if empty:
                 raise UserError(f"data.source: {path} holds no chats; leave it out")
 
@@ -153,9 +158,13 @@ class Chats:
         if not field:
             remedy = "data.format=alpaca reads instruction, input and output"
         others = (*optional, *([config.tools_field] if config.tools_field else []))
-        for where, record in read_values(path, fields, others, remedy=remedy):
+        names = {"prompt": config.prompt_field, "rejected": config.rejected_field}
+        of_pairs = {key: name for key, name in names.items() if name is not None}
+        every = (*fields, *of_pairs.values())
+        for where, record in read_values(path, every, others, remedy=remedy):
             named = {"messages": record[field]} if field else record
-            yield where, {**named, "tools": record.get(config.tools_field or "")}
+            more = {key: record[name] for key, name in of_pairs.items()}
+            yield where, {**named, **more, "tools": record.get(config.tools_field or "")}
 
     # ---- the messages of a record ---------------------------------------------------------------
 
@@ -201,6 +210,51 @@ class Chats:
     def _count(self, text: str) -> None:
         if self._pattern is not None and self._spelled is not None:
             self._spelled.update(self._pattern.findall(text))
+
+    # ---- pairs ----------------------------------------------------------------------------------
+
+    def _pair(self, record: Mapping[str, Any]) -> Piece:
+        """The ids of two chats, and of what follows the messages that they have in common.
+
+        The targets are those of TRL's trainer: all that the template writes behind what precedes
+        an answer.
+        """
+        before = record.get("prompt", [])
+        if not isinstance(before, list):
+            raise UserError(
+                f"its prompt is {_kind(before)}; beside chats it must be a list of messages, so "
+                "leave data.prompt_field out"
+            )
+        both = []
+        for name in ("messages", "rejected"):
+            given = record[name]
+            if not isinstance(given, list) or not given:
+                kind = "an empty list" if given == [] else _kind(given)
+                raise UserError(f"a chat of the pair is {kind}; it must be a list of messages")
+            both.append(self._chat({**record, "messages": [*before, *given]}))
+        (chosen, tools), (rejected, _) = both
+        alike = [a == b for a, b in zip(chosen, rejected, strict=False)]
+        shared = [*alike, False].index(False)
+        shared = len(before) or min(shared, len(alike) - 1)
+        if not shared:
+            raise UserError("its two chats begin with different messages; they need one prompt")
+        write = partial(self._answer, tools=tools, first=shared)
+        texts = [_with_texts(write, messages) for messages in (chosen, rejected)]
+        found = [(self._tokenizer.encode_places(text), spans) for text, spans in texts]
+        return Piece(*joined(*((ids, learned(places, spans)) for (ids, places), spans in found)))
+
+    def _answer(
+        self, messages: list[Message], tools: list[Any] | None, first: int
+    ) -> tuple[str, Spans]:
+        """The text of a chat, and what follows its prompt; first: the message behind that."""
+        text = self.template.render(messages, tools)
+        before = self.template.render(messages[:first], tools, answer=True)
+        if not text.startswith(before):
+            raise UserError(
+                "the chat template writes the prompt differently once an answer follows, so "
+                "nothing marks where the answer begins; use another data.chat_template"
+            )
+        return text, [(len(before), len(text))]
 
     # ---- their tokens ---------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from jaxptd.data.lengths import Piece
+from jaxptd.data.pairs import joined
 from jaxptd.data.records import (
     decoded,
     explained,
@@ -42,16 +44,21 @@ def read_documents(path: Place, text_field: str = TEXT) -> Iterator[str]:
         yield text
 
 
-def read_answers(path: Place, fields: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the prompt and the answer of each record; fields: the names of both.
+def read_answers(
+    path: Place, fields: Sequence[str], *, option: str = "prompt_field"
+) -> Iterator[list[str]]:
+    """Yields fields of each record, such as its prompt and its answer.
+
+    option: of the section `data`, which needs records.
 
     Raises:
         UserError: as `read_documents`, or the file has no records.
     """
     if not has_records(path):
+        named = fields[0] if option == "prompt_field" else fields[-1]
         raise UserError(
-            f"data.prompt_field={fields[0]!r}: {path} has no fields; write its records as "
-            ".jsonl or .parquet, or use data.prompt_field=null"
+            f"data.{option}={named!r}: {path} has no fields; write its records as "
+            f".jsonl or .parquet, or use data.{option}=null"
         )
     yield from _not_empty(path, read_records(path, fields))
 
@@ -109,10 +116,46 @@ def tokenize_answers(
         for prompt, answer in read_answers(path, fields):
             count(prompt)
             count(answer)
-            answer_ids = tokenizer.encode(answer)
-            given = with_begin(tokenizer, tokenizer.encode(prompt).tolist())
-            ids = _document(tokenizer, [np.array(given, answer_ids.dtype), answer_ids])
-            yield ids, np.arange(len(ids)) >= len(given)
+            yield _answered(tokenizer, prompt, answer)
+
+
+def tokenize_pairs(
+    files: Iterable[Place],
+    tokenizer: Tokenizer,
+    fields: Sequence[str],
+    *,
+    spelled: Counter[str] | None = None,
+) -> Iterator[Piece]:
+    """Yields each pair's tokens: prompt and chosen answer, prompt and rejected answer.
+
+    Each answer is tokenized as by `tokenize_answers`.
+
+    Args:
+        files: of records.
+        tokenizer: of the text.
+        fields: names of the prompt's field, if there is one, and of the answers'.
+        spelled: counts the special tokens that texts spell.
+
+    Raises:
+        UserError: as `read_answers`.
+    """
+    count = _count(tokenizer, spelled)
+    for path in files:
+        for texts in read_answers(path, fields, option="rejected_field"):
+            for text in texts:
+                count(text)
+            *prompts, chosen, rejected = texts
+            prompt = "".join(prompts)
+            both = [_answered(tokenizer, prompt, answer) for answer in (chosen, rejected)]
+            yield Piece(*joined(*both))
+
+
+def _answered(tokenizer: Tokenizer, prompt: str, answer: str) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of a prompt and its answer, and which are of the answer."""
+    answer_ids = tokenizer.encode(answer)
+    given = with_begin(tokenizer, tokenizer.encode(prompt).tolist())
+    ids = _document(tokenizer, [np.array(given, answer_ids.dtype), answer_ids])
+    return ids, np.arange(len(ids)) >= len(given)
 
 
 def about_prompts(files: Iterable[Place], text_field: str) -> Iterator[str]:

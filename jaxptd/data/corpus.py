@@ -1,6 +1,7 @@
 """The tokens of a source's files, split into training and validation. N is their number."""
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,8 @@ import numpy as np
 
 from jaxptd.data.batches import BLOCK, Tokens, scan_ids
 from jaxptd.data.chats import Chats
-from jaxptd.data.corpora import tokenize, tokenize_answers
-from jaxptd.data.lengths import Records
+from jaxptd.data.corpora import tokenize, tokenize_answers, tokenize_pairs
+from jaxptd.data.lengths import Piece, Records
 from jaxptd.data.token_files import is_token_file, layout_of, open_tokens
 from jaxptd.data.tokenizers import Tokenizer, spelling
 from jaxptd.errors import UserError, quoted
@@ -30,20 +31,25 @@ class Corpus:
         counted: bool[N], False for tokens that are no targets; None if all are.
         ends: the token behind each document, int64; None if the ids show it.
         remarks: what a user should know about how the text was read, one line each.
+        middles: of pairs, the first token of each rejected text, int64.
     """
 
     tokens: Tokens
     counted: np.ndarray | None = None
     ends: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
+    middles: np.ndarray | None = None
 
     def __getitem__(self, part: slice) -> "Corpus":
         start, stop, _ = part.indices(len(self.tokens))
-        ends = self.ends
+        ends, middles = self.ends, self.middles
         return Corpus(
             self.tokens[part],
             None if self.counted is None else self.counted[part],
             None if ends is None else ends[(ends > start) & (ends <= stop)] - start,
+            middles=None
+            if middles is None
+            else middles[(middles > start) & (middles < stop)] - start,
         )
 
 
@@ -156,6 +162,7 @@ def _check_records(files: Sequence[Place], config: "DataConfig") -> None:
     """Raises UserError for settings that token files have no records for."""
     for name, unset, what in (
         ("prompt_field", None, "cannot tell prompts from answers"),
+        ("rejected_field", None, "hold no pairs"),
         ("messages_field", None, "hold no chats"),
         ("format", "auto", "hold no chats"),
         ("too_long", "split", "may not show where records end"),
@@ -193,24 +200,15 @@ def _read_text(
     """Reads and tokenizes text; sizes: seq_length and vocab_size."""
     spelled: Counter[str] = Counter()
     chats = Chats(config, tokenizer, spelled) if config.has_chats else None
-    pieces: Iterator[tuple[np.ndarray, np.ndarray | None]]
-    if chats is not None:
-        pieces = chats.read(files)
-    elif config.prompt_field is not None:
-        fields = (config.prompt_field, config.text_field)
-        pieces = tokenize_answers(files, tokenizer, fields, spelled=spelled)
-    else:
-        texts = tokenize(files, tokenizer, spelled, text_field=config.text_field)
-        pieces = ((ids, None) for ids in texts)
     records = Records(config, sizes[0])
-    documents, masks = zip(*records.fit(pieces), strict=True)
+    pieces = records.fit(_pieces(files, config, tokenizer, chats, spelled))
+    documents, masks, middles = zip(*pieces, strict=True)
     ids = np.concatenate(documents)
     counted = None if config.counts_all else np.concatenate(masks)
     check_ids(ids, tokenizer, sizes[1])
-    if chats is not None:
-        remarks = [*chats.remarks, *records.about_chats(ids, counted)]
-    else:
-        remarks = [*about_begin(tokenizer)]
+    remarks = [*(about_begin(tokenizer) if chats is None else chats.remarks)]
+    if chats is not None or config.rejected_field is not None:
+        remarks += records.about_targets(ids, counted)
     remarks += records.remarks()
     if config.special_tokens in (
         "auto",
@@ -222,7 +220,30 @@ def _read_text(
         ends = np.cumsum([len(each) for each in documents], dtype=np.int64)
         if chats is None and not whole:  # a text may spell out the end of a document
             ends = np.union1d(ends, np.flatnonzero(ids == tokenizer.end_of_document) + 1)
-    return Corpus(ids, counted, ends, tuple(remarks))
+    starts = None
+    if config.rejected_field is not None and ends is not None:
+        starts = np.array(middles, np.int64) + np.pad(ends[:-1], (1, 0))
+    return Corpus(ids, counted, ends, tuple(remarks), starts)
+
+
+def _pieces(
+    files: Sequence[Place],
+    config: "DataConfig",
+    tokenizer: Tokenizer,
+    chats: Chats | None,
+    spelled: Counter[str],
+) -> Iterator[Piece]:
+    """Reads and tokenizes the records of a source."""
+    if chats is not None:
+        return chats.read(files)
+    texts = {"spelled": spelled}
+    answers = [name for name in (config.prompt_field, config.text_field) if name is not None]
+    if config.rejected_field is not None:
+        return tokenize_pairs(files, tokenizer, [*answers, config.rejected_field], **texts)
+    if config.prompt_field is not None:
+        return itertools.starmap(Piece, tokenize_answers(files, tokenizer, answers, **texts))
+    every = tokenize(files, tokenizer, spelled, text_field=config.text_field)
+    return (Piece(ids, None) for ids in every)
 
 
 def check_ids(ids: np.ndarray, tokenizer: Tokenizer, vocab_size: int) -> None:

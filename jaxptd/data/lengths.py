@@ -4,7 +4,7 @@ A sequence has model.seq_length + 1 tokens, for as many predictions as seq_lengt
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,13 @@ from jaxptd.errors import UserError
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig
 
-Piece = tuple[np.ndarray, np.ndarray | None]  # the ids of a record, and which of them count
+
+class Piece(NamedTuple):
+    """The ids of a record, which of them count, and where a pair's rejected text begins."""
+
+    ids: np.ndarray
+    counted: np.ndarray | None
+    middle: int = 0
 
 
 class Records:
@@ -27,6 +33,8 @@ class Records:
     def __init__(self, config: "DataConfig", seq_length: int) -> None:
         self._rule, self._longest, self._chats = config.too_long, seq_length + 1, config.has_chats
         self._name = "chats" if config.has_chats else "records"
+        if config.rejected_field is not None:
+            self._name = "pairs"
         self.number = self.left = self.too_long = self.empty = 0
 
     def fit(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -35,7 +43,7 @@ class Records:
         Raises:
             UserError: a record is too long and the config refuses that, or none is left.
         """
-        for ids, counted in pieces:
+        for ids, counted, middle in pieces:
             self.number += 1
             if len(ids) > self._longest:
                 self.too_long += 1
@@ -54,7 +62,7 @@ class Records:
                 self.empty += 1
                 continue
             self.left += 1
-            yield ids, counted
+            yield Piece(ids, counted, middle)
         if not self.left:
             raise UserError(
                 f"data.source: no {self._name} are left: {self._long_ones}"
@@ -68,11 +76,12 @@ class Records:
             f"{self._longest:,}"
         )
 
-    def about_chats(self, ids: np.ndarray, counted: np.ndarray | None) -> Iterator[str]:
-        """Says how many chats and tokens were read, and how many of these are learned."""
+    def about_targets(self, ids: np.ndarray, counted: np.ndarray | None) -> Iterator[str]:
+        """Says how many chats or pairs and tokens were read, and how many of these are learned."""
         learned = len(ids) if counted is None else int(counted.sum())
+        name = self._name if self.left != 1 else self._name.removesuffix("s")
         yield (
-            f"{self.left:,} chat{'s' * (self.left != 1)} with {len(ids):,} tokens, of which "
+            f"{self.left:,} {name} with {len(ids):,} tokens, of which "
             f"{learned:,} ({learned / len(ids):.0%}) count in the loss"
         )
 

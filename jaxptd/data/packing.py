@@ -110,8 +110,17 @@ class Packing:
         )
 
 
-def require_fit(tokens: np.ndarray, seq_length: int) -> None:
-    """Raises UserError for a record that a sequence does not hold; tokens: of each record."""
+OTHERWISE = "data.too_long=cut or drop, or documents=apart, which splits records"
+
+
+def require_fit(tokens: np.ndarray, seq_length: int, otherwise: str = OTHERWISE) -> None:
+    """Raises UserError for a record that a sequence does not hold.
+
+    Args:
+        tokens: of each record.
+        seq_length: T.
+        otherwise: what else helps than a longer sequence.
+    """
     too_long = np.flatnonzero(tokens > seq_length + 1)
     if len(too_long):
         longest = int(tokens.max())
@@ -119,8 +128,7 @@ def require_fit(tokens: np.ndarray, seq_length: int) -> None:
         raise UserError(
             f"data.documents=whole: record {int(too_long[0]) + 1} has "
             f"{int(tokens[too_long[0]]):,} tokens, and a sequence holds {seq_length + 1:,}; {many} "
-            f"too long, so use model.seq_length={longest - 1} or more, data.too_long=cut or drop, "
-            "or documents=apart, which splits records"
+            f"too long, so use model.seq_length={longest - 1} or more, {otherwise}"
         )
 
 

@@ -28,7 +28,7 @@ from jaxptd.attention.attend import AttentionInputs, Ring
 from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.collectives import Axes, after, alike
 from jaxptd.matmul.precision import BlockMatmul, block_matmul
-from jaxptd.mesh import Axis
+from jaxptd.mesh import SEQUENCE_AXES, Axis
 from jaxptd.parts.parameters import Sharding
 from jaxptd.parts.specs import Specs
 from jaxptd.remat import SAVED_MATMUL_IN, SAVED_MATMUL_OUT
@@ -60,6 +60,19 @@ class ShardingAxes(Specs):
         """Sum over the shards of T that the logits' tokens do not have."""
         axes = tuple(axis for axis in self.tokens if axis not in self.logit_tokens)
         return lax.psum(s, axes) if axes else s
+
+    @property
+    def sequence(self) -> tuple[Axis, ...]:
+        """The axes that shard the logits' tokens."""
+        return (*SEQUENCE_AXES, *self.logit_tokens)
+
+    def sum_over_sequence(self, s: Array) -> Array:
+        """Sum over the devices that share the logits' tokens of a sequence."""
+        return lax.psum(s, self.sequence)
+
+    def sequence_devices(self) -> int:
+        """Number of devices that share the logits' tokens of a sequence."""
+        return math.prod(lax.axis_size(axis) for axis in self.sequence)
 
     def for_heads(self, x: Array) -> Array:
         """x[B, T, ..] of the stream's tokens -> of the logits' tokens, for each device's heads.

@@ -6,18 +6,19 @@ Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabul
 import itertools
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.config.preference import ACCURACY, CHOSEN, LOSS, REJECTED, pairs_of
 from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Loss, Sequence, Writing
 from jaxptd.parts.architecture import Architecture, Stack
-from jaxptd.parts.ends import Embedding, End, Head
+from jaxptd.parts.ends import Embedding, End, Head, PairSums
 from jaxptd.parts.latent_attention import attention_of
 from jaxptd.parts.mlp import mlp_of
 from jaxptd.parts.moe import MoEShape, RouterLosses
@@ -28,6 +29,8 @@ CHOICES = "choices"  # the field of given experts
 SEGMENTS = "segments"  # the field of documents
 SAMPLE, POSITION = "sample", "position"  # fields that say where `layout.balance` put what
 IN_DOCUMENT = "position_in_document"
+REFERENCE = "reference"  # the field of the reference model's log-probabilities
+PAIRS = "pairs"  # the field that numbers pairs of answers
 BALANCE_LOSS, ROUTER_Z_LOSS = "balance_loss", "router_z_loss"
 MTP_LOSS = "mtp_loss"  # of the first MTP module; of others with their numbers
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -48,8 +51,9 @@ def fields(config: Config) -> Mapping[str, Field]:
         segments[IN_DOCUMENT] = Field(
             "seq_length", lowest=0, derived=Derived((SEGMENTS,), _in_documents)
         )
+    of_pairs = pair_fields(config)
     arrangement = arranged(config.layout)
-    return shapes | segments | choices(config.model) | arrangement | fields_ahead(config)
+    return shapes | segments | of_pairs | choices(config.model) | arrangement | fields_ahead(config)
 
 
 def arranged(layout: Layout) -> dict[str, Field]:
@@ -131,8 +135,11 @@ def _in_documents(segment_BT: np.ndarray) -> np.ndarray:
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
     """Cross-entropy of the next tokens, z-loss, which keeps their logits small, routers' losses,
-    and the cross-entropy of tokens further ahead.
+    and the cross-entropy of tokens further ahead. With `model.preference` that of pairs replaces
+    the first two.
     """
+    if model.preference:
+        return {**pair_losses(), **router_losses(model)}
     z_loss = {Z_LOSS: Loss("targets", weight=model.z_loss, evaluated=False)}
     of_logits = {CROSS_ENTROPY: Loss("targets")} | (z_loss if model.z_loss else {})
     return of_logits | router_losses(model) | losses_ahead(model)
@@ -150,11 +157,13 @@ def losses_ahead(model: ModelConfig) -> dict[str, Loss]:
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
-    """A field of the samples with these numbers, int32[B, T]."""
+    """A field of the samples with these numbers, `[B, T]`."""
     if field == "targets":
         found: np.ndarray = samples.targets(number_B)
     elif field == SEGMENTS:
         found = samples.documents(number_B, end_of_document)
+    elif field == REFERENCE:
+        found = samples.reference(number_B)
     else:
         found = samples.rows(number_B)[:, :-1]
     return found
@@ -182,11 +191,12 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
         place_T = np.arange(1, shape[1])
         padding_BT = place_T > shape[1] * (1 - rng.random((shape[0], 1)) / 2)
         segments, targets = (np.where(padding_BT, NOT_COUNTED, x) for x in (segments, targets))
-    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: segments}
+    of_pairs = drawn_pairs(segments, rng) if config.model.preference else {}
+    batch = {"tokens": rows_BT[:, :-1], "targets": targets, SEGMENTS: segments, **of_pairs}
     if moe := config.model.moe:
         shape = (*targets.shape, config.model.routed_layers, moe.top_k)
         batch[CHOICES] = np.full(shape, NOT_COUNTED)
-    return {name: x.astype(np.int32) for name, x in batch.items()}
+    return {name: x if name == REFERENCE else x.astype(np.int32) for name, x in batch.items()}
 
 
 def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.ndarray]:
@@ -212,6 +222,7 @@ def architecture(model: ModelConfig) -> Architecture:
     head = Head(hidden, size, statistics=0 if post else statistics, own=own)
     terms = len(router_losses(model))
     behind: tuple[End, ...] = (head, RouterLosses(terms)) if terms else (head,)
+    behind += (PairSums(),) if model.preference else ()
     modules = [Module(layer, size) for layer in layers_ahead(model, statistics)]
     return Architecture(hidden, (embedding,), stacks(model, statistics), (*behind, *modules))
 
@@ -254,6 +265,50 @@ def _stack(model: ModelConfig, name: str, layers: slice, *, statistics: int, spa
     ]
     every, order = tuple(itertools.chain(*parts)), model.block.norm_order
     return Stack(name, number // period, every, statistics, order, updates="x", period=period)
+
+
+# ---- pairs of answers ----------------------------------------------------------------------------
+
+
+def pair_fields(config: Config) -> dict[str, Field]:
+    """The reference's log-probabilities, of which a document's sum counts, and the pairs' numbers.
+
+    None without `model.preference`.
+    """
+    if config.model.preference is None:
+        return {}
+    wide: Literal["float32", "float64"] = (
+        "float64" if config.model.dtype == "float64" else "float32"
+    )
+    return {
+        REFERENCE: Field("seq_length", dtype=wide),
+        PAIRS: Field("seq_length", derived=Derived(("targets", SEGMENTS), pair_numbers)),
+    }
+
+
+def pair_numbers(target_BT: np.ndarray, segment_BT: np.ndarray) -> np.ndarray:
+    """The number of a pair at the first target of its chosen text; elsewhere not counted."""
+    chosen_BT = (target_BT >= 0) & (segment_BT >= 0) & (segment_BT % 2 == 0)
+    document_BT = np.where(chosen_BT, segment_BT, NOT_COUNTED)
+    last_BT = np.maximum.accumulate(document_BT, axis=1)
+    before_BT = np.pad(last_BT[:, :-1], ((0, 0), (1, 0)), constant_values=NOT_COUNTED)
+    return np.where(document_BT > before_BT, segment_BT // 2, NOT_COUNTED).astype(np.int32)
+
+
+def pair_losses() -> Mapping[str, Loss]:
+    """The loss, the share of pairs whose chosen text gains more, and what both gain, times beta."""
+    score = Loss(PAIRS, weight=0.0, trained=False)
+    return {LOSS: Loss(PAIRS), ACCURACY: score, CHOSEN: score, REJECTED: score}
+
+
+def drawn_pairs(segment_BT: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random log-probabilities, and documents of at most as many pairs as a sequence can hold."""
+    most = 2 * pairs_of(segment_BT.shape[1])
+    reference_BT = -np.abs(rng.standard_normal(segment_BT.shape))
+    return {REFERENCE: reference_BT, SEGMENTS: np.minimum(segment_BT, most - 1)}
+
+
+# ---- the family ----------------------------------------------------------------------------------
 
 
 def router_losses(model: ModelConfig) -> dict[str, Loss]:

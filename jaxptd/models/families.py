@@ -182,6 +182,11 @@ def open_data_of(config: Config, tokenizer: Tokenizer) -> Data:
             "model.moe.replay=true: data does not name the experts of tokens; leave it out, or "
             "give Program a batch made in Python"
         )
+    if config.model.preference and config.data.rejected_field is None:
+        raise UserError(
+            f"model.preference.loss={config.model.preference.loss} needs pairs of answers; name "
+            "the field of the worse ones with data.rejected_field"
+        )
     if family.open is not None:
         return family.open(config)
     objective = family.objective

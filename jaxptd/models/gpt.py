@@ -18,8 +18,16 @@ from jaxptd.layers.block import Routed, Seen
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.layers.mtp import Ahead, MTPModule
+from jaxptd.layers.preference import Documents, document_sums, preference_sums
 from jaxptd.layers.tensor_parallel import ShardingAxes, block_along
-from jaxptd.models.decoder import CROSS_ENTROPY, Z_LOSS, losses_ahead, router_losses
+from jaxptd.models.decoder import (
+    CROSS_ENTROPY,
+    REFERENCE,
+    SEGMENTS,
+    Z_LOSS,
+    losses_ahead,
+    router_losses,
+)
 from jaxptd.models.model import TextModel, empty_layer_cache
 from jaxptd.remat import with_remat
 
@@ -59,7 +67,7 @@ class GPT(TextModel):
     ) -> dict[str, Array]:
         """x after all blocks -> `sums_over_targets`, of routers' losses and of tokens ahead.
 
-        Of the last only if the batch has them.
+        Of the last only if the batch has them. With `model.preference` of pairs, not of targets.
         """
         axes, targets_BT = self.tensor_parallel.axes, batch["targets"]
         x_BTD = x.x_BTD if isinstance(x, Routed) else x
@@ -68,7 +76,11 @@ class GPT(TextModel):
             logits_BTV, x_BTD = self.output_and_stream(x_BTD)
         else:
             logits_BTV = self.output(x_BTD)
-        sums = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
+        if self.config.preference:
+            own = self._of_documents(logits_BTV, batch)
+            sums = preference_sums(own, self.config.preference, axes)
+        else:
+            sums = sums_over_targets(logits_BTV, targets_BT, self.config, axes)
         if ahead:
             x, more = self._of_modules(_with_stream(x, x_BTD), batch, token_info)
             sums |= more
@@ -77,8 +89,32 @@ class GPT(TextModel):
     def evaluated(
         self, x: Array | Routed, batch: Mapping[str, Array], token_info: TokenInfo
     ) -> dict[str, Array]:
-        """The sums of `losses` without those of tokens ahead; there are no scores."""
-        return self.losses(x, {"targets": batch["targets"]}, token_info)
+        """The sums of `losses` without those of tokens ahead."""
+        read = {name: batch[name] for name in ("targets", SEGMENTS, REFERENCE) if name in batch}
+        return self.losses(x, read, token_info)
+
+    def log_probabilities(self, x: Array | Routed, batch: Mapping[str, Array]) -> Array:
+        """x after all blocks -> sums over this device's targets of each document, `[B, K]`."""
+        none_BT = {REFERENCE: jnp.zeros_like(batch[REFERENCE])}
+        return self._of_documents(self.output(_stream(x)), {**batch, **none_BT}).gain_BK
+
+    def _of_documents(self, logits_BTV: Array, batch: Mapping[str, Array]) -> Documents:
+        """Sums over this device's tokens of each document."""
+        axes, config = self.tensor_parallel.axes, self.config
+        targets_BT, segment_BT, reference_BT = (
+            block_along(batch[name], axes.logit_tokens, 1)
+            for name in ("targets", SEGMENTS, REFERENCE)
+        )
+        loss_BT, _ = vocab_parallel_cross_entropy(
+            logits_BTV, targets_BT, axes, config.vocab_size or 0, config.kernels
+        )
+        counted_BT = targets_BT >= 0
+        gain_BT = jnp.where(counted_BT, -loss_BT, 0) - reference_BT.astype(loss_BT.dtype)
+        gains_BK, sizes_BK = (
+            document_sums(x_BT, segment_BT, config.seq_length)
+            for x_BT in (gain_BT, counted_BT.astype(loss_BT.dtype))
+        )
+        return Documents(gains_BK, sizes_BK)
 
     def _of_routers(self, x: Routed, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The sum of each of the routers' losses over the tokens with targets."""

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from jaxptd.config.preference import pairs_of
 from jaxptd.costs import kernels
 from jaxptd.costs.collective import (
     ALL_GATHER,
@@ -19,7 +20,7 @@ from jaxptd.costs.collective import (
 )
 from jaxptd.costs.program import Implementation, Work
 from jaxptd.costs.terms import Term
-from jaxptd.layout import Axis
+from jaxptd.layout import SEQUENCE_AXES, Axis
 from jaxptd.parts.grid import product
 from jaxptd.parts.parameters import (
     Named,
@@ -334,6 +335,20 @@ class Head(End):
         squares = [_at_ends(kernels.product(a, T, D, D).times(3), "head's square")] * self.squares
         loss = kernels.moved(a, work.implementation.logit * float(T) * V, 8)
         return [*products, *squares, _at_ends(loss, "loss")]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSums(End):
+    """Sums over the devices of a sequence: what the texts of its pairs gain, and their sizes."""
+
+    def collectives(self, step: Scenario) -> Iterator[Collective]:
+        """An all-reduce of two numbers of each document, 2*b*K."""
+        config, sizes = step.config, step.sizes
+        documents = 2 * pairs_of(config.padded_model.seq_length)
+        size = 2 * sizes.sequences * documents * sizes.master_itemsize
+        axes = (*SEQUENCE_AXES, *[Axis.ROW] * config.layout.has_grid)
+        M = step.micro_batches
+        yield Collective(ALL_REDUCE, axes, M, M * size)
 
 
 def _table_bytes(sizes: Sizes) -> int:

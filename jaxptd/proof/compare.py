@@ -96,7 +96,8 @@ def command_line(config: Config) -> str:
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, tuple) and any(isinstance(each, str) for each in value):
+    texts = isinstance(value, tuple) and any(isinstance(each, str) for each in value)
+    if texts or isinstance(value, dict):
         return shlex.quote(json.dumps(value, separators=(",", ":")))
     if isinstance(value, tuple):
         return f"[{','.join(map(str, value))}]"

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from jaxptd.config import Activation, FamilyName, Images, OptimizerName, Remat
 from jaxptd.config.block import FAMILIES, SECTIONS, NormOrder
 from jaxptd.config.moe import GroupScore, RouterScore
+from jaxptd.config.preference import PreferenceLoss
 from jaxptd.config.written import field_types
 from jaxptd.context_parallel import STRATEGIES
 from jaxptd.layout import (
@@ -142,6 +143,8 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.lora.alpha": (None, 5.0),
     "model.lora.targets": (None, ("attention.*",), ("*.q*", "*.down")),
     "model.lora.rslora": (None, True),
+    "model.preference.loss": (None, *get_args(PreferenceLoss)),
+    "model.preference.beta": (None, 0.5),
     "data.documents": ("joined", "apart", "whole"),
     "data.restart_positions": (False, True),
     "optimizer.name": get_args(OptimizerName),
@@ -211,6 +214,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.validation_fraction": "verify reads no data",
     "data.validation": "verify reads no data",
     "data.prompt_field": "verify reads no data",
+    "data.rejected_field": "verify reads no data",
     "data.messages_field": "verify reads no data",
     "data.format": "verify reads no data",
     "data.tools_field": "verify reads no data",

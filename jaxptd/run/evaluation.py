@@ -55,7 +55,8 @@ def _keys(model: ModelConfig) -> list[str]:
     """The names of an evaluation's metrics, of the held-out part of the corpus."""
     names = [*_terms(model)]
     each = [f"validation_{name}" for name in names] if len(names) > 1 else []
-    return [VALIDATION_LOSS, *(["perplexity"] * family_of(model).has_vocabulary), *each]
+    of_tokens = family_of(model).has_vocabulary and model.preference is None
+    return [VALIDATION_LOSS, *(["perplexity"] * of_tokens), *each]
 
 
 def metrics_of(config: Config) -> list[str]:
@@ -73,7 +74,7 @@ def evaluation_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rises(metric: str) -> bool:
-    """True for a metric that is higher for a better model: accuracy and Dice coefficients."""
+    """True for a metric that is higher for a better model, such as accuracy."""
     return re.fullmatch(rf"validation_(accuracy|dice(_\d+)?)({EMA})?(/.*)?", metric) is not None
 
 

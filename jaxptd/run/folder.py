@@ -86,6 +86,7 @@ class RunDir:
         checkpoints/    see `jaxptd.checkpoint`
         run_id          see `jaxptd.checkpoint.memory`
         base/           files of the Hugging Face model that the run started from, for exports
+        reference.npz   see `jaxptd.run.reference`
 
     Nothing is written before `open`.
 

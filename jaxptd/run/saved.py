@@ -62,6 +62,7 @@ _NO_WEIGHTS = frozenset(
         "images.drop_path",
         *("moe.bias_rate", "moe.balance_loss", "moe.z_loss"),
         *("moe.chunk", "moe.replay", "moe.upcycle", "mtp.weight"),
+        *("preference", "preference.loss", "preference.beta"),
     }
 )
 

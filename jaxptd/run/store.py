@@ -26,7 +26,8 @@ from jaxptd.stores import StoreError, StorePath, fetch, scratch_folder
 
 OWNER = "owner.json"
 CHECKPOINTS = "checkpoints"
-READ = ("config.yaml", "metrics.jsonl", "run_id", "base/*", "*.json")  # by a run that resumes
+# By a run that resumes.
+READ = ("config.yaml", "metrics.jsonl", "run_id", "reference.npz", "base/*", "*.json")
 
 
 class StoreCopy:

@@ -6,8 +6,8 @@ Letters: B batch, T position, C chunks of the ring, M micro-batches.
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +129,26 @@ class StepBody:
             for name, term in self.terms.items()
             if term.evaluated
         }
+
+    def log_probabilities(self, params: Params, batch: Batch) -> Array:
+        """The sum of the targets' log-probabilities in each document of all samples, `[B, K]`.
+
+        Without dropout.
+        """
+        gatherable = self.resolved.zero.begin_step(params, self.owed, training=False)
+        size = self.resolved.config.train.global_batch_size
+
+        def of_documents(model: Any) -> Callable[..., Losses]:
+            def place(x: Any, batch: Batch, token_info: TokenInfo) -> Losses:
+                sums_BK = model.log_probabilities(x, batch)
+                whole_BK = jnp.zeros((size, sums_BK.shape[1]), sums_BK.dtype)
+                return {"sums": whole_BK.at[token_info.sample_B].set(sums_BK)}
+
+            return place
+
+        micro_batches, shared = self.micro_batches(batch)
+        sums = self.passes.losses(gatherable, micro_batches, shared, of_documents)
+        return self._loss_sums(sums)["sums"]
 
     def classes(self, params: Params, batch: Batch) -> Array:
         """The most likely classes of what the model's output is of, `[B, ..]`; without dropout."""

@@ -93,8 +93,14 @@ class ForwardBackward(Protocol):
         device's shards.
         """
 
-    def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
-        """The sum of each loss over all tokens, and of each score."""
+    def losses(
+        self,
+        params: StepParams,
+        micro: MicroBatches,
+        token_info: TokenInfo,
+        of: Terms = EVALUATED,
+    ) -> Losses:
+        """The sum of each loss over all tokens, and of each score; or of other terms."""
 
     def gathered(self, params: StepParams) -> StepParams:
         """This device's parameters -> the parameters that `empty_state` and `logits` take."""
@@ -183,8 +189,14 @@ class GradientAccumulation:
         total, last = (total[0], rest), partial(add, having, in_place=True)
         return pools.apart(total, lambda *both: last(*both)[0], micro, first=end)
 
-    def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
-        terms = partial(self._terms, of=EVALUATED)
+    def losses(
+        self,
+        params: StepParams,
+        micro: MicroBatches,
+        token_info: TokenInfo,
+        of: Terms = EVALUATED,
+    ) -> Losses:
+        terms = partial(self._terms, of=of)
 
         def add(total: Losses, micro: MicroBatches) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, terms(params, micro, token_info)[0]), None

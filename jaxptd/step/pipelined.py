@@ -108,11 +108,17 @@ class PipelineSchedule:
         others = {name: self._reduce_end(name, g) for name, g in (ends | common).items()}
         return losses, layers | others
 
-    def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
+    def losses(
+        self,
+        params: StepParams,
+        micro: MicroBatches,
+        token_info: TokenInfo,
+        of: Terms = EVALUATED,
+    ) -> Losses:
         outside = self.blueprint.build
 
         def head(ends: Params, micro: MicroBatches, x: X) -> Losses:
-            return self._terms(EVALUATED, token_info, outside(ends), micro, x)
+            return self._terms(of, token_info, outside(ends), micro, x)
 
         functions = self._functions(outside, self._layers(), head)
         arrays = self._arrays(self.gathered(params), micro, token_info)

@@ -384,6 +384,16 @@ class Program:
         return CompiledStep(jax.jit(evaluate), self.place, self._check_params)
 
     @cached_property
+    def log_probabilities(self) -> Callable[[Params, Batch], Array]:
+        """(params, batch) -> the sum of the targets' log-probabilities in each document, `[B, K]`.
+
+        Of a model with `model.preference`, in nats; without dropout.
+        """
+        params = self.states.specs["params"]
+        mapped = self._on_mesh(self.body.log_probabilities, params, outs=P())
+        return CompiledStep(jax.jit(mapped), self.place, self._check_params)
+
+    @cached_property
     def classes(self) -> Callable[[Params, Batch], Array]:
         """(params, batch) -> the most likely classes, int32, of a model that has logits of them.
 

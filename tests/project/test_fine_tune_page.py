@@ -21,7 +21,7 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_page_trains_a_model_that_transformers_reads(tmp_path: Path) -> None:
-    commands, (data,), (theirs, _) = blocks("sh"), blocks("python"), blocks("py")
+    commands, data, (theirs, _) = blocks("sh"), blocks("python"), blocks("py")
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "jaxptd"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jaxptd "$@"\n')
@@ -43,10 +43,12 @@ def test_the_page_trains_a_model_that_transformers_reads(tmp_path: Path) -> None
     for number, block in enumerate(commands):
         outputs.append(run("bash", "-ec", block))
         if number == 0:
-            run(sys.executable, "-c", data)
+            run(sys.executable, "-c", "".join(data))
     assert outputs[0].endswith("verdict: can be trained and generated from\n")
     losses = [row["loss"] for row in RunDir(tmp_path / "runs" / "tuned").metrics()]
     assert losses[-1] < losses[0] / 2
+    preferred = RunDir(tmp_path / "runs" / "preferred").metrics()
+    assert preferred[-1]["validation_accuracy"] > 0.6
     question, _, answer = outputs[2].partition("<|assistant|>\n")
     assert "os.getcwd" in question and answer.strip()
     files = {path.name for path in (tmp_path / "models" / "tuned").iterdir()}

@@ -20,7 +20,7 @@ import jaxptd
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"), key=lambda path: int(path.stem.split("_")[0]))
 # Modules with fixed paths, whose `__all__` is public in addition to what `import jaxptd` exports.
 MODULES = ("jaxptd.ring_attention", "jaxptd.summa2d")
 # Sizes that keep each at half a minute on two cores; a timed limit would depend on the machine.
@@ -132,6 +132,7 @@ CHANGES = {  # notebook -> (text of a cell, a reader's change)
     "2_tensor_parallelism": ("hidden_size=32", "hidden_size=64"),
     "5_pipelines": ("hidden_size=32", "hidden_size=64"),
     "9_experts": ("hidden_size=64", "hidden_size=32"),
+    "10_fine_tuning": ('lora={"rank": 8}', 'lora={"rank": 4}'),
     "7_hugging_face": ('.parent / "examples"', '.parents[0] / "examples"'),  # from the model on
 }
 STEPS = re.compile(r"\bsteps=\d+")

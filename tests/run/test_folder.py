@@ -105,6 +105,7 @@ IMAGES += ("decoder_depths=[2,4,2]", "dice=batch", "drop_path=0.1")
 LATENT = ("q_rank=0", "kv_rank=64", "nope_size=96", "rope_size=32", "value_size=64")
 TARGETS = ("num_layers=3", "seq_length=8", "start_token=1", "relative_buckets=8")
 TARGETS += ("relative_distance=40", "output_scale=0.5")
+WHOLE = "--data.documents=whole"
 OF_ADAPTERS = ("alpha=3.0", "targets=[mlp.up]", "rslora=true")
 OF_CHATS = ("tools_field=functions", "chat_template=own.jinja", "chat_date=2026-12-31")
 OF_CHATS += ("train_on=last",)
@@ -115,6 +116,7 @@ NEEDED = {
     "model.rope.window_theta": ["--model.positions=rope", "--model.window=5"],
     "model.mtp.layers": ["--model.mtp.layers=1"],
     "model.lora.rank": ["--model.lora.rank=1"],
+    "model.preference.loss": ["--model.preference.loss=ipo", WHOLE],
 }
 
 
@@ -161,6 +163,9 @@ NEEDED = {
         *("--model.mtp.layers=2", "--model.mtp.weight=0.1 --model.mtp.layers=1"),
         *(f"--model.lora.{each} --model.lora.rank=4" for each in OF_ADAPTERS),
         "--model.lora.rank=2",
+        f"--model.preference.loss=sigmoid {WHOLE}",
+        f"--model.preference.beta=0.5 --model.preference.loss=ipo {WHOLE}",
+        f"--data.rejected_field=worse --model.preference.loss=sigmoid {WHOLE}",
         "--data.augment=true",
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",

@@ -344,6 +344,7 @@ def check_decoder(framework: Framework, workload: Workload) -> None:
         "optimizer.rates": bool(optimizer.rates),
         "optimizer.frozen": bool(optimizer.frozen),
         "adapters (model.lora)": bool(model.lora),
+        "pairs of answers (model.preference)": bool(model.preference),
     }
     for words, bad in wrong.items():
         if bad:

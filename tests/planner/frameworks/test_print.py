@@ -93,6 +93,10 @@ REFUSED = (
     (["--optimizer.rates", "{'*': 2}"], "optimizer.rates is not written as a setting of Megatron"),
     (["--model.lora.rank", "8"], "adapters (model.lora) is not written as a setting"),
     (
+        ["--model.preference.loss", "ipo", "--data.documents", "whole"],
+        "pairs of answers (model.preference) is not written as a setting",
+    ),
+    (
         ["--optimizer.frozen", "[norm.w]"],
         "optimizer.frozen is not written as a setting of",
     ),
