@@ -109,10 +109,11 @@ def run_layers(
     batch: Mapping[str, Array],
     token_info: TokenInfo,
     state: GenerationState | None = None,
+    through: Callable[..., tuple[X, Any]] = run_blocks,  # a stack
 ) -> tuple[X, GenerationState]:
     """A batch -> x after all layers, and the state: with these tokens, if one was given."""
     scanned = model.config.scan_layers
-    run = partial(run_blocks, scanned=scanned, offload=model.offload, common=model.common)
+    run = partial(through, scanned=scanned, offload=model.offload, common=model.common)
     x, new, first = model.embed(batch, token_info), {}, 0
     for name, stack in model.stacks.items():
         cache = state[name] if state else None
@@ -120,16 +121,6 @@ def run_layers(
         x, new[name] = run(stack, x, token_info, cache=cache, first=first)
         first += sum(count for _, count in stack.remats)
     return x, new
-
-
-def past_layers(
-    model: Model, batch: Mapping[str, Array], token_info: TokenInfo
-) -> tuple[X, GenerationState]:
-    """A batch -> x with the shape and type that it has after all layers, which are not traced."""
-    x = model.embed(batch, token_info)
-    for name in model.stacks if model.enter else ():
-        x = model.enter(name, x)
-    return x, {}
 
 
 # ---- models of one text --------------------------------------------------------------------------

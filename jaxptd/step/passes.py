@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from jaxptd.layers.dropout import TokenInfo
 from jaxptd.models.decoder import POSITION
-from jaxptd.models.model import GenerationState, Model, past_layers, run_layers
+from jaxptd.models.model import GenerationState, Model, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.pools import X
@@ -72,6 +72,7 @@ Losses = dict[str, Array]  # by name: sums over targets, or weights
 Terms = Callable[[Model], Callable[..., Losses]]
 LOSSES: Terms = operator.attrgetter("losses")
 EVALUATED: Terms = operator.attrgetter("evaluated")
+ALIKE: Any = lambda _, x, *__, **___: (x, None)  # noqa: E731  # x of the type that a stack returns
 Output = Callable[[Any, X], Any]  # (the model, x after all layers) -> logits, or more
 
 
@@ -165,7 +166,7 @@ class GradientAccumulation:
         first = first_microbatch_params(params) if waits else params
         slots = grad_slots_of(first)
         given, of_first = attached(first, slots), partial(jax.tree.map, lambda x: x[0])
-        alike = partial(self._terms, of=LOSSES, through=past_layers)
+        alike = partial(self._terms, of=LOSSES, through=ALIKE)
         like, _ = jax.eval_shape(lambda: alike(given, of_first(micro), token_info))
         total = pools.wide_zeros(({name: like[name] for name in weights}, slots))
         begin = int(plan.gather == "first_microbatch")
@@ -200,8 +201,9 @@ class GradientAccumulation:
         def add(total: Losses, micro: MicroBatches) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, terms(params, micro, token_info)[0]), None
 
-        alike, first = partial(terms, through=past_layers), partial(jax.tree.map, lambda x: x[0])
-        like, _ = jax.eval_shape(lambda: alike(params, first(micro), token_info))
+        like, _ = jax.eval_shape(
+            lambda: terms(params, jax.tree.map(lambda x: x[0], micro), token_info, through=ALIKE)
+        )
         return lax.scan(add, pools.wide_zeros(like), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -229,10 +231,10 @@ class GradientAccumulation:
         token_info: TokenInfo,
         *,
         of: Terms,
-        through: Callable[..., tuple[X, GenerationState]] = run_layers,
+        **how: Any,
     ) -> tuple[Losses, GenerationState]:
         """The losses; of each stack the blocks that it holds, in the order of its parameters."""
         model = self.blueprint.build(params)
         token_info = micro.token_info(token_info)
-        x, held = through(model, micro.batch, token_info)
+        x, held = run_layers(model, micro.batch, token_info, **how)
         return of(model)(x, micro.batch, token_info), held

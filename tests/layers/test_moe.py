@@ -15,6 +15,7 @@ from reference.layers import MoE as Known
 from reference.layers import Options, Part, mlp
 from reference.moe import Routers, choice
 from reference.tape import Value, constant, gradients, stacked
+from turns import slow
 
 from jaxptd.config import ModelConfig
 from jaxptd.config.moe import MoE as MoEConfig
@@ -137,7 +138,7 @@ def test_sums_are_those_of_loops(choices: str, trips: str) -> None:
     hold({name: np.asarray(x) for name, x in found.items()}, sums_by_loops(given, expert_nK))
 
 
-@pytest.mark.parametrize("precision", ["native", "fp8"])
+@pytest.mark.parametrize("precision", ["native", slow("fp8")])
 def test_our_kernels_make_the_same_sums(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses chunks, the last with rows of no expert, for which kernels write arbitrary values."""
     for name in ("TILE", "TILE_FP8"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from one_device import case, hold
-from turns import by_turns, slow
+from turns import by_turns
 
 from jaxptd import comms, load_config
 from jaxptd.config import OptimizerName
@@ -50,18 +50,14 @@ def test_a_factor_scales_the_step_and_the_decay(layout: Layout, optimizer: Optim
 CHOICE = {"rates": RATES, "dropout": 0.1}
 
 
+@pytest.mark.slow  # the test above holds by default
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
         case(CHOICE, 2, dp=2, tp=2, zero=2),
-        *(
-            slow(*each.values)
-            for each in (
-                case(CHOICE | {"optimizer": "muon"}, 2, pp=2, dp=2, zero=1),
-                case(CHOICE | {"optimizer": "sgd"}, 1, row=2, col=2),
-                case(CHOICE | {"ema_decay": 0.9}, 2, dp=2, zero=3, offload="optimizer"),
-            )
-        ),
+        case(CHOICE | {"optimizer": "muon"}, 2, pp=2, dp=2, zero=1),
+        case(CHOICE | {"optimizer": "sgd"}, 1, row=2, col=2),
+        case(CHOICE | {"ema_decay": 0.9}, 2, dp=2, zero=3, offload="optimizer"),
     ],
 )
 def test_steps_with_factors_equal_one_device(layout: Layout, choice: dict) -> None:

@@ -137,13 +137,15 @@ def check_against_all(pruned: Search, whole: Search) -> None:
 
 B200 = Cluster(find_accelerator("b200"))
 PAIRS = Cluster(find_accelerator("b200"), 2)  # GPUs of a node
-FOLDED = {"layout__tp": 1, "layout__pp": 1, "layout__cp": 1, "layout__row": 1, "layout__col": 1}
+ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
+FOLDED = ALONE | {"layout__tp": 1, "layout__pp": 1}
 
 
 @pytest.mark.parametrize(
     ("model", "pins"),
     [
-        (LLAMA, {"layout__zero": 3}),
+        (LLAMA, ALONE | {"layout__zero": 3, "model__remat": "none"}),
+        pytest.param(LLAMA, {"layout__zero": 3}, marks=pytest.mark.slow),
         pytest.param(QWEN3_MOE, {"layout__cp": 1}, marks=pytest.mark.slow),
     ],
 )
@@ -193,7 +195,6 @@ def test_bounds_know_that_a_replica_gathers_within_a_node() -> None:
     )
 
 
-ALONE = {"layout__cp": 1, "layout__row": 1, "layout__col": 1}
 SPLIT = {"layout__tp": 2, "layout__cp": 8, "layout__ep": 4, "layout__pp": 1, "layout__zero": 3}
 SPLIT |= {"layout__collective_matmul": True}
 BETWEEN_NODES = {"layout__cp": 16, "model__remat": "none"}
@@ -206,11 +207,11 @@ SUMS = ALONE | {"layout__tp": 1, "layout__pp": 1, "layout__zero": 1, "layout__ep
 @pytest.mark.parametrize(
     ("model", "gpus", "batch", "gib", "pins", "every"),
     [
-        (LLAMA, 4, 8, 14, ALONE, 19),
+        (LLAMA, 4, 8, 14, ALONE, 37),
         (LLAMA, 64, 256, 40, SUMS, 1),
-        (QWEN3_MOE, 8, 8, 6, ALONE, 31),
-        (DENSE_FIRST, 4, 8, 6, ALONE, 31),
-        (LATENT, 4, 8, 6, ALONE, 31),
+        (QWEN3_MOE, 8, 8, 6, ALONE, 61),
+        (DENSE_FIRST, 4, 8, 6, ALONE, 61),
+        (LATENT, 4, 8, 6, ALONE, 61),
         (WIDE, 256, 512, 74, SPLIT, 1),
         (LONG, 16, 16, 80, BETWEEN_NODES, 1),
         (LONG, 16, 1, 80, ONE_SEQUENCE, 1),
