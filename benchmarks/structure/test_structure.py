@@ -12,11 +12,11 @@ from jaxptd.errors import UserError
 
 CEILINGS = {
     "files from read_batch to the update": 32,
-    "functions from read_batch to the update": 161,
+    "functions from read_batch to the update": 160,
     "files of one dense block on tp=2": 11,
     "functions of one dense block on tp=2": 48,
     "files that handle a gradient under ZeRO 2": 12,
-    "functions that handle a gradient under ZeRO 2": 83,
+    "functions that handle a gradient under ZeRO 2": 84,
     "places that ask what a part is, outside its file": 0,
     "comparisons with the name of a ring": 0,
     "definitions of 2 F columns if gated": 0,

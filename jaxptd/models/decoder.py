@@ -51,7 +51,7 @@ def fields(config: Config) -> Mapping[str, Field]:
         segments[IN_DOCUMENT] = Field(
             "seq_length", lowest=0, derived=Derived((SEGMENTS,), _in_documents)
         )
-    of_pairs = pair_fields(config)
+    of_pairs = pair_fields(config.model) if config.model.preference else {}
     arrangement = arranged(config.layout)
     return shapes | segments | of_pairs | choices(config.model) | arrangement | fields_ahead(config)
 
@@ -270,16 +270,10 @@ def _stack(model: ModelConfig, name: str, layers: slice, *, statistics: int, spa
 # ---- pairs of answers ----------------------------------------------------------------------------
 
 
-def pair_fields(config: Config) -> dict[str, Field]:
-    """The reference's log-probabilities, of which a document's sum counts, and the pairs' numbers.
-
-    None without `model.preference`.
-    """
-    if config.model.preference is None:
-        return {}
-    wide: Literal["float32", "float64"] = (
-        "float64" if config.model.dtype == "float64" else "float32"
-    )
+def pair_fields(model: ModelConfig) -> dict[str, Field]:
+    """The reference's log-probabilities, of which a document's sum counts, and pairs' numbers."""
+    exact = model.dtype == "float64"
+    wide: Literal["float32", "float64"] = "float64" if exact else "float32"
     return {
         REFERENCE: Field("seq_length", dtype=wide),
         PAIRS: Field("seq_length", derived=Derived(("targets", SEGMENTS), pair_numbers)),
