@@ -16,7 +16,7 @@ CEILINGS = {
     "files of one dense block on tp=2": 11,
     "functions of one dense block on tp=2": 48,
     "files that handle a gradient under ZeRO 2": 12,
-    "functions that handle a gradient under ZeRO 2": 84,
+    "functions that handle a gradient under ZeRO 2": 83,
     "places that ask what a part is, outside its file": 0,
     "comparisons with the name of a ring": 0,
     "definitions of 2 F columns if gated": 0,

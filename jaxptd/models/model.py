@@ -109,11 +109,13 @@ def run_layers(
     batch: Mapping[str, Array],
     token_info: TokenInfo,
     state: GenerationState | None = None,
-    through: Callable[..., tuple[X, Any]] = run_blocks,  # a stack
+    *,
+    traced: bool = True,  # else x has only the shape and type of x after all layers
 ) -> tuple[X, GenerationState]:
     """A batch -> x after all layers, and the state: with these tokens, if one was given."""
     scanned = model.config.scan_layers
-    run = partial(through, scanned=scanned, offload=model.offload, common=model.common)
+    run: Any = partial(run_blocks, scanned=scanned, offload=model.offload, common=model.common)
+    run = run if traced else lambda _, x, *__, **___: (x, None)
     x, new, first = model.embed(batch, token_info), {}, 0
     for name, stack in model.stacks.items():
         cache = state[name] if state else None

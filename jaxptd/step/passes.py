@@ -72,7 +72,6 @@ Losses = dict[str, Array]  # by name: sums over targets, or weights
 Terms = Callable[[Model], Callable[..., Losses]]
 LOSSES: Terms = operator.attrgetter("losses")
 EVALUATED: Terms = operator.attrgetter("evaluated")
-ALIKE: Any = lambda _, x, *__, **___: (x, None)  # noqa: E731  # x of the type that a stack returns
 Output = Callable[[Any, X], Any]  # (the model, x after all layers) -> logits, or more
 
 
@@ -166,7 +165,7 @@ class GradientAccumulation:
         first = first_microbatch_params(params) if waits else params
         slots = grad_slots_of(first)
         given, of_first = attached(first, slots), partial(jax.tree.map, lambda x: x[0])
-        alike = partial(self._terms, of=LOSSES, through=ALIKE)
+        alike = partial(self._terms, of=LOSSES, traced=False)
         like, _ = jax.eval_shape(lambda: alike(given, of_first(micro), token_info))
         total = pools.wide_zeros(({name: like[name] for name in weights}, slots))
         begin = int(plan.gather == "first_microbatch")
@@ -202,7 +201,7 @@ class GradientAccumulation:
             return jax.tree.map(jnp.add, total, terms(params, micro, token_info)[0]), None
 
         like, _ = jax.eval_shape(
-            lambda: terms(params, jax.tree.map(lambda x: x[0], micro), token_info, through=ALIKE)
+            lambda: terms(params, jax.tree.map(lambda x: x[0], micro), token_info, traced=False)
         )
         return lax.scan(add, pools.wide_zeros(like), micro)[0]
 
