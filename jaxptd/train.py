@@ -21,6 +21,7 @@ from jaxptd.commands.run_options import read_run
 from jaxptd.commands.train_options import parser
 from jaxptd.config import Config
 from jaxptd.config.elastic import for_all_processes, for_processes
+from jaxptd.config.training import RANDOM
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find
@@ -174,6 +175,11 @@ class Training:
         pairs = dict(reference.pairs_of(run.data))
         if not pairs or run.step:
             return
+        if self.config.checkpoint.start in (None, RANDOM):
+            run.say(
+                "warning: model.preference compares with a model of random weights; name a tuned "
+                "one with checkpoint.start or --from"
+            )
         number = sum(len(each.ends) for each in pairs.values())
         run.say(f"{number:,} pairs: computing their log-probabilities before the first step")
         total = sum(reference.batches_of(each, size) for each in pairs.values())

@@ -141,13 +141,17 @@ def tokenize_pairs(
     """
     count = _count(tokenizer, spelled)
     for path in files:
-        for texts in read_answers(path, fields, option="rejected_field"):
+        records = read_answers(path, fields, option="rejected_field")
+        for number, texts in enumerate(records, start=1):
             for text in texts:
                 count(text)
             *prompts, chosen, rejected = texts
             prompt = "".join(prompts)
             both = [_answered(tokenizer, prompt, answer) for answer in (chosen, rejected)]
-            yield Piece(*joined(*both))
+            try:
+                yield Piece(*joined(*both))
+            except UserError as error:
+                raise UserError(f"data.source: {path} pair {number}: {error}") from error
 
 
 def _answered(tokenizer: Tokenizer, prompt: str, answer: str) -> tuple[np.ndarray, np.ndarray]:

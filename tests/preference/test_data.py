@@ -222,6 +222,12 @@ def test_files_without_fields_hold_no_pairs() -> None:
         opened("p.bin", prompt_field=...)
 
 
+def test_a_pair_without_any_token_to_predict_is_named() -> None:
+    source = written([{"good": "a", "bad": "b"}, {"good": "", "bad": "b"}])
+    with pytest.raises(UserError, match="data.source: p.jsonl pair 2: its chosen answer has no"):
+        opened(source, prompt_field=...)
+
+
 def test_pairs_change_the_identity_of_data() -> None:
     one, other = opened(texts()), opened(texts(), prompt_field=...)
     assert one.identity != other.identity

@@ -49,6 +49,10 @@ def begun(trainer: Trainer, *more: str) -> list[str]:
     return [*trainer.options, *TRAIN, source, *more]
 
 
+def heard(trainer: Trainer) -> str:
+    return trainer.capture.readouterr().out
+
+
 def scores(folder: Path) -> dict[str, np.ndarray]:
     with np.load(folder / reference.NAME, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
@@ -59,6 +63,7 @@ def test_a_killed_run_compares_with_the_same_model(
 ) -> None:
     whole, folder = pairs.folder / "whole", pairs.run_dir.path
     assert main(begun(pairs, f"--train.run_dir={whole}")) == 0
+    assert "warning: model.preference compares with a model of random weights" in heard(pairs)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(7, patch)
         main(begun(pairs, "--layout.dp=2", "--layout.tp=2"))
