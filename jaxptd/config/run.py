@@ -316,9 +316,16 @@ class Config:
 
     @cached_property
     def padded_model(self) -> ModelConfig:
-        """The model with sequences as long as the devices hold, padded if need be."""
-        unit = self.layout.sequence_unit
-        return self.model.with_lengths(lambda length: -(-length // unit) * unit)
+        """The model with sequences as long as the devices hold, padded if need be.
+
+        Padding does not change the noise of embeddings, which depends on the length.
+        """
+        unit, model = self.layout.sequence_unit, self.model
+        padded = model.with_lengths(lambda length: -(-length // unit) * unit)
+        if not model.neftune:
+            return padded
+        longer = padded.seq_length / model.seq_length
+        return dataclasses.replace(padded, neftune=model.neftune * math.sqrt(longer))
 
     __repr__ = settings_text
     _repr_html_ = settings_html

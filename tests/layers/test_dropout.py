@@ -136,15 +136,17 @@ def test_noise_is_uniform_and_the_same_wherever_it_lies() -> None:
 
 
 NOISE = {"neftune": 5.0, "positions": "rope"}
+PADDED = {"hidden_size": 12, "num_heads": 3}  # the layout makes 12 tokens of 8
 
 
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        case(NOISE, 2, dp=2, cp=2, tp=2, sequence_parallel=True),
+        case(NOISE | PADDED, 2, cp=2, tp=3, sequence_parallel=True),
         *(
             slow(*each.values)
             for each in (
+                case(NOISE, 2, dp=2, cp=2, tp=2, sequence_parallel=True),
                 case(NOISE | {"dropout": 0.1}, 2, pp=2, tp=2),
                 case(NOISE | {"hidden_size": 12, "num_heads": 3}, 2, row=2, col=2),
                 case({"neftune": 5.0, "family": "bert"}, 2, dp=2, tp=2, zero=3),
