@@ -35,7 +35,7 @@ def read(folder, chats, **fields):
     config = DataConfig(tokenizer=str(folder), messages_field="messages", **fields)
     tokenizer = load_tokenizer(str(folder))
     found = list(Chats(config, tokenizer).read([path]))
-    return tokenizer, [(ids.tolist(), counted.tolist()) for ids, counted in found]
+    return tokenizer, [(ids.tolist(), counted.tolist()) for ids, counted, _ in found]
 
 
 @pytest.fixture(params=KINDS)

@@ -56,7 +56,7 @@ def test_a_name_that_is_no_argument_is_one_line(call, words) -> None:
         ("--layout.tpp=2", "unknown key layout.tpp; did you mean layout.tp?"),
         ("layout.tp=2", "unknown key layout.tp; write --layout.tp"),
         ("--tp=2", "unknown key tp; did you mean layout.tp?"),
-        ("extra", "unknown key extra; see jaxptd train --help-all"),
+        ("unheard", "unknown key unheard; see jaxptd train --help-all"),
     ],
 )
 def test_an_override_that_is_no_field_names_the_one_that_is_meant(option, words) -> None:

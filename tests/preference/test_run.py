@@ -62,7 +62,7 @@ def test_a_killed_run_compares_with_the_same_model(
     pairs: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, folder = pairs.folder / "whole", pairs.run_dir.path
-    assert main(begun(pairs, f"--train.run_dir={whole}")) == 0
+    assert main(begun(pairs, f"--train.run_dir={whole}", "--layout.cp=2")) == 0
     assert "warning: model.preference compares with a model of random weights" in heard(pairs)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(7, patch)

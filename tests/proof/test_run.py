@@ -98,6 +98,7 @@ def _cases(folder) -> dict:
     return {line["case"]: line for line in map(json.loads, lines)}
 
 
+@pytest.mark.slow
 def test_a_process_that_ended_early_is_named(fake, tmp_path, capsys, monkeypatch) -> None:
     def second_killed(work, count, *given) -> list[int]:
         work(Share(0, count), *given)

@@ -61,6 +61,7 @@ def test_the_average_is_read_without_the_run(averaged) -> None:
         assert np.any(plain.read(name) != x)
 
 
+@pytest.mark.slow
 def test_the_average_generates_and_is_exported(averaged, tmp_path, capsys) -> None:
     given = ["--run-dir", str(averaged), "--prompt", "To be", "--tokens", "30"]
     texts = []

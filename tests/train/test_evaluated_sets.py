@@ -22,6 +22,7 @@ def sets(folder) -> str:
     return f"--data.validation={{{files}}}"
 
 
+@pytest.mark.slow
 def test_each_set_has_its_own_loss_on_every_layout_and_after_a_kill(train, monkeypatch) -> None:
     option = sets(train.folder)
     exact = "--model.dropout=0"  # which `loss_and_gradients` would draw
