@@ -172,7 +172,7 @@ class Training:
     def _compute_reference(self) -> None:
         """Computes what the model that a run begins with says of its pairs, if it has any."""
         run, size = self.run, self.config.train.global_batch_size
-        pairs = dict(reference.pairs_of(run.data))
+        pairs = dict(reference.sets_of_pairs(run.data))
         if not pairs or run.step:
             return
         if self.config.checkpoint.start in (None, RANDOM):

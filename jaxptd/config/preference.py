@@ -52,7 +52,7 @@ class Preference(Section):
         return self.loss != "none"
 
 
-def pairs_of(seq_length: int) -> int:
+def most_pairs(seq_length: int) -> int:
     """The most pairs that a sequence can hold."""
     return max(1, seq_length // SHORTEST)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.config.preference import ACCURACY, CHOSEN, LOSS, REJECTED, Preference, pairs_of
+from jaxptd.config.preference import ACCURACY, CHOSEN, LOSS, REJECTED, Preference, most_pairs
 from jaxptd.layers.tensor_parallel import ShardingAxes
 
 
@@ -37,7 +37,7 @@ def document_sums(x_BT: Array, segment_BT: Array, seq_length: int) -> Array:
         segment_BT: the document of each token; below 0 is padding.
         seq_length: of the whole sequence, which limits K.
     """
-    rows, count = len(x_BT), 2 * pairs_of(seq_length)
+    rows, count = len(x_BT), 2 * most_pairs(seq_length)
     column_BT = jnp.where(segment_BT < 0, count, segment_BT)  # beyond the last one: left out
     empty_BK = jnp.zeros((rows, count), x_BT.dtype)
     return empty_BK.at[jnp.arange(rows)[:, None], column_BT].add(x_BT, mode="drop")

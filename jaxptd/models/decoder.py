@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
-from jaxptd.config.preference import ACCURACY, CHOSEN, LOSS, REJECTED, pairs_of
+from jaxptd.config.preference import ACCURACY, CHOSEN, LOSS, REJECTED, most_pairs
 from jaxptd.context_parallel import Imported
 from jaxptd.data import NOT_COUNTED, Derived, Field, document_starts
 from jaxptd.errors import UserError
@@ -297,7 +297,7 @@ def pair_losses() -> Mapping[str, Loss]:
 
 def drawn_pairs(segment_BT: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random log-probabilities, and documents of at most as many pairs as a sequence can hold."""
-    most = 2 * pairs_of(segment_BT.shape[1])
+    most = 2 * most_pairs(segment_BT.shape[1])
     reference_BT = -np.abs(rng.standard_normal(segment_BT.shape))
     return {REFERENCE: reference_BT, SEGMENTS: np.minimum(segment_BT, most - 1)}
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from jaxptd.config.preference import pairs_of
+from jaxptd.config.preference import most_pairs
 from jaxptd.costs import kernels
 from jaxptd.costs.collective import (
     ALL_GATHER,
@@ -344,7 +344,7 @@ class PairSums(End):
     def collectives(self, step: Scenario) -> Iterator[Collective]:
         """An all-reduce of two numbers of each document, 2*b*K."""
         config, sizes = step.config, step.sizes
-        documents = 2 * pairs_of(config.padded_model.seq_length)
+        documents = 2 * most_pairs(config.padded_model.seq_length)
         size = 2 * sizes.sequences * documents * sizes.master_itemsize
         axes = (*SEQUENCE_AXES, *[Axis.ROW] * config.layout.has_grid)
         M = step.micro_batches

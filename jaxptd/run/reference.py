@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAME = "reference.npz"
 
 
-def pairs_of(data: Data) -> Iterator[tuple[str, Pairs]]:
+def sets_of_pairs(data: Data) -> Iterator[tuple[str, Pairs]]:
     """Yields the sets of pairs of a run's data, with their names in the file."""
     sets = {"train": data.train, **{f"validation/{k}": x for k, x in data.evaluated.items()}}
     for name, samples in sets.items():
@@ -69,14 +69,14 @@ def compute(run: "Run", samples: Pairs, *, advance: Callable[[], None]) -> None:
 def write(run_dir: RunDir, data: Data) -> None:
     """Writes the log-probabilities of all pairs into the run's directory."""
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **{name: x.scores for name, x in pairs_of(data)})
+    np.savez(file, allow_pickle=False, **{name: x.scores for name, x in sets_of_pairs(data)})
     write_whole({run_dir.path / NAME: file.getvalue()}, lambda _: run_dir_errors(run_dir.path))
     run_dir.publish()
 
 
 def require(run_dir: RunDir, data: Data) -> None:
     """Raises UserError if the directory of a run that goes on has no log-probabilities of pairs."""
-    if dict(pairs_of(data)) and not read(run_dir, data):
+    if dict(sets_of_pairs(data)) and not read(run_dir, data):
         raise UserError(
             f"{run_dir.where / NAME} is missing: it has the log-probabilities of the model that "
             "the run began with; put it back, or begin again in another train.run_dir"
@@ -89,7 +89,7 @@ def read(run_dir: RunDir, data: Data) -> bool:
     Raises:
         UserError: they cannot be read, or are of other pairs.
     """
-    if not dict(pairs_of(data)):
+    if not dict(sets_of_pairs(data)):
         return False
     where = run_dir.where / NAME
     try:
@@ -101,7 +101,7 @@ def read(run_dir: RunDir, data: Data) -> bool:
         return False
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{where} cannot be read ({error}); put the run's own file back") from error
-    for name, samples in pairs_of(data):
+    for name, samples in sets_of_pairs(data):
         scores = kept.get(name)
         if scores is None or scores.shape != samples.scores.shape or not np.isfinite(scores).all():
             raise UserError(f"{where} is of other pairs than data.source; put the run's own back")

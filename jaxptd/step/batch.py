@@ -42,7 +42,8 @@ class Batches:
 
     Attributes:
         fields: the arrays of a batch.
-        targets: the fields whose entries are targets of a loss.
+        targets: the given fields whose entries are targets of a loss, or the first from which
+            such a field follows.
         shapes: [B, ..] of each array of a global batch, with the padding of T.
         specs: of each array.
         shardings: of each array.
@@ -53,7 +54,9 @@ class Batches:
     def __init__(self, config: Config, mesh: Mesh, ring: Ring) -> None:
         family, size = family_of(config.model), config.layout.ring_size
         self.config, self.fields, self._rows = config, family.fields(config), family.rows
-        self.targets = {term.targets for term in family.losses(config.model).values()}
+        named = {term.targets for term in family.losses(config.model).values()}
+        derived = {name: self.fields[name].derived for name in named}
+        self.targets = {rule.fields[0] if rule else name for name, rule in derived.items()}
         self.shapes, self.specs = batch_shapes(config), batch_specs(config)
         self.shardings = {name: NamedSharding(mesh, spec) for name, spec in self.specs.items()}
         lengths = {name: self.shapes[name][1] for name, x in self.fields.items() if x.length}

@@ -387,7 +387,8 @@ class Program:
     def log_probabilities(self) -> Callable[[Params, Batch], Array]:
         """(params, batch) -> the sum of the targets' log-probabilities in each document, `[B, K]`.
 
-        Of a model with `model.preference`, in nats; without dropout.
+        In nats, of a model with `model.preference`: K documents, chosen and rejected in turn, as
+        many as a sequence can hold; zeros for those that are not there. Without dropout.
         """
         params = self.states.specs["params"]
         mapped = self._on_mesh(self.body.log_probabilities, params, outs=P())

@@ -147,6 +147,10 @@ def test_a_prompt_of_messages_comes_before_both() -> None:
     samples = of_chats(written(records), prompt_field="prompt").train
     assert bytes(samples.tokens.tolist()).decode() == WRITTEN
     assert bytes(samples.tokens[samples.counted].tolist()).decode() == "yes;no;"
+    again = [{"prompt": [ASKED], "chosen": [GOOD, ASKED, GOOD], "rejected": [GOOD, ASKED, BAD]}]
+    samples = of_chats(written(again), prompt_field="prompt").train
+    learned = bytes(samples.tokens[samples.counted].tolist()).decode()
+    assert learned == "yes;u:hi;a:yes;yes;u:hi;a:no;"  # all that the prompt does not have
 
 
 @pytest.mark.parametrize(
@@ -229,5 +233,9 @@ def test_a_pair_without_any_token_to_predict_is_named() -> None:
 
 
 def test_pairs_change_the_identity_of_data() -> None:
-    one, other = opened(texts()), opened(texts(), prompt_field=...)
+    """Where answers begin is part of it, even if the tokens are the same."""
+    one, other = (
+        opened(written([{"q": "abc"[:n], "good": "abc"[n:], "bad": "abc"[n:]}])) for n in (1, 2)
+    )
+    assert one.train.tokens.tolist() == other.train.tokens.tolist()
     assert one.identity != other.identity

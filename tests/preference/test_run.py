@@ -1,5 +1,6 @@
 """A run on pairs: its reference is that of the weights that it began with, also once resumed."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ import pytest
 from runs import Killed, Trainer, kill_after, numbers
 
 import jaxptd
+from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.errors import UserError
 from jaxptd.run import reference
+from jaxptd.run.saved import restore_weights
+from jaxptd.step import Program
 from jaxptd.train import main
 
 FIELDS = {
@@ -18,7 +22,7 @@ FIELDS = {
     "data.text_field": "good",
     "data.rejected_field": "bad",
     "data.documents": "whole",
-    "data.validation_fraction": 0.2,
+    "data.validation_fraction": 0.25,
     "model.preference.loss": "sigmoid",
     "model.seq_length": 64,
     "model.hidden_size": 16,
@@ -69,7 +73,7 @@ def test_a_killed_run_compares_with_the_same_model(
         main(begun(pairs, "--layout.dp=2", "--layout.tp=2"))
     first = scores(folder)
     assert first.keys() == {"train", "validation/"}
-    assert [len(x) for x in first.values()] == [47, 13]
+    assert sum(len(x) for x in first.values()) == 60
     assert main(begun(pairs, "--layout.cp=2")) == 0
     for name, values in scores(folder).items():
         np.testing.assert_array_equal(values, first[name])
@@ -81,8 +85,14 @@ def test_a_killed_run_compares_with_the_same_model(
     assert rows[0]["loss"] == pytest.approx(np.log(2), rel=1e-5)  # no answer has gained yet
     for row, want in zip(rows, expected, strict=True):
         assert row == pytest.approx(want, rel=1e-4, abs=1e-5)
-    found = jaxptd.load(folder).evaluate()
+    run = jaxptd.load(folder)
+    found = run.evaluate()
     assert found == pytest.approx({name: rows[-1][name] for name in found}, rel=1e-5)
+    windows = run.data.validation
+    number = windows.windows_per_epoch
+    assert number % 4
+    batches = [run.read(windows, i, beyond=number) for i in range(0, number, 4)]
+    assert sum(int((batch["pairs"] >= 0).sum()) for batch in batches) == len(windows.ends)
 
 
 def damaged(folder: Path, damage: Any) -> str:
@@ -98,10 +108,12 @@ def test_a_reference_that_is_missing_or_damaged_is_refused(pairs: Trainer) -> No
     folder = pairs.run_dir.path
     path = folder / reference.NAME
     kept, before = path.read_bytes(), pairs.contents()
+    other = {name: values[:-1] for name, values in scores(folder).items()}
     for damage, message in (
         (lambda path: path.write_bytes(kept[:100]), "cannot be read"),
         (lambda path: path.write_bytes(b""), "cannot be read"),
         (lambda path: np.savez(path, train=np.zeros((1, 2))), "is of other pairs"),
+        (lambda path: np.savez(path, **other), "is of other pairs"),
         (Path.unlink, "are not known; jaxptd.train computes them"),
     ):
         assert message in damaged(folder, damage)
@@ -109,6 +121,19 @@ def test_a_reference_that_is_missing_or_damaged_is_refused(pairs: Trainer) -> No
     assert "reference.npz is missing: it has the log-probabilities of the model" in error
     path.write_bytes(kept)
     assert pairs.contents() == before
+
+
+def test_a_run_on_pairs_and_one_without_begin_from_each_other(pairs: Trainer) -> None:
+    assert main(begun(pairs, "--train.steps=2")) == 0
+    run = jaxptd.load(pairs.run_dir.path)
+    model = dataclasses.replace(run.config.model, preference=None)
+    config = dataclasses.replace(run.config, model=model, data=jaxptd.DataConfig())
+    params = restore_weights(Program(config, run.program.mesh), pairs.run_dir.path)
+    for name, x in run.state["params"].items():
+        np.testing.assert_array_equal(params[name], x)
+    batch = random_batch(run.config)
+    with pytest.raises(UserError, match="a batch has no valid target in pairs for the loss"):
+        run.loss_and_gradients(batch | {"targets": 0 * batch["targets"] - 1})
 
 
 def test_pairs_and_their_loss_need_each_other(pairs: Trainer) -> None:

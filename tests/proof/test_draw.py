@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from jaxptd.commands.command_line import make_parser, parse
+from jaxptd.config import Config, OptimizerConfig
 from jaxptd.config.block import FAMILIES
 from jaxptd.pipeline.table import check
 from jaxptd.proof.compare import command_line, drawn_table, one_device_config
@@ -104,6 +105,12 @@ def test_the_command_of_a_case_is_its_config(drawn) -> None:
         _, _, *options = shlex.split(command_line(case.config))
         fixed = [f"--{name}={value}" for name, value in FIXED.items()]
         assert parse(make_parser("verify", ""), [*options, *fixed])[0] == case.config
+
+
+def test_a_command_spells_out_factors_by_pattern() -> None:
+    rates = OptimizerConfig(rates={"*.w": 2.0})
+    _, _, *options = shlex.split(command_line(Config(optimizer=rates)))
+    assert parse(make_parser("verify", ""), options)[0].optimizer == rates
 
 
 @pytest.mark.parametrize("kind", OWN)
