@@ -387,8 +387,9 @@ class Program:
     def log_probabilities(self) -> Callable[[Params, Batch], Array]:
         """(params, batch) -> the sum of the targets' log-probabilities in each document, `[B, K]`.
 
-        In nats, of a model with `model.preference`: K documents, chosen and rejected in turn, as
-        many as a sequence can hold; zeros for those that are not there. Without dropout.
+        In nats, of a model with `model.preference`: K is the most
+        documents that a sequence can hold, chosen and rejected in turn; further ones are zero. No
+        dropout.
         """
         params = self.states.specs["params"]
         mapped = self._on_mesh(self.body.log_probabilities, params, outs=P())
